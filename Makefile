@@ -1,0 +1,60 @@
+# What a person types; `make` alone lists it.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+# Prerequisites are steps in order here, also under -j.
+.NOTPARALLEL:
+.PHONY: help setup demo test lint types format bench clean dist system-packages
+
+venv   := .venv
+bin    := $(venv)/bin
+stamp  := $(venv)/.installed
+# Only errors are shown; no notice about a newer pip.
+pip    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(bin)/python -m pip -qq
+export PYTHON
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
+
+setup: $(stamp) ## make .venv with the package (editable) and the development tools
+	@:
+
+$(stamp): pyproject.toml hatch_build.py $(wildcard native/*.c native/*.h)
+	@python=$$(scripts/find-python) && "$$python" -m venv $(venv)
+	@$(pip) install --upgrade 'pip>=25.1'
+	@$(pip) install --editable . --group dev
+	@touch $@
+
+demo: setup ## see it work
+	@$(bin)/python examples/demo.py
+
+test: system-packages setup lint types ## everything that must hold: style, layers, types, tests
+	@$(bin)/python -m pytest
+
+lint: setup ## style, formatting, and who imports whom
+	@$(bin)/ruff check .
+	@$(bin)/ruff format --check --quiet .
+	@$(bin)/lint-imports
+
+types: setup ## mypy, strict
+	@$(bin)/mypy
+
+format: setup ## rewrite to the house format, with the safe fixes
+	@$(bin)/ruff check --fix-only --quiet .
+	@$(bin)/ruff format --quiet .
+
+bench: setup ## the numbers, on this machine
+	@$(bin)/python -m bench
+
+dist: setup ## source distribution and wheel, in dist/
+	@rm -rf dist
+	@$(bin)/uv build --quiet --no-cache --out-dir dist --python $(bin)/python
+	@ls -l dist
+
+clean: ## remove everything that was built or cached here
+	@rm -rf $(venv) build dist src/union/sandbox/_linux/bin .cache .hypothesis .import_linter_cache \
+		.mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+system-packages: ## the Debian packages that the tests use (installs them when root)
+	@scripts/system-packages

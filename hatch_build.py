@@ -1,0 +1,194 @@
+"""Compiles the native launcher when a wheel is built on Linux.
+
+The launcher is an executable that is linked statically, so one wheel per architecture serves every
+Python and every libc: the tag is ``py3-none-linux_<arch>``. Elsewhere, and with
+``UNION_SANDBOX_SKIP_NATIVE=1``, nothing is compiled and the wheel is pure.
+
+The compiler is ``UNION_SANDBOX_CC`` if that is set (and then no other is tried), else the first of
+``cc``, ``gcc``, ``clang`` that can link a static program, else the one in the PyPI package
+``ziglang``, which becomes a build requirement only then.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+LAUNCHER = Path("src/union/sandbox/_linux/bin/sandbox-launcher")
+
+COMPILE_FLAGS = (
+    "-std=c11",
+    "-O2",
+    "-D_GNU_SOURCE",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fstack-protector-strong",
+    # Some distributions predefine another level; redefining it would be a warning.
+    "-U_FORTIFY_SOURCE",
+    "-D_FORTIFY_SOURCE=2",
+    "-fPIE",
+)
+LINK_FLAGS = ("-s", "-Wl,-z,relro,-z,now")
+# In order of preference: a static program at a random address, or merely a static one.
+STATIC_WAYS = ("-static-pie", "-static")
+
+# Uses what the launcher needs of a libc: its headers, and its archive for linking.
+TRIAL_SOURCE = """\
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(void) { return syscall(SYS_getpid) > 0 ? 0 : 1; }
+"""
+
+
+class LauncherBuildError(RuntimeError):
+    """The launcher could not be built; the text says why and what to do."""
+
+
+class Compiler(NamedTuple):  # not a dataclass: hatchling runs this file outside sys.modules
+    """A command that is known to make static programs when given ``extra`` flags."""
+
+    command: tuple[str, ...]
+    extra: tuple[str, ...]
+
+    def build(self, sources: list[Path], output: Path) -> None:
+        """Compile and link ``sources`` to ``output``; raise with the compiler's own words."""
+        done = _compile(self, sources, output)
+        if done.returncode != 0:
+            raise LauncherBuildError(
+                f"{shlex.join(done.args)} exited with {done.returncode}:\n{done.stdout}"
+            )
+
+
+def _compile(
+    compiler: Compiler, sources: list[Path], output: Path
+) -> subprocess.CompletedProcess[str]:
+    # The last flag about a warning wins, so what a compiler needs extra comes after ours.
+    flags = (*COMPILE_FLAGS, *compiler.extra, *LINK_FLAGS)
+    return subprocess.run(
+        [*compiler.command, *flags, *map(str, sources), "-o", str(output)],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=_environment(output.parent),
+    )
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    env = dict(os.environ)
+    home = Path(env.get("HOME") or "/")
+    if "ZIG_GLOBAL_CACHE_DIR" not in env and not os.access(home, os.W_OK):
+        # zig refuses to work without a cache, and an account may have no home to keep it in.
+        env["ZIG_GLOBAL_CACHE_DIR"] = str(scratch / "zig-cache")
+    return env
+
+
+def _usable(
+    command: tuple[str, ...], *, extra: tuple[str, ...] = ()
+) -> tuple[Compiler | None, str]:
+    """Return ``command`` with the static way that works, or None and what it said."""
+    said = ""
+    with tempfile.TemporaryDirectory(prefix="sandbox-launcher-") as scratch:
+        source = Path(scratch, "trial.c")
+        source.write_text(TRIAL_SOURCE)
+        for static in STATIC_WAYS:
+            compiler = Compiler(command=command, extra=(*extra, static))
+            output = Path(scratch, "trial")
+            try:
+                done = _compile(compiler, [source], output)
+            except OSError as exc:
+                return None, str(exc)
+            # A program that links but does not start (some static-pie toolchains) is no use.
+            if done.returncode == 0 and subprocess.run([output], check=False).returncode == 0:
+                return compiler, ""
+            said = said or done.stdout.strip() or "it makes no program that starts"
+    return None, said
+
+
+@functools.cache
+def system_compiler() -> Compiler | None:
+    """Return the compiler to use that is here already, or None if it has to come from ziglang."""
+    if chosen := os.environ.get("UNION_SANDBOX_CC"):
+        compiler, said = _usable(tuple(shlex.split(chosen)))
+        if compiler is None:
+            raise LauncherBuildError(
+                f"UNION_SANDBOX_CC={chosen!r} cannot make a static program: {said}"
+            )
+        return compiler
+    for name in ("cc", "gcc", "clang"):
+        if path := shutil.which(name):
+            compiler, _ = _usable((path,))
+            if compiler is not None:
+                return compiler
+    return None
+
+
+def zig_compiler() -> Compiler:
+    """Return the compiler of the ``ziglang`` package, set to link against its own static musl."""
+    target = f"{os.uname().machine}-linux-musl"
+    if sys.maxsize < 2**32 and target.startswith("x86_64"):
+        target = "x86-linux-musl"  # a 32-bit Python on a 64-bit kernel
+    compiler, said = _usable(
+        (sys.executable, "-m", "ziglang", "cc", "-target", target),
+        # musl's own CMSG_NXTHDR compares signed with unsigned, and zig 0.17 warns about that.
+        extra=("-Wno-sign-compare",),
+    )
+    if compiler is None:
+        raise LauncherBuildError(
+            "the launcher needs a C compiler that can link statically; none of cc, gcc, clang can,"
+            f" and ziglang does not work here either: {said}\n"
+            "Install one (Debian: apt-get install gcc libc6-dev), name one in UNION_SANDBOX_CC, or"
+            " set UNION_SANDBOX_SKIP_NATIVE=1 to install without the Linux backends."
+        )
+    return compiler
+
+
+def wants_native() -> bool:
+    """Say whether this build has a launcher in it."""
+    return sys.platform == "linux" and os.environ.get("UNION_SANDBOX_SKIP_NATIVE", "") in {"", "0"}
+
+
+class LauncherBuildHook(BuildHookInterface[Any]):
+    """Puts the launcher into the wheel, or into the source tree of an editable install."""
+
+    PLUGIN_NAME = "custom"
+
+    def dependencies(self) -> list[str]:
+        """Ask for ziglang, which is large, only if there is nothing else to compile with."""
+        return ["ziglang"] if wants_native() and system_compiler() is None else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 (an editable wheel needs the launcher just as well)
+        """Build the launcher and mark the wheel as belonging to this architecture."""
+        if not wants_native():
+            return
+        root = Path(self.root)
+        sources = sorted(root.glob("native/*.c"))
+        if not sources:
+            raise LauncherBuildError(f"no C source in {root / 'native'}: the tree is not complete")
+        launcher = root / LAUNCHER
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        compiler = system_compiler() or zig_compiler()
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=launcher.parent) as scratch:
+            fresh = Path(scratch, launcher.name)
+            compiler.build(sources, fresh)
+            fresh.chmod(0o755)
+            # A running launcher cannot be written to, but it can be replaced.
+            fresh.replace(launcher)
+        build_data["pure_python"] = False
+        build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(
+            ".", "_"
+        )
+        build_data["artifacts"].append(LAUNCHER.as_posix())

@@ -1,0 +1,89 @@
+/* Small work on processes and descriptors. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "sbx.h"
+
+/* Closes every descriptor from 3 up that is not in `keep` (which is sorted here). */
+void close_all_but(int *keep, int n)
+{
+    for (int i = 1; i < n; i++)
+        for (int k = i; k > 0 && keep[k - 1] > keep[k]; k--) {
+            int swap = keep[k];
+            keep[k] = keep[k - 1];
+            keep[k - 1] = swap;
+        }
+    unsigned int from = 3;
+    for (int i = 0; i < n; i++) {
+        if ((unsigned int)keep[i] > from)
+            syscall(SYS_close_range, from, (unsigned int)keep[i] - 1, 0);
+        if ((unsigned int)keep[i] >= from)
+            from = (unsigned int)keep[i] + 1;
+    }
+    syscall(SYS_close_range, from, ~0U, 0);
+}
+
+/* Signals every direct child that `spare` does not spare. Returns how many there were. Only for processes that are not
+ * the first of a pid namespace, where kill(-1) would reach the whole machine. */
+int kill_children(int signum, int (*spare)(pid_t))
+{
+    char path[64], text[4096];
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+    int fd = open(path, O_RDONLY | O_CLOEXEC), count = 0;
+    if (fd < 0)
+        return 0;
+    ssize_t got = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (got <= 0)
+        return 0;
+    text[got] = 0;
+    for (char *at = text, *end; *at; at = end) {
+        long pid = strtol(at, &end, 10);
+        if (end == at)
+            break;
+        if (pid <= 1 || (spare && spare((pid_t)pid)))
+            continue;
+        count++;
+        kill((pid_t)pid, signum);
+    }
+    return count;
+}
+
+static int write_file(pid_t pid, const char *name, const char *text)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    ssize_t wrote = write(fd, text, strlen(text));
+    int error = errno;
+    close(fd);
+    errno = error;
+    return wrote == (ssize_t)strlen(text) ? 0 : -1;
+}
+
+int write_ids(pid_t pid, const struct prepare_msg *p)
+{
+    char text[64];
+    if ((p->flags & PREPARE_DENY_SETGROUPS) && write_file(pid, "setgroups", "deny") < 0)
+        return -1;
+    snprintf(text, sizeof text, "%u %u 1\n", p->gid_in, p->gid_out);
+    if (write_file(pid, "gid_map", text) < 0)
+        return -1;
+    snprintf(text, sizeof text, "%u %u 1\n", p->uid_in, p->uid_out);
+    return write_file(pid, "uid_map", text);
+}
+
+int open_userns(pid_t pid)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/ns/user", (int)pid);
+    return open(path, O_RDONLY | O_CLOEXEC);
+}

@@ -1,0 +1,273 @@
+/* Runs one command: waits for the request, starts the command, reaps, reports its end.
+ *
+ * In a pid namespace this is process 1: sandboxed code cannot signal it, and its end is the end of everything inside. It
+ * sits under the same Landlock domain and system-call filter as the command. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "sbx.h"
+
+enum { MAX_STRINGS = 65536 };
+
+static union { char bytes[MAX_MESSAGE]; struct exec_msg exec; struct simple_msg simple; } request;
+static char *strings[MAX_STRINGS];
+static char child_stack[65536] __attribute__((aligned(16)));
+
+struct command {
+    const struct exec_msg *head;
+    const struct exec_rlimit *rlimits;
+    char *cwd, **programs, **argv, **envp;
+    int stdio[3];
+    /* Written by the child, which shares our memory until it has exec'd. */
+    volatile uint32_t failed_op;
+    volatile int error;
+};
+
+/* Splits the request's body. Returns -1 when it is not exactly what its head says. */
+static int decode(struct command *c, char *body, size_t size)
+{
+    const struct exec_msg *h = c->head;
+    size_t at = (size_t)h->rlimits * sizeof(struct exec_rlimit);
+    uint64_t count = 1ull + h->programs + h->argc + h->envc, used = 0;
+    if (h->rlimits > 32 || at > size || count + 3 > MAX_STRINGS || h->argc == 0 || h->programs == 0)
+        return -1;
+    c->rlimits = (const struct exec_rlimit *)body;
+    char **next = strings;
+    c->cwd = NULL;
+    while (used < count) {
+        char *end = memchr(body + at, 0, size - at);
+        if (!end)
+            return -1;
+        if (used == 0)
+            c->cwd = body + at;
+        else
+            *next++ = body + at;
+        if (used == 0)
+            c->programs = next;
+        used++;
+        if (used == 1ull + h->programs) {
+            *next++ = NULL;
+            c->argv = next;
+        }
+        if (used == 1ull + h->programs + h->argc) {
+            *next++ = NULL;
+            c->envp = next;
+        }
+        at = (size_t)(end + 1 - body);
+    }
+    *next = NULL;
+    return at == size ? 0 : -1;
+}
+
+static int child_fail(struct command *c, uint32_t op)
+{
+    c->error = errno;
+    c->failed_op = op;
+    _exit(126);
+}
+
+/* Runs in the memory of its parent, which is stopped until the exec: system calls only. */
+static int child(void *arg)
+{
+    struct command *c = arg;
+    struct sigaction standard = {.sa_handler = SIG_DFL};
+    sigset_t none;
+    for (int n = 1; n < 32; n++)
+        if (n != SIGKILL && n != SIGSTOP)
+            sigaction(n, &standard, NULL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setsid();
+    for (int i = 0; i < 3; i++) {
+        int fd = c->stdio[i];
+        if (fd < 0)
+            fd = open("/dev/null", (i == 0 ? O_RDONLY : O_WRONLY) | O_CLOEXEC);
+        /* Sources are all above 2, so none of the three is overwritten before its turn. */
+        if (fd < 3 || dup2(fd, i) < 0)
+            return child_fail(c, OP_STDIO);
+    }
+    if ((c->head->flags & EXEC_TTY) && ioctl(0, TIOCSCTTY, 0) < 0)
+        return child_fail(c, OP_TTY);
+    for (uint32_t i = 0; i < c->head->rlimits; i++) {
+        struct rlimit limit = {.rlim_cur = c->rlimits[i].soft, .rlim_max = c->rlimits[i].hard};
+        if (setrlimit((int)c->rlimits[i].resource, &limit) < 0)
+            return child_fail(c, OP_RLIMIT);
+    }
+    umask(022);
+    if (chdir(c->cwd) < 0)
+        return child_fail(c, OP_CHDIR);
+    syscall(SYS_close_range, 3U, ~0U, 0);
+    int denied = 0;
+    for (char **program = c->programs; *program; program++) {
+        execve(*program, c->argv, c->envp);
+        if (errno == EACCES)
+            denied = 1;
+        else if (errno != ENOENT && errno != ENOTDIR)
+            return child_fail(c, OP_EXEC);
+    }
+    if (denied)
+        errno = EACCES;
+    return child_fail(c, OP_EXEC);
+}
+
+static _Noreturn void fail(int socket, uint32_t op, int error)
+{
+    report_failure(socket, op, error);
+    _exit(125);
+}
+
+static int fill_slot(int slot, int source)
+{
+    struct stat st;
+    if (fstat(source, &st) < 0)
+        return -1;
+    off_t at = 0;
+    while (at < st.st_size) {
+        ssize_t sent = sendfile(slot, source, &at, (size_t)(st.st_size - at));
+        if (sent <= 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* The whole tree but us. Outside a pid namespace only the command's own group can be named safely. */
+static void signal_tree(pid_t main_child, int signum)
+{
+    if (getpid() == 1)
+        kill(-1, signum);
+    else if (signum == SIGKILL)
+        kill_children(signum, NULL);
+    else
+        kill(-main_child, signum);
+}
+
+static void end_everything(void)
+{
+    for (;;) {
+        if (getpid() == 1)
+            kill(-1, SIGKILL);
+        else
+            kill_children(SIGKILL, NULL);
+        if (waitpid(-1, NULL, 0) < 0 && errno == ECHILD)
+            return;
+    }
+}
+
+static _Noreturn void supervise(int socket, pid_t main_child, int signals)
+{
+    struct pollfd wait[2] = {{.fd = socket, .events = POLLIN}, {.fd = signals, .events = POLLIN}};
+    int fds[MAX_FDS], nfds, status = 0, ended = 0;
+    while (!ended) {
+        if (poll(wait, 2, -1) < 0 && errno != EINTR)
+            _exit(125);
+        if (wait[1].revents) {
+            struct signalfd_siginfo info;
+            pid_t pid;
+            int one;
+            if (read(signals, &info, sizeof info) < 0 && errno != EAGAIN)
+                _exit(125);
+            while ((pid = waitpid(-1, &one, WNOHANG)) > 0)
+                if (pid == main_child) {
+                    status = one;
+                    ended = 1;
+                }
+        }
+        if (!ended && wait[0].revents) {
+            ssize_t got = receive_message(socket, request.bytes, sizeof request, fds, &nfds, MSG_DONTWAIT);
+            for (int i = 0; i < nfds; i++)
+                close(fds[i]);
+            if (got == 0 || (got < 0 && errno != EAGAIN))
+                break; /* the host let go: end with everything */
+            if (got == (ssize_t)sizeof request.simple && request.simple.type == MSG_SIGNAL)
+                signal_tree(main_child, request.simple.a);
+        }
+    }
+    end_everything();
+    if (!ended)
+        _exit(125);
+    struct rusage used;
+    getrusage(RUSAGE_CHILDREN, &used);
+    struct exited_msg msg = {
+        .type = MSG_EXITED,
+        .status = status,
+        .user_us = (uint64_t)used.ru_utime.tv_sec * 1000000u + (uint64_t)used.ru_utime.tv_usec,
+        .system_us = (uint64_t)used.ru_stime.tv_sec * 1000000u + (uint64_t)used.ru_stime.tv_usec,
+        .maxrss_kib = (uint64_t)used.ru_maxrss,
+    };
+    send_message(socket, &msg, sizeof msg, NULL, 0);
+    _exit(0);
+}
+
+_Noreturn void runner_main(int socket, const struct built *built)
+{
+    static struct command c;
+    int fds[MAX_FDS], nfds, next = 0;
+    ssize_t got = receive_message(socket, request.bytes, sizeof request, fds, &nfds, 0);
+    if (got <= 0)
+        _exit(got == 0 ? 0 : 125); /* never used: the host closed it */
+    const struct exec_msg *h = &request.exec;
+    if (got < (ssize_t)sizeof *h || h->type != MSG_EXEC)
+        fail(socket, OP_REQUEST, EPROTO);
+    c.head = h;
+    int wanted = 0;
+    for (uint32_t bit = EXEC_STDIN; bit <= EXEC_PAYLOAD; bit <<= 1)
+        wanted += (h->flags & bit) != 0;
+    if (wanted != nfds)
+        fail(socket, OP_REQUEST, EPROTO);
+    for (int i = 0; i < 3; i++)
+        c.stdio[i] = h->flags & (EXEC_STDIN << i) ? fds[next++] : -1;
+    if (h->flags & EXEC_SCRIPT) {
+        if (h->slot >= (uint32_t)built->nslots || fill_slot(built->slots[h->slot], fds[next]) < 0)
+            fail(socket, OP_SCRIPT, errno);
+        close(fds[next++]);
+    }
+    for (int i = 0; i < built->nslots; i++)
+        close(built->slots[i]);
+    char *body = request.bytes + sizeof *h;
+    size_t size = (size_t)got - sizeof *h;
+    if (h->flags & EXEC_PAYLOAD) {
+        size = h->size;
+        body = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fds[next], 0);
+        if (body == MAP_FAILED)
+            fail(socket, OP_REQUEST, errno);
+        close(fds[next++]);
+    }
+    if (decode(&c, body, size) < 0)
+        fail(socket, OP_REQUEST, EPROTO);
+
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &mask, NULL);
+    int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (signals < 0)
+        fail(socket, OP_FDS, errno);
+    pid_t pid = clone(child, child_stack + sizeof child_stack, CLONE_VM | CLONE_VFORK | SIGCHLD, &c);
+    if (pid < 0)
+        fail(socket, OP_FORK, errno);
+    if (c.failed_op)
+        fail(socket, c.failed_op, c.error);
+    for (int i = 0; i < 3; i++)
+        if (c.stdio[i] >= 0)
+            close(c.stdio[i]);
+    struct simple_msg started = {.type = MSG_STARTED, .a = (int32_t)pid};
+    if (send_message(socket, &started, sizeof started, NULL, 0) < 0) {
+        end_everything();
+        _exit(125);
+    }
+    supervise(socket, pid, signals);
+}

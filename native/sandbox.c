@@ -1,0 +1,69 @@
+/* The first process of a sandbox, from its clone until it is ready for a command. */
+#include <errno.h>
+#include <grp.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "sbx.h"
+
+static _Noreturn void fail(int socket, uint32_t op)
+{
+    report_failure(socket, op, errno);
+    _exit(125);
+}
+
+static void take_ids(const struct sandbox *s)
+{
+    const struct prepare_msg *p = s->prepare;
+    if (!(p->flags & PREPARE_MAP_IDS))
+        return;
+    if (!(p->flags & PREPARE_DENY_SETGROUPS) && setgroups(0, NULL) < 0)
+        fail(s->socket, OP_IDS);
+    if (setresgid(p->gid_in, p->gid_in, p->gid_in) < 0 || setresuid(p->uid_in, p->uid_in, p->uid_in) < 0)
+        fail(s->socket, OP_IDS);
+}
+
+_Noreturn void sandbox_main(struct sandbox *s)
+{
+    static struct built built;
+    char byte;
+    uint32_t failed_op = 0;
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+
+    /* Nothing may be touched before the launcher has written the id maps and the cgroups. */
+    if (read(s->go, &byte, 1) != 1)
+        _exit(125);
+    setsid();
+    if (s->prepare->clone_flags & CLONE_NEWNS) {
+        /* As the caller: sources below directories that only the caller may enter are still in reach. */
+        if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
+            fail(s->socket, OP_PRIVATE);
+        if (open_sources(s->steps, s->nsteps, s->fds, s->nfds, 0) < 0)
+            fail(s->socket, OP_BIND | 0xffffU << 8);
+    }
+    take_ids(s);
+    if (perform(s->steps, s->nsteps, &built, &failed_op) < 0)
+        fail(s->socket, failed_op);
+
+    /* Changing ids clears the parent-death signal, so it is set now; a launcher that died before is seen as the end of
+     * the socket. It is safe to rely on here because the launcher has a single thread. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    /* Sandboxed code shares this process's ids: no look into it, whatever else allows it. */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+
+    struct simple_msg ready = {.type = MSG_READY, .a = (int32_t)getpid()};
+    if (send_message(s->socket, &ready, sizeof ready, built.listeners, built.nlisteners) < 0)
+        _exit(125);
+    int keep[1 + MAX_SLOTS], n = 0;
+    keep[n++] = s->socket;
+    for (int i = 0; i < built.nslots; i++)
+        keep[n++] = built.slots[i];
+    close_all_but(keep, n);
+    runner_main(s->socket, &built);
+}

@@ -1,0 +1,117 @@
+/* The launcher: what its files share.
+ *
+ * Rules of this program:
+ *  - It decides nothing. Python compiles a plan (plan.c decodes it) and the launcher performs it, step by step.
+ *  - It reads nothing that sandboxed code wrote, and parses no text.
+ *  - A step that fails ends the sandbox and is reported as (op, errno); there is no "best effort".
+ *  - After the clone there is no allocation: everything lives in static memory.
+ */
+#ifndef SBX_H
+#define SBX_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+enum { MAX_STEPS = 768, MAX_FDS = 64, MAX_LISTENERS = 8, MAX_SLOTS = 2, MAX_MESSAGE = 131072 };
+
+/* Operations of a plan. The numbers are the wire format shared with _core/plan.py. */
+enum op {
+    OP_BIND = 1,     /* a0 attrs, a1 dev, a2 ino (0: unchecked), a3 idmap index + 1 << 32 | source index + 1; source, target */
+    OP_ROOT = 2,     /* mount point, tmpfs options: a private root, entered at once */
+    OP_MKDIR = 3,    /* a0 mode; path */
+    OP_FILE = 4,     /* a0 mode; path, bytes */
+    OP_SYMLINK = 5,  /* target, path */
+    OP_TMPFS = 6,    /* a0 mount flags; path, options */
+    OP_PROC = 7,     /* path */
+    OP_DEVPTS = 8,   /* path, options */
+    OP_REMOUNT = 9,  /* a0 mount flags; path */
+    OP_HOSTNAME = 10,/* name */
+    OP_NETLINK = 11, /* a0 protocol, a1 acknowledgements to expect; bytes */
+    OP_LISTEN = 12,  /* a0 domain, a1 type, a2 backlog; sockaddr bytes; the socket goes to the host */
+    OP_SLOT = 13,    /* a0 mode; path: a file kept open, filled when the command is known */
+    OP_LOCKDOWN = 14,/* a0 securebits: no capability in any set, no_new_privs */
+    OP_LL_CREATE = 15, /* a0 handled fs, a1 handled net, a2 scopes, a3 size of the attribute structure */
+    OP_LL_PATH = 16, /* a0 access; path */
+    OP_LL_RESTRICT = 17, /* a0 flags */
+    OP_SECCOMP = 18, /* program bytes */
+    OP_RLIMIT = 19,  /* a0 resource, a1 soft, a2 hard */
+    OP_SUBREAPER = 20, /* for a sandbox without a pid namespace */
+    OP_DETACH = 21,  /* lets go of the caller's root, which OP_ROOT kept for the kernel's checks */
+    OP_LAST = OP_DETACH,
+    /* Not steps of a plan, but places where a sandbox can fail. */
+    OP_PLAN = 100, OP_CLONE = 101, OP_IDMAP = 102, OP_CGROUP = 103, OP_IDS = 104, OP_PRIVATE = 105, OP_FDS = 106,
+    OP_REQUEST = 107, OP_SCRIPT = 108, OP_FORK = 109, OP_CHDIR = 110, OP_EXEC = 111, OP_STDIO = 112, OP_TTY = 113,
+};
+
+struct step {
+    uint32_t op;
+    uint32_t len[2];
+    uint64_t a[4];
+    const char *data[2];
+};
+
+/* plan.c: returns the number of steps, or -1 when the bytes are not exactly a plan. */
+int plan_decode(const unsigned char *bytes, size_t size, struct step *steps, int most);
+
+/* Messages. Host to launcher, on the control socket: */
+enum { MSG_ATTACH = 1, MSG_USERNS = 2 };
+/* Host to launcher, on a session's channel: */
+enum { MSG_PREPARE = 10, MSG_KILL = 11, MSG_KILL_ALL = 12 };
+/* Launcher to host, on a session's channel (and MSG_USERNS's answer): */
+enum { MSG_GONE = 20, MSG_ALL_GONE = 21, MSG_USERNS_READY = 22, MSG_PID = 23 };
+/* Host to the sandbox's first process: */
+enum { MSG_EXEC = 30, MSG_SIGNAL = 31, MSG_RESIZE = 32 };
+/* The sandbox's first process to the host: */
+enum { MSG_READY = 40, MSG_STARTED = 41, MSG_EXITED = 42, MSG_FAILED = 43 };
+
+struct simple_msg { uint32_t type, id; int32_t a, b; };
+
+enum { PREPARE_DENY_SETGROUPS = 1, PREPARE_NOTIFY = 2, PREPARE_MAP_IDS = 4, PREPARE_TELL_PID = 8 };
+
+struct prepare_msg {
+    uint32_t type, id, clone_flags, flags;
+    uint32_t uid_in, uid_out, gid_in, gid_out;
+    uint32_t cgroups, zero;
+};
+
+enum { EXEC_STDIN = 1, EXEC_STDOUT = 2, EXEC_STDERR = 4, EXEC_SCRIPT = 8, EXEC_PAYLOAD = 16, EXEC_TTY = 32 };
+
+/* Then, here or in the payload descriptor: rlimits (24 bytes each), cwd, programs to try, argv, env; all NUL-terminated. */
+struct exec_msg { uint32_t type, flags, slot, rlimits, programs, argc, envc, size; };
+
+struct exec_rlimit { uint32_t resource, zero; uint64_t soft, hard; };
+
+struct exited_msg { uint32_t type; int32_t status; uint64_t user_us, system_us, maxrss_kib; };
+
+/* sandbox.c: the life of a cloned child, from its first instruction; does not return. */
+struct sandbox {
+    int socket, go, plan, nfds, nsteps;
+    int fds[MAX_FDS];
+    const struct prepare_msg *prepare;
+    struct step *steps;
+};
+_Noreturn void sandbox_main(struct sandbox *s);
+
+/* steps.c */
+struct built { int listeners[MAX_LISTENERS], nlisteners, slots[MAX_SLOTS], nslots; };
+extern int tree_fds[MAX_STEPS];
+int open_source(const struct step *step, const int *fds, int nfds);
+int open_sources(struct step *steps, int n, const int *fds, int nfds, int idmapped);
+int perform(struct step *steps, int n, struct built *built, uint32_t *failed_op);
+
+/* runner.c: waits for the command, runs it, reports its end; does not return. */
+_Noreturn void runner_main(int socket, const struct built *built);
+
+/* proc.c */
+void close_all_but(int *keep, int n);
+int kill_children(int signum, int (*spare)(pid_t));
+int write_ids(pid_t pid, const struct prepare_msg *p);
+int open_userns(pid_t pid);
+
+/* message.c */
+int send_message(int socket, const void *bytes, size_t size, const int *fds, int nfds);
+ssize_t receive_message(int socket, void *bytes, size_t size, int *fds, int *nfds, int flags);
+void report_failure(int socket, uint32_t op, int error);
+
+#endif

@@ -1,0 +1,286 @@
+/* Performs the steps of a plan inside a fresh set of namespaces.
+ *
+ * Two passes. First every source of a bind is opened as a detached copy of its mount tree, while the caller's root and
+ * the caller's own identity are still in place; then the private root is entered and everything is attached there. So no
+ * step ever looks up a name in a tree that sandboxed code could have changed. */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/landlock.h>
+#include <linux/netlink.h>
+#include <linux/seccomp.h>
+#include <linux/securebits.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "sbx.h"
+
+#ifndef SYS_open_tree
+#define SYS_open_tree 428
+#define SYS_move_mount 429
+#endif
+#ifndef SYS_mount_setattr
+#define SYS_mount_setattr 442
+#endif
+#ifndef SYS_landlock_create_ruleset
+#define SYS_landlock_create_ruleset 444
+#define SYS_landlock_add_rule 445
+#define SYS_landlock_restrict_self 446
+#endif
+
+enum { TREE_CLONE = 1, TREE_CLOEXEC = O_CLOEXEC, AT_TREE_RECURSIVE = 0x8000, MOVE_F_EMPTY_PATH = 4, MOUNT_IDMAP = 0x100000 };
+
+struct attr { uint64_t set, clear, propagation, userns_fd; };
+
+int tree_fds[MAX_STEPS];
+
+int open_source(const struct step *step, const int *fds, int nfds)
+{
+    int source = (int)(step->a[3] & 0xffffffff) - 1, idmap = (int)(step->a[3] >> 32) - 1;
+    if (source >= nfds || idmap >= nfds) {
+        errno = EBADF;
+        return -1;
+    }
+    int tree = (int)syscall(SYS_open_tree, source >= 0 ? fds[source] : AT_FDCWD, source >= 0 ? "" : step->data[0],
+                            TREE_CLONE | TREE_CLOEXEC | AT_TREE_RECURSIVE | (source >= 0 ? AT_EMPTY_PATH : 0));
+    if (tree < 0)
+        return -1;
+    struct stat st;
+    struct attr attr = {.set = step->a[0], .propagation = MS_PRIVATE};
+    if (idmap >= 0) {
+        attr.set |= MOUNT_IDMAP;
+        attr.userns_fd = (uint64_t)fds[idmap];
+    }
+    int failed = fstat(tree, &st) < 0;
+    if (!failed && step->a[2] && (st.st_dev != step->a[1] || st.st_ino != step->a[2])) {
+        errno = ESTALE; /* another directory stands where the session's was */
+        failed = 1;
+    }
+    if (failed || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH | AT_TREE_RECURSIVE, &attr, sizeof attr) < 0) {
+        int error = errno;
+        close(tree);
+        errno = error;
+        return -1;
+    }
+    return tree;
+}
+
+/* Opens the sources of all binds that are (or are not) id-mapped. */
+int open_sources(struct step *steps, int n, const int *fds, int nfds, int idmapped)
+{
+    for (int i = 0; i < n; i++) {
+        if (steps[i].op != OP_BIND || (steps[i].a[3] >> 32 != 0) != idmapped)
+            continue;
+        tree_fds[i] = open_source(&steps[i], fds, nfds);
+        if (tree_fds[i] < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int make_file(const char *path, mode_t mode, const char *bytes, size_t size)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    if (fd < 0)
+        return -1;
+    int result = fchmod(fd, mode);
+    for (size_t at = 0; result == 0 && at < size;) {
+        ssize_t wrote = write(fd, bytes + at, size - at);
+        if (wrote < 0)
+            result = -1;
+        else
+            at += (size_t)wrote;
+    }
+    close(fd);
+    return result;
+}
+
+static int attach(const struct step *step, int tree)
+{
+    struct stat st;
+    if (fstat(tree, &st) < 0)
+        return -1;
+    int made = S_ISDIR(st.st_mode) ? mkdir(step->data[1], 0755) : make_file(step->data[1], 0444, NULL, 0);
+    if (made < 0 && errno != EEXIST)
+        return -1;
+    int moved = (int)syscall(SYS_move_mount, tree, "", AT_FDCWD, step->data[1], MOVE_F_EMPTY_PATH);
+    close(tree);
+    return moved;
+}
+
+static int old_root = -1;
+
+static int enter_root(const char *where, const char *options)
+{
+    old_root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (old_root < 0 || mount("sandbox", where, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0 || chdir(where) < 0)
+        return -1;
+    /* The old root is now stacked on the new one, out of reach of any path. It has to stay until /proc is mounted:
+     * the kernel allows a fresh one only where it can see that the caller's was not masked. */
+    if (syscall(SYS_pivot_root, ".", ".") < 0)
+        return -1;
+    return chdir("/");
+}
+
+static int detach_root(void)
+{
+    if (fchdir(old_root) < 0 || umount2(".", MNT_DETACH) < 0)
+        return -1;
+    close(old_root);
+    return chdir("/");
+}
+
+static int lockdown(unsigned long securebits)
+{
+    if (prctl(PR_SET_SECUREBITS, securebits, 0, 0, 0) < 0)
+        return -1;
+    for (unsigned long cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++)
+        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0)
+            return -1;
+    if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0)
+        return -1;
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct none[2];
+    memset(none, 0, sizeof none);
+    if (syscall(SYS_capset, &head, none) < 0)
+        return -1;
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+}
+
+static int netlink(int protocol, int acks, const char *bytes, size_t size)
+{
+    char reply[8192] __attribute__((aligned(4)));
+    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol), result = -1;
+    if (fd < 0)
+        return -1;
+    if (send(fd, bytes, size, 0) != (ssize_t)size)
+        goto out;
+    while (acks > 0) {
+        ssize_t got = recv(fd, reply, sizeof reply, 0);
+        if (got <= 0)
+            goto out;
+        for (size_t at = 0; at + sizeof(struct nlmsghdr) + sizeof(int32_t) <= (size_t)got;) {
+            struct nlmsghdr head;
+            int32_t error;
+            memcpy(&head, reply + at, sizeof head);
+            memcpy(&error, reply + at + sizeof head, sizeof error);
+            if (head.nlmsg_len < sizeof head)
+                break;
+            if (head.nlmsg_type == NLMSG_ERROR) {
+                if (error != 0) {
+                    errno = -error;
+                    goto out;
+                }
+                acks--;
+            }
+            at += NLMSG_ALIGN(head.nlmsg_len);
+        }
+    }
+    result = 0;
+out:;
+    int saved = errno;
+    close(fd);
+    errno = saved;
+    return result;
+}
+
+static int listener(const struct step *step)
+{
+    int on = 1, fd = socket((int)step->a[0], (int)step->a[1] | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -1;
+    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0 ||
+        bind(fd, (const struct sockaddr *)step->data[0], (socklen_t)step->len[0]) < 0 ||
+        ((int)step->a[1] == SOCK_STREAM && listen(fd, (int)step->a[2]) < 0)) {
+        int saved = errno;
+        close(fd);
+        errno = saved;
+        return -1;
+    }
+    return fd;
+}
+
+static int allow_path(int ruleset, uint64_t access, const char *path)
+{
+    struct landlock_path_beneath_attr rule = {.allowed_access = access};
+    rule.parent_fd = open(path, O_PATH | O_CLOEXEC);
+    if (rule.parent_fd < 0)
+        return -1;
+    int result = (int)syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &rule, 0);
+    int saved = errno;
+    close(rule.parent_fd);
+    errno = saved;
+    return result;
+}
+
+static int one(const struct step *step, int index, struct built *built)
+{
+    static int ruleset = -1;
+    const uint64_t *a = step->a;
+    const char *const *d = step->data;
+    switch ((enum op)step->op) {
+    case OP_BIND: return attach(step, tree_fds[index]);
+    case OP_ROOT: return enter_root(d[0], d[1]);
+    case OP_MKDIR: return mkdir(d[0], (mode_t)a[0]);
+    case OP_FILE: return make_file(d[0], (mode_t)a[0], d[1], step->len[1]);
+    case OP_SYMLINK: return symlink(d[0], d[1]);
+    case OP_TMPFS: return mount("tmpfs", d[0], "tmpfs", (unsigned long)a[0], d[1]);
+    case OP_PROC: return mount("proc", d[0], "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
+    case OP_DEVPTS: return mount("devpts", d[0], "devpts", MS_NOSUID | MS_NOEXEC, d[1]);
+    case OP_REMOUNT: return mount("none", d[0], NULL, MS_REMOUNT | MS_BIND | (unsigned long)a[0], NULL);
+    case OP_HOSTNAME: return sethostname(d[0], strlen(d[0]));
+    case OP_NETLINK: return netlink((int)a[0], (int)a[1], d[0], step->len[0]);
+    case OP_LISTEN:
+        if (built->nlisteners == MAX_LISTENERS)
+            break;
+        built->listeners[built->nlisteners] = listener(step);
+        return built->listeners[built->nlisteners++];
+    case OP_SLOT:
+        if (built->nslots == MAX_SLOTS)
+            break;
+        built->slots[built->nslots] = open(d[0], O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, (mode_t)a[0]);
+        return built->slots[built->nslots++];
+    case OP_LOCKDOWN: return lockdown((unsigned long)a[0]);
+    case OP_LL_CREATE: {
+        uint64_t attr[3] = {a[0], a[1], a[2]};
+        if (a[3] > sizeof attr)
+            break;
+        return ruleset = (int)syscall(SYS_landlock_create_ruleset, attr, (size_t)a[3], 0);
+    }
+    case OP_LL_PATH: return allow_path(ruleset, a[0], d[0]);
+    case OP_LL_RESTRICT: return (int)syscall(SYS_landlock_restrict_self, ruleset, (uint32_t)a[0]);
+    case OP_SECCOMP: {
+        struct sock_fprog program = {.len = (unsigned short)(step->len[0] / sizeof(struct sock_filter)),
+                                     .filter = (struct sock_filter *)(uintptr_t)d[0]};
+        return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
+    }
+    case OP_RLIMIT: {
+        struct rlimit limit = {.rlim_cur = a[1], .rlim_max = a[2]};
+        return setrlimit((int)a[0], &limit);
+    }
+    case OP_DETACH: return detach_root();
+    case OP_SUBREAPER: return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    default: break;
+    }
+    errno = EINVAL;
+    return -1;
+}
+
+int perform(struct step *steps, int n, struct built *built, uint32_t *failed_op)
+{
+    for (int i = 0; i < n; i++)
+        if (one(&steps[i], i, built) < 0) {
+            *failed_op = steps[i].op | (uint32_t)i << 8;
+            return -1;
+        }
+    return 0;
+}

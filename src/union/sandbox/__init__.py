@@ -1,0 +1,112 @@
+"""union.sandbox: untrusted Python and shell in isolated, live sessions.
+
+>>> import asyncio
+>>> from union import sandbox as sb
+>>> async def main():
+...     async with sb.on_device.session(backend="userns") as sbx:
+...         return await sbx.run_code("print(2 + 2)")
+>>> asyncio.run(main())
+'4\\n'
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from union.sandbox import constants, errors, on_device
+    from union.sandbox._core.events import Usage
+    from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.resources import Resources
+    from union.sandbox._session.process import ExecResult, SandboxProcess
+    from union.sandbox._session.session import Session
+    from union.sandbox._version import __version__
+    from union.sandbox.constants import (
+        CLOUD_METADATA_DENY,
+        DEVNULL,
+        INHERIT,
+        PIPE,
+        PYPI_HOSTS,
+    )
+    from union.sandbox.errors import (
+        BackendUnavailableError,
+        PolicyError,
+        SandboxCommandError,
+        SandboxError,
+        SandboxExecutionError,
+        SandboxUsageError,
+        SessionClosedError,
+    )
+
+    Process = SandboxProcess
+
+# Every name is resolved on first touch, so that importing the package costs next to nothing.
+_HOMES = {
+    "BackendUnavailableError": "errors",
+    "CLOUD_METADATA_DENY": "constants",
+    "DEVNULL": "constants",
+    "ExecResult": "_session.process",
+    "INHERIT": "constants",
+    "Isolation": "_core.isolation",
+    "PIPE": "constants",
+    "PYPI_HOSTS": "constants",
+    "PolicyError": "errors",
+    "Process": "_session.process:SandboxProcess",
+    "Resources": "_core.resources",
+    "SandboxCommandError": "errors",
+    "SandboxError": "errors",
+    "SandboxExecutionError": "errors",
+    "SandboxProcess": "_session.process",
+    "SandboxUsageError": "errors",
+    "Session": "_session.session",
+    "SessionClosedError": "errors",
+    "Usage": "_core.events",
+    "__version__": "_version",
+    "constants": "constants:",
+    "errors": "errors:",
+    "on_device": "on_device:",
+}
+
+__all__ = [
+    "CLOUD_METADATA_DENY",
+    "DEVNULL",
+    "INHERIT",
+    "PIPE",
+    "PYPI_HOSTS",
+    "BackendUnavailableError",
+    "ExecResult",
+    "Isolation",
+    "PolicyError",
+    "Process",
+    "Resources",
+    "SandboxCommandError",
+    "SandboxError",
+    "SandboxExecutionError",
+    "SandboxProcess",
+    "SandboxUsageError",
+    "Session",
+    "SessionClosedError",
+    "Usage",
+    "constants",
+    "errors",
+    "on_device",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module_name, colon, attribute = home.partition(":")
+    module = importlib.import_module(f"{__name__}.{module_name}")
+    value = module if colon and not attribute else getattr(module, attribute or name)
+    if isinstance(value, type) and value.__module__.startswith(__name__):
+        # What users see in a traceback and in pickles is the public name.
+        value.__module__ = __name__
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,53 @@
+"""What a backend is: a name, and a pure function from what is wanted to a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.plan import Plan
+    from union.sandbox._core.spec import NetworkMode
+    from union.sandbox._core.view import View
+
+__all__ = ["Backend", "Identity", "Setting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who the sandboxed code is, inside and on the host."""
+
+    uid: int
+    gid: int
+    host_uid: int
+    host_gid: int
+    kind: str
+    """``unprivileged``, ``caller`` or ``host``; see Isolation."""
+    deny_setgroups: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Everything a plan depends on that is not the backend's own choice."""
+
+    view: View
+    identity: Identity
+    network: NetworkMode
+    landlock_abi: int
+    seccomp: bytes
+
+
+class Backend(Protocol):
+    """One mechanism of isolation."""
+
+    @property
+    def name(self) -> str: ...
+
+    def plan(self, setting: Setting) -> Plan:
+        """What the launcher does for one sandbox; pure."""
+        ...
+
+    def isolation(self, setting: Setting, *, limits: tuple[tuple[str, str], ...]) -> Isolation:
+        """What that plan enforces."""
+        ...

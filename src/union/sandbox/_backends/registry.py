@@ -1,0 +1,29 @@
+"""Names -> backends. An unknown name is an error; nothing is chosen for the caller."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._backends.none import NoIsolation
+from union.sandbox._backends.userns import Userns
+from union.sandbox.errors import BackendUnavailableError
+
+if TYPE_CHECKING:
+    from union.sandbox._backends.base import Backend
+
+__all__ = ["NAMES", "get"]
+
+NAMES: Final = ("bubblewrap", "userns", "sandbox-exec", "none")
+_BACKENDS: Final[dict[str, Backend]] = {"userns": Userns(), "none": NoIsolation()}
+
+
+def get(name: str) -> Backend:
+    backend = _BACKENDS.get(name)
+    if backend is None:
+        raise BackendUnavailableError(
+            f"the {name!r} backend is not part of this release",
+            backend=name,
+            missing=(name,),
+            hint="pass backend='userns', which needs no extra program and no privilege",
+        )
+    return backend

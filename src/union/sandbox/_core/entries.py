@@ -1,0 +1,243 @@
+"""One entry of an allow-list or deny-list: read strictly, kept in one spelling.
+
+An entry is a DNS name, a ``*.`` pattern, an IP address or a CIDR range, each with an optional
+``:port``. What is almost one of these is refused with the entry named and, where it is clear what
+was meant, the right spelling: a list that silently means something else is worse than none.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import TYPE_CHECKING, Final, Literal, NoReturn
+
+from union.sandbox._core.addresses import host_and_port, ipv4_spelling, looks_numeric
+from union.sandbox._core.names import NameSyntaxError, normalise_name
+from union.sandbox.errors import PolicyError
+
+if TYPE_CHECKING:
+    from union.sandbox._core.addresses import Network
+
+__all__ = ["Entry", "parse_entries"]
+
+_ACCEPTED: Final = (
+    "an entry is a DNS name ('example.com'), a pattern ('*.example.com'), an IP address "
+    "('192.0.2.1', '2001:db8::1') or a CIDR range ('192.0.2.0/24'), each with an optional port "
+    "('example.com:443', '[2001:db8::1]:443')"
+)
+_DIGITS: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
+_CIDR_START: Final = re.compile(r"[0-9.]+/|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*/", re.ASCII)
+_MAPPED: Final = IPv6Network("::ffff:0:0/96")
+_SHOWN: Final = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One validated entry; ``text`` is its canonical spelling.
+
+    ``name`` is set for a name and for a pattern (without the ``*.``), ``network`` for an address
+    (as a range of one) and for a range; ``port`` None stands for every port.
+    """
+
+    text: str
+    kind: Literal["name", "pattern", "network"]
+    name: str = ""
+    network: Network | None = None
+    port: int | None = None
+
+
+def parse_entries(value: object, *, argument: str) -> tuple[Entry, ...]:
+    """Read a whole list; duplicates are dropped, order is kept.
+
+    Raises:
+        PolicyError: naming ``argument``, the entry, and what is accepted.
+
+    """
+    if isinstance(value, (str, bytes)):
+        raise PolicyError(
+            f"{argument} is one string, {_shown(value)}; it takes a list of strings",
+            argument=argument,
+            hint=f"write [{_shown(value)}]" if isinstance(value, str) else _ACCEPTED,
+        )
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise PolicyError(
+            f"{argument} is a {type(value).__name__}; it takes a list of strings",
+            argument=argument,
+            hint=_ACCEPTED,
+        )
+    items = list(value)
+    if isinstance(value, (set, frozenset)):
+        items.sort(key=str)
+    entries = {}
+    for position, item in enumerate(items):
+        if isinstance(item, Entry):
+            entry = item
+        elif isinstance(item, str):
+            entry = _Reader(item, argument, position).entry()
+        else:
+            raise PolicyError(
+                f"{argument}[{position}] is {_shown(item)}, a {type(item).__name__}; "
+                "each entry is a string",
+                argument=argument,
+                hint=_ACCEPTED,
+            )
+        entries[entry.text] = entry
+    return tuple(entries.values())
+
+
+class _Reader:
+    """Reads one entry; every refusal names where it stands."""
+
+    def __init__(self, text: str, argument: str, position: int) -> None:
+        self._text = text
+        self._argument = argument
+        self._where = f"{argument}[{position}] {_shown(text)}"
+
+    def entry(self) -> Entry:
+        text = self._text
+        self._refuse_foreign_syntax(text)
+        host, port = self._split_port(text)
+        if "*" in host:
+            return self._pattern(host, port)
+        if ":" in host or "/" in host:
+            return self._network(host, port)
+        name = self._name(host)
+        if looks_numeric(name):
+            return self._network(host, port)
+        return Entry(text=host_and_port(name, port), kind="name", name=name, port=port)
+
+    def _refuse(self, why: str, hint: str = _ACCEPTED) -> NoReturn:
+        raise PolicyError(f"{self._where} {why}", argument=self._argument, hint=hint)
+
+    def _refuse_foreign_syntax(self, text: str) -> None:
+        if not text:
+            self._refuse("is empty")
+        if any(c.isspace() or unicodedata.category(c) in {"Cc", "Cf"} for c in text):
+            self._refuse("holds a space or a control character")
+        if "://" in text:
+            host = text.partition("://")[2].partition("/")[0].rpartition("@")[2]
+            self._refuse("is a URL", f"write only its host: {_shown(host)}")
+        if "@" in text:
+            self._refuse(
+                "holds user information", f"write only the host: {_shown(text.rpartition('@')[2])}"
+            )
+        if any(c in text for c in "\\?#;,"):
+            self._refuse("holds a character that no host has", _ACCEPTED)
+        if "/" in text and not _CIDR_START.match(text.removeprefix("[")):
+            self._refuse(
+                "holds a path, or a range that does not start with an IP address",
+                f"{_ACCEPTED}; paths cannot be restricted",
+            )
+        if "%" in text:
+            self._refuse("holds '%': zones and percent-encoding have no place in an entry")
+
+    def _split_port(self, text: str) -> tuple[str, int | None]:
+        if text.startswith("["):
+            host, bracket, rest = text[1:].partition("]")
+            if not bracket or ":" not in host:
+                self._refuse("has brackets around something that is not an IPv6 address")
+            if not rest:
+                return host, None
+            if not rest.startswith(":"):
+                self._refuse("has something other than ':port' after the brackets")
+            return host, self._port(rest[1:])
+        if text.count(":") >= 2:
+            # IPv6 without brackets cannot carry a port: 2001:db8::1:443 is an address.
+            return text, None
+        host, colon, port = text.partition(":")
+        if colon and not host:
+            self._refuse("has a port and no host")
+        return host, self._port(port) if colon else None
+
+    def _port(self, text: str) -> int:
+        if _DIGITS.fullmatch(text) is None or str(int(text)) != text:
+            self._refuse(f"has the port {_shown(text)}, which is not a number from 1 to 65535")
+        port = int(text)
+        if not 1 <= port <= 65535:
+            self._refuse(f"has the port {port}; ports are 1 to 65535")
+        return port
+
+    def _name(self, host: str) -> str:
+        try:
+            return normalise_name(host)
+        except NameSyntaxError as exc:
+            self._refuse(str(exc))
+
+    def _pattern(self, host: str, port: int | None) -> Entry:
+        deny = self._argument.endswith("denylist")
+        if host.rstrip(".") == "*":
+            self._refuse(
+                "would match every host",
+                "use network_mode='blocked'"
+                if deny
+                else "use network_mode='open', with a network_denylist if some hosts are to be out",
+            )
+        if not host.startswith("*.") or "*" in host[2:]:
+            self._refuse(
+                "has a wildcard that is not a leading '*.'",
+                "'*.example.com' covers every name under example.com, at any depth",
+            )
+        name = self._name(host[2:])
+        if looks_numeric(name):
+            self._refuse("is a pattern over an IP address", "write a CIDR range: '192.0.2.0/24'")
+        # To refuse a whole top-level domain is prudent; to allow one is nearly always a slip.
+        if "." not in name and not deny:
+            self._refuse(
+                "would match a whole top-level domain",
+                "name at least two labels: '*.example.com'",
+            )
+        return Entry(text=host_and_port(f"*.{name}", port), kind="pattern", name=name, port=port)
+
+    def _network(self, host: str, port: int | None) -> Entry:
+        base, slash, prefix = host.partition("/")
+        address = self._address(base)
+        width: int = address.max_prefixlen
+        if not slash:
+            length = width
+        elif _DIGITS.fullmatch(prefix) is None or int(prefix) > width:
+            self._refuse(
+                f"has the prefix length {_shown(prefix)}; it is a number from 0 to {width}"
+            )
+        else:
+            length = int(prefix)
+        # host_and_port would write an IPv6 range in brackets as it does an address.
+        network: Network
+        if isinstance(address, IPv6Address):
+            network = IPv6Network((address, length), strict=False)
+            if network.subnet_of(_MAPPED):
+                mapped = IPv4Address(int(address) & 0xFFFFFFFF)
+                network = IPv4Network((mapped, length - 96), strict=False)
+                address = mapped
+                width = 32
+        else:
+            network = IPv4Network((address, length), strict=False)
+        if network.network_address != address:
+            self._refuse("is not the start of its range", f"the range that holds it is '{network}'")
+        if network.prefixlen == 0 and not self._argument.endswith("denylist"):
+            self._refuse(
+                "covers every address, the host's own among them",
+                "use network_mode='open', with a network_denylist if some hosts are to be out",
+            )
+        written = str(address) if network.prefixlen == width else str(network)
+        return Entry(text=host_and_port(written, port), kind="network", network=network, port=port)
+
+    def _address(self, text: str) -> IPv4Address | IPv6Address:
+        try:
+            return IPv6Address(text) if ":" in text else IPv4Address(text)
+        except ValueError:
+            pass
+        if ":" in text:
+            self._refuse(
+                "is not an IPv6 address", "a port goes after brackets: '[2001:db8::1]:443'"
+            )
+        spelled = ipv4_spelling(text.lower().removesuffix("."))
+        if spelled is None:
+            self._refuse("ends in a number and is not an IPv4 address")
+        return self._refuse("is an unusual spelling of an IPv4 address", f"write '{spelled}'")
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,299 @@
+"""HTTP/1 heads and bodies, read strictly enough that nobody downstream can read them otherwise.
+
+A proxy that decides by the request it saw must be sure that the next server sees the same
+request. So there is one line ending, one length, one host, no folding and no repair: what is odd
+is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = [
+    "MAX_HEAD_BYTES",
+    "ChunkedBody",
+    "HttpFormatError",
+    "RequestHead",
+    "ResponseHead",
+    "body_length",
+    "forwarded_headers",
+    "parse_request_head",
+    "parse_response_head",
+    "split_authority",
+]
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+_TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET: Final = re.compile(rb"[\x21-\x7e]+")
+_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
+_LENGTH: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+_PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
+_CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e]*)?")
+_LONGEST_CHUNK_LINE: Final = 1024
+_LONGEST_TRAILERS: Final = 16 * 1024
+_HOP_BY_HOP: Final = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_FRAMING: Final = frozenset({"host", "content-length", "transfer-encoding"})
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class HttpFormatError(ValueError):
+    """This is not the HTTP that we pass on; the message says which rule it broke."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHead:
+    """A request line and its header fields; field names are lower-case."""
+
+    method: str
+    target: str
+    minor: int
+    headers: Headers
+
+    def values(self, name: str) -> list[str]:
+        """Return the values of every field called ``name``."""
+        return [value for key, value in self.headers if key == name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHead:
+    """A status line and its header fields; field names are lower-case."""
+
+    status: int
+    reason: str
+    minor: int
+    headers: Headers
+
+
+def parse_request_head(data: bytes) -> RequestHead:
+    """Read a head that ends with its empty line.
+
+    Raises:
+        HttpFormatError: it is not exactly well-formed.
+
+    """
+    first, headers = _split_head(data)
+    parts = first.split(b" ")
+    if len(parts) != 3:
+        raise HttpFormatError("the request line is not 'method target version'")
+    method, target, version = parts
+    if _TOKEN.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
+        raise HttpFormatError("the request line holds a character that has no place there")
+    if version not in {b"HTTP/1.0", b"HTTP/1.1"}:
+        raise HttpFormatError("the version is not HTTP/1.0 or HTTP/1.1")
+    return RequestHead(
+        method=method.decode("ascii"),
+        target=target.decode("ascii"),
+        minor=version[-1] - 0x30,
+        headers=headers,
+    )
+
+
+def parse_response_head(data: bytes) -> ResponseHead:
+    """Read a response head that ends with its empty line.
+
+    Raises:
+        HttpFormatError: it is not exactly well-formed.
+
+    """
+    first, headers = _split_head(data)
+    match = _STATUS_LINE.fullmatch(first)
+    if match is None:
+        raise HttpFormatError("the status line is malformed")
+    minor, status, reason = match.groups()
+    return ResponseHead(
+        status=int(status),
+        reason=(reason or b"").decode("latin-1"),
+        minor=int(minor),
+        headers=headers,
+    )
+
+
+def body_length(headers: Headers, *, minor: int) -> int | str | None:
+    """Return how long the body is: a number, ``"chunked"``, or None when nothing says so.
+
+    Raises:
+        HttpFormatError: two framings, or one that two programs could read differently.
+
+    """
+    lengths = [value for key, value in headers if key == "content-length"]
+    encodings = [value for key, value in headers if key == "transfer-encoding"]
+    if encodings:
+        if lengths or len(encodings) > 1 or encodings[0].lower() != "chunked" or minor == 0:
+            raise HttpFormatError("the length of the body is ambiguous")
+        return "chunked"
+    if not lengths:
+        return None
+    if len(lengths) > 1 or _LENGTH.fullmatch(lengths[0]) is None:
+        raise HttpFormatError("the length of the body is ambiguous")
+    return int(lengths[0])
+
+
+def forwarded_headers(headers: Headers) -> Headers:
+    """Drop what belongs to one connection only.
+
+    Raises:
+        HttpFormatError: ``Connection`` names a field that both sides need to agree on.
+
+    """
+    named = {
+        token.strip().lower()
+        for key, value in headers
+        if key == "connection"
+        for token in value.split(",")
+    }
+    if named & _FRAMING:
+        raise HttpFormatError("Connection names a field that frames the request")
+    gone = _HOP_BY_HOP | named
+    return tuple((key, value) for key, value in headers if key not in gone)
+
+
+def split_authority(text: str, *, default_port: int | None) -> tuple[str, int]:
+    """Split ``host:port``; user information, an empty host and odd ports are refused.
+
+    Raises:
+        HttpFormatError: it is not a host with a port.
+
+    """
+    if any(c in text for c in "@/\\?#%,"):
+        raise HttpFormatError("the authority holds more than a host and a port")
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or ":" not in host or (rest and not rest.startswith(":")):
+            raise HttpFormatError("the authority has unmatched brackets")
+        port = rest[1:] if rest else None
+    else:
+        host, colon, tail = text.partition(":")
+        port = tail if colon else None
+    if not host:
+        raise HttpFormatError("the authority has no host")
+    if port is None:
+        if default_port is None:
+            raise HttpFormatError("the authority has no port")
+        return host, default_port
+    if _PORT.fullmatch(port) is None or not 1 <= int(port) <= 65535:
+        raise HttpFormatError("the port is not a number from 1 to 65535")
+    return host, int(port)
+
+
+class ChunkedBody:
+    """Takes a chunked body in pieces of any size and gives it back, re-framed.
+
+    Extensions and trailers are not passed on. ``rest`` is what came after the end.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self.rest = b""
+        self._buffer = bytearray()
+        self._left = 0
+        self._state = "size"
+        self._trailers = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what may be sent on now.
+
+        Raises:
+            HttpFormatError: the framing is malformed.
+
+        """
+        self._buffer += data
+        out = bytearray()
+        while not self.done and self._step(out):
+            pass
+        if self.done:
+            self.rest = bytes(self._buffer)
+            self._buffer.clear()
+        return bytes(out)
+
+    def _step(self, out: bytearray) -> bool:
+        if self._state == "data":
+            piece = self._buffer[: self._left]
+            if not piece:
+                return False
+            del self._buffer[: len(piece)]
+            self._left -= len(piece)
+            out += piece
+            if not self._left:
+                self._state = "data-end"
+            return True
+        if self._state == "data-end":
+            if len(self._buffer) < 2:
+                return False
+            if self._buffer[:2] != b"\r\n":
+                raise HttpFormatError("a chunk is longer than it says")
+            del self._buffer[:2]
+            out += b"\r\n"
+            self._state = "size"
+            return True
+        line = self._line()
+        if line is None:
+            return False
+        if self._state == "size":
+            self._size(line, out)
+        elif line:
+            self._trailers += len(line)
+            _parse_field(line)
+            if self._trailers > _LONGEST_TRAILERS:
+                raise HttpFormatError("the trailers are too long")
+        else:
+            out += b"0\r\n\r\n"
+            self.done = True
+        return True
+
+    def _size(self, line: bytes, out: bytearray) -> None:
+        match = _CHUNK_LINE.fullmatch(line)
+        if match is None:
+            raise HttpFormatError("a chunk's size is malformed")
+        self._left = int(match[1], 16)
+        if self._left:
+            out += b"%x\r\n" % self._left
+            self._state = "data"
+        else:
+            self._state = "trailers"
+
+    def _line(self) -> bytes | None:
+        end = self._buffer.find(b"\n")
+        if end < 0:
+            if len(self._buffer) > _LONGEST_CHUNK_LINE:
+                raise HttpFormatError("a chunk's size line is too long")
+            return None
+        if end == 0 or self._buffer[end - 1] != 0x0D:
+            raise HttpFormatError("a line ends without CR LF")
+        line = bytes(self._buffer[: end - 1])
+        del self._buffer[: end + 1]
+        return line
+
+
+def _split_head(data: bytes) -> tuple[bytes, Headers]:
+    if not data.endswith(b"\r\n\r\n") or len(data) > MAX_HEAD_BYTES:
+        raise HttpFormatError("the head does not end, or is too long")
+    first, *lines = data[:-4].split(b"\r\n")
+    if any(character in first for character in b"\r\n\0"):
+        raise HttpFormatError("a line ends without CR LF")
+    return first, tuple(_parse_field(line) for line in lines)
+
+
+def _parse_field(line: bytes) -> tuple[str, str]:
+    name, colon, value = line.partition(b":")
+    # A space before the colon or at the start of a line (folding) fails the token.
+    if not colon or _TOKEN.fullmatch(name) is None:
+        raise HttpFormatError("a header field has no proper name")
+    if _VALUE.fullmatch(value) is None:
+        raise HttpFormatError("a header field holds a control character")
+    return name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")

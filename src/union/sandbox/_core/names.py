@@ -1,0 +1,71 @@
+"""DNS names brought to one spelling, or refused.
+
+The name that is judged and the name that is looked up are the same string: what comes out of
+:func:`normalise_name`. Everything that two programs could read differently is refused rather than
+repaired: control characters, percent signs, separators that only appear after Unicode mapping,
+and letters on which the two IDNA standards disagree.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Final
+
+__all__ = ["NameSyntaxError", "normalise_name"]
+
+_LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
+_LONGEST_NAME: Final = 253
+_LONGEST_INPUT: Final = 1024
+_DEVIATIONS: Final = frozenset("\u00df\u03c2\u200c\u200d")
+"""IDNA 2003 maps these away and IDNA 2008 keeps them: two different hosts for one spelling."""
+
+
+class NameSyntaxError(ValueError):
+    """This text is not a DNS name; the message says why, without repeating the text."""
+
+
+def normalise_name(text: str) -> str:
+    """Return the lower-case ASCII form without a trailing dot.
+
+    Raises:
+        NameSyntaxError: the text is not a name, or not one that all programs read alike.
+
+    """
+    if len(text) > _LONGEST_INPUT:
+        raise NameSyntaxError("is too long")
+    for character in text:
+        if character.isspace() or unicodedata.category(character) in {"Cc", "Cs", "Co", "Cn"}:
+            raise NameSyntaxError("holds a space or a control character")
+        if character in _DEVIATIONS:
+            raise NameSyntaxError(
+                "holds a letter on which the IDNA standards disagree; write it in its xn-- form"
+            )
+    if text.isascii():
+        name = text.lower()
+    else:
+        name = unicodedata.normalize("NFKC", text).replace("\u3002", ".").lower()
+    name = name.removesuffix(".")
+    if not name:
+        raise NameSyntaxError("is empty")
+    labels = [_normalise_label(label) for label in name.split(".")]
+    name = ".".join(labels)
+    if len(name) > _LONGEST_NAME:
+        raise NameSyntaxError(f"is longer than {_LONGEST_NAME} characters")
+    return name
+
+
+def _normalise_label(label: str) -> str:
+    if not label:
+        raise NameSyntaxError("has an empty label")
+    if not label.isascii():
+        try:
+            label = label.encode("idna").decode("ascii").lower()
+        except UnicodeError as exc:
+            raise NameSyntaxError("has a label that IDNA cannot encode") from exc
+    if _LABEL.fullmatch(label) is None:
+        raise NameSyntaxError(
+            "has a label that is not 1 to 63 letters, digits, '-' or '_', or that begins or ends "
+            "with '-'"
+        )
+    return label

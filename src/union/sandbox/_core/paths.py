@@ -1,0 +1,120 @@
+"""Lexical confinement of the paths callers give, and what is known of a file.
+
+Nothing here looks at a file system. What it returns has no ``..``, no empty component and no
+leading slash; whether a component is a link is for the kernel to say, when the path is opened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from union.sandbox._core.file_errors import SandboxPathError
+from union.sandbox.errors import SandboxUsageError
+
+__all__ = ["FileInfo", "FileKind", "shown_path", "work_path"]
+
+MAX_NAME_BYTES: Final = 255
+MAX_PATH_BYTES: Final = 4095
+"""The kernel's 4096, less the byte that ends the string."""
+
+_SHOWN: Final = 120
+
+FileKind = Literal["file", "dir", "symlink", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """One entry of a work dir, as it was when looked at; links are described, not followed."""
+
+    path: str
+    """Relative to the work dir; bytes that are not UTF-8 are kept by ``surrogateescape``."""
+    kind: FileKind
+    size: int
+    mode: int
+    """Permission bits only."""
+    mtime: float
+    """Seconds since the epoch."""
+
+    @property
+    def name(self) -> str:
+        """The last component."""
+        return self.path.rpartition("/")[2]
+
+
+def shown_path(path: str) -> str:
+    """Return ``path`` quoted for a message: printable, and not longer than a line."""
+    short = path if len(path) <= _SHOWN else f"{path[: _SHOWN // 2]}...{path[-_SHOWN // 2 :]}"
+    return ascii(short)
+
+
+def work_path(
+    path: object, *, work_dir: str, argument: str = "path", allow_root: bool = False
+) -> str:
+    """Return ``path`` relative to ``work_dir``, with ``.`` and doubled slashes taken out.
+
+    ``work_dir`` itself comes back as ``"."`` if ``allow_root``, and is refused otherwise.
+
+    Preconditions: ``work_dir`` is absolute.
+    """
+    text = _text(path, argument=argument)
+    names = [name for name in text.split("/") if name not in {"", "."}]
+    if ".." in names:
+        # Refused even where it would stay inside: the kernel would resolve it after links.
+        raise _outside(text, argument=argument, work_dir=work_dir, why="has a '..' component")
+    if text.startswith("/"):
+        root = [name for name in work_dir.split("/") if name not in {"", "."}]
+        if names[: len(root)] != root:
+            raise _outside(text, argument=argument, work_dir=work_dir, why="is outside")
+        names = names[len(root) :]
+    for name in names:
+        if len(_encoded(name)) > MAX_NAME_BYTES:
+            msg = (
+                f"{argument}={shown_path(text)} has a component of {len(_encoded(name))} bytes; "
+                f"at most {MAX_NAME_BYTES} are possible"
+            )
+            raise SandboxUsageError(msg, argument=argument, code="path-too-long")
+    if not names and not allow_root:
+        msg = f"{argument}={shown_path(text)} is the work dir itself; a path below it is needed"
+        raise SandboxUsageError(msg, argument=argument, code="path-is-root")
+    return "/".join(names) or "."
+
+
+def _text(path: object, *, argument: str) -> str:
+    given = path
+    if not isinstance(given, (str, bytes)):
+        convert = getattr(type(given), "__fspath__", None)
+        given = given if convert is None else convert(given)
+    if isinstance(given, bytes):
+        given = given.decode("utf-8", "surrogateescape")
+    if not isinstance(given, str):
+        msg = f"{argument} must be a str, bytes or path object, not {type(path).__name__}"
+        raise SandboxUsageError(msg, argument=argument, code="path-type")
+    if not given:
+        msg = f"{argument} is empty; a path in the work dir is needed"
+        raise SandboxUsageError(msg, argument=argument, code="path-empty")
+    if "\0" in given:
+        msg = f"{argument}={shown_path(given)} has a NUL character, which no file name can have"
+        raise SandboxUsageError(msg, argument=argument, code="path-nul")
+    try:
+        size = len(_encoded(given))
+    except UnicodeEncodeError:
+        msg = f"{argument}={shown_path(given)} has a lone surrogate that stands for no byte"
+        raise SandboxUsageError(msg, argument=argument, code="path-encoding") from None
+    if size > MAX_PATH_BYTES:
+        msg = f"{argument} has {size} bytes; a path has at most {MAX_PATH_BYTES}"
+        raise SandboxUsageError(msg, argument=argument, code="path-too-long")
+    return given
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _outside(text: str, *, argument: str, work_dir: str, why: str) -> SandboxPathError:
+    return SandboxPathError(
+        f"{argument}={shown_path(text)} {why}; only paths in the work dir are accepted",
+        path=text,
+        argument=argument,
+        hint=f"use a relative path, or an absolute one below {work_dir}",
+    )

@@ -1,0 +1,336 @@
+"""Keyword arguments -> SessionSpec and RunSpec. The only place where defaults meet.
+
+Every mistake in a call is found here, before anything exists: the error names the argument, shows
+the value and says what is accepted.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+
+from union.sandbox import constants
+from union.sandbox._core.resources import limits_from
+from union.sandbox._core.spec import NetworkMode, NetworkSpec, RunSpec, SessionSpec, StreamMode
+from union.sandbox.constants import Stream
+from union.sandbox.errors import PolicyError, SandboxUsageError
+
+if TYPE_CHECKING:
+    from union.sandbox._core.hosts import Entry
+
+__all__ = ["resolve_run", "resolve_session", "settled_output_cap", "settled_timeout"]
+
+_MODES: Final[tuple[str, ...]] = get_args(NetworkMode)
+_MAX_ENV_BYTES: Final = 1024 * 1024
+_MAX_ARG_BYTES: Final = 128 * 1024 - 1
+"""The kernel's limit on one argument or one variable (MAX_ARG_STRLEN)."""
+_STREAMS: Final[dict[object, StreamMode]] = {
+    Stream.PIPE: "pipe",
+    Stream.INHERIT: "inherit",
+    Stream.DEVNULL: "devnull",
+}
+
+
+def _wrong(argument: str, value: object, accepted: str, *, hint: str = "") -> SandboxUsageError:
+    shown = repr(value)
+    if len(shown) > 120:  # noqa: PLR2004 - long enough to recognise
+        shown = shown[:117] + "..."
+    return SandboxUsageError(
+        f"{argument} must be {accepted}, not {shown}", argument=argument, hint=hint
+    )
+
+
+def settled_timeout(argument: str, value: object) -> float | None:
+    """A positive, finite number of seconds, or None for no limit."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong(argument, value, "a number of seconds, or None for no limit")
+    if not math.isfinite(value) or value <= 0:
+        raise _wrong(argument, value, "a positive, finite number of seconds, or None for no limit")
+    return float(value)
+
+
+def _environment(value: object) -> tuple[tuple[str, str], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping):
+        raise _wrong("env", value, "a mapping of str to str")
+    size = 0
+    for key, item in value.items():
+        if not isinstance(key, str) or not isinstance(item, str):
+            raise _wrong("env", {key: item}, "a mapping of str to str")
+        if not key or "=" in key or "\0" in key:
+            raise _wrong("env", key, "names that are not empty and hold no '=' and no NUL")
+        if "\0" in item:
+            raise SandboxUsageError(f"env: the value of {key!r} holds a NUL byte", argument="env")
+        length = len(_encoded("env", f"{key}={item}"))
+        size += length
+        if length > _MAX_ARG_BYTES:
+            raise SandboxUsageError(
+                f"env: {key!r} takes {length} bytes; the kernel takes at most {_MAX_ARG_BYTES} "
+                "for one variable",
+                argument="env",
+                hint="put large values into a file with put_bytes()",
+            )
+    if size > _MAX_ENV_BYTES:
+        raise SandboxUsageError(
+            f"env takes {size} bytes; at most {_MAX_ENV_BYTES} are accepted",
+            argument="env",
+            hint="put large values into a file with put_bytes()",
+        )
+    return tuple(value.items())
+
+
+def _encoded(argument: str, text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as exc:
+        raise SandboxUsageError(
+            f"{argument} holds a character that cannot be encoded: {exc.reason} at {exc.start}",
+            argument=argument,
+        ) from exc
+
+
+def _choice(argument: str, value: object, accepted: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in accepted:
+        raise _wrong(argument, value, "one of " + ", ".join(repr(a) for a in accepted))
+    return value
+
+
+def _flag(argument: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(argument, value, "True or False")
+    return value
+
+
+def _paths(argument: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise _wrong(argument, value, "a list of absolute paths")
+    return tuple(_absolute(argument, item) for item in value)
+
+
+def _absolute(argument: str, value: object) -> str:
+    fspath = getattr(type(value), "__fspath__", None)
+    path = fspath(value) if fspath is not None else value
+    if not isinstance(path, str) or "\0" in path or not path.startswith("/"):
+        raise _wrong(argument, value, "an absolute path")
+    _encoded(argument, path)
+    return path
+
+
+def _entries(argument: str, value: object) -> tuple[Entry, ...]:
+    if value is None:
+        return ()
+    from union.sandbox._core.hosts import parse_entries  # noqa: PLC0415 - only with a list
+
+    return parse_entries(value, argument=argument)
+
+
+def _network(
+    mode: object,
+    allowlist: object,
+    denylist: object,
+    proxy_url: object = None,
+    socks_url: object = None,
+) -> NetworkSpec:
+    settled = cast("NetworkMode", _choice("network_mode", mode, _MODES))
+    if allowlist is not None and settled != "allowlist":
+        raise PolicyError(
+            f"network_allowlist needs network_mode='allowlist'; the mode is {settled!r}",
+            argument="network_allowlist",
+        )
+    if settled == "allowlist" and allowlist is None:
+        raise PolicyError(
+            "network_mode='allowlist' needs network_allowlist",
+            argument="network_allowlist",
+            hint="an empty list allows nothing; network_mode='blocked' says that more cheaply",
+        )
+    for name, value in (
+        ("network_denylist", denylist),
+        ("network_proxy_url", proxy_url),
+        ("network_socks_url", socks_url),
+    ):
+        if value is not None and settled == "blocked":
+            raise PolicyError(
+                f"{name} has no meaning with network_mode='blocked'",
+                argument=name,
+                hint="use network_mode='open' or 'allowlist'",
+            )
+    return NetworkSpec(
+        mode=settled,
+        allow=_entries("network_allowlist", allowlist),
+        deny=_entries("network_denylist", denylist),
+        proxy_url=_url("network_proxy_url", proxy_url, ("http://",)),
+        socks_url=_url("network_socks_url", socks_url, ("socks5://", "socks5h://")),
+    )
+
+
+def _url(argument: str, value: object, schemes: tuple[str, ...]) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.startswith(schemes):
+        raise PolicyError(
+            f"{argument} must be a URL that starts with {' or '.join(schemes)}, not {value!r}",
+            argument=argument,
+        )
+    return value
+
+
+def resolve_session(  # noqa: PLR0913 - the public arguments, one by one
+    *,
+    backend: object,
+    backends: Sequence[str],
+    host_work_dir: object = None,
+    network_mode: object = "blocked",
+    network_allowlist: object = None,
+    network_denylist: object = None,
+    network_proxy_url: object = None,
+    network_socks_url: object = None,
+    timeout_s: object = None,
+    env: object = None,
+    read_only_paths: object = (),
+    read_write_paths: object = (),
+    resources: object = None,
+    strict: object = False,
+) -> SessionSpec:
+    """The session that these arguments describe, or an error that names the wrong one."""
+    work_dir = None if host_work_dir is None else _absolute("host_work_dir", host_work_dir)
+    return SessionSpec(
+        backend=_choice("backend", backend, backends),
+        host_work_dir=work_dir,
+        network=_network(
+            network_mode,
+            network_allowlist,
+            network_denylist,
+            network_proxy_url,
+            network_socks_url,
+        ),
+        timeout_s=settled_timeout("timeout_s", timeout_s),
+        env=_environment(env),
+        read_only_paths=_paths("read_only_paths", read_only_paths),
+        read_write_paths=_paths("read_write_paths", read_write_paths),
+        limits=limits_from(resources),
+        strict=_flag("strict", strict),
+    )
+
+
+def _stream(argument: str, value: object) -> StreamMode:
+    if value is None:
+        return "collect"
+    if isinstance(value, bool):
+        return "pipe" if value else "devnull"
+    if isinstance(value, Stream):
+        return _STREAMS[value]
+    raise _wrong(argument, value, "True, False, PIPE, INHERIT or DEVNULL")
+
+
+def _stdin(value: object) -> bytes | Literal["pipe"] | None:
+    if value is None or value is False or value is Stream.DEVNULL:
+        return None
+    if value is True or value is Stream.PIPE:
+        return "pipe"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise _wrong("stdin", value, "bytes, PIPE, DEVNULL or None")
+
+
+def _command(cmd: object, script_type: object) -> dict[str, Any]:
+    kind = _choice("script_type", script_type, ("shell", "python"))
+    if isinstance(cmd, str):
+        if not cmd.strip():
+            raise _wrong("cmd", cmd, "a command that is not empty")
+        if "\0" in cmd:
+            raise SandboxUsageError("cmd holds a NUL character", argument="cmd")
+        _encoded("cmd", cmd)
+        if kind == "python":
+            return {"kind": "python", "text": textwrap.dedent(cmd)}
+        return {"kind": "shell", "text": cmd}
+    if isinstance(cmd, bytes) or not isinstance(cmd, Sequence):
+        raise _wrong("cmd", cmd, "a string, or a list of strings")
+    if kind == "python":
+        raise SandboxUsageError(
+            "cmd must be source text when script_type='python', not a list", argument="cmd"
+        )
+    if not cmd or not cmd[0]:
+        raise _wrong("cmd", cmd, "a list whose first element names a program")
+    for item in cmd:
+        if not isinstance(item, str):
+            raise _wrong("cmd", item, "a list of strings")
+        if "\0" in item:
+            raise SandboxUsageError("cmd holds a NUL character", argument="cmd")
+        if len(_encoded("cmd", item)) > _MAX_ARG_BYTES:
+            raise SandboxUsageError(
+                f"cmd: one argument takes more than the kernel's {_MAX_ARG_BYTES} bytes",
+                argument="cmd",
+                hint="pass it as a string, through stdin, or in a file with put_bytes()",
+            )
+    return {"kind": "argv", "argv": tuple(cmd)}
+
+
+def _run_network(session: NetworkSpec, mode: object, allowlist: object) -> NetworkSpec:
+    """The call's mode and list replace the session's; the deny-list stays the session's."""
+    if mode is None and allowlist is None:
+        return session
+    if mode is None:
+        mode = session.mode
+    if mode == session.mode == "allowlist" and allowlist is None:
+        return session
+    asked = _network(mode, allowlist, None)
+    if asked.mode == "blocked":
+        return asked
+    return NetworkSpec(
+        mode=asked.mode,
+        allow=asked.allow,
+        deny=session.deny,
+        proxy_url=session.proxy_url,
+        socks_url=session.socks_url,
+    )
+
+
+def resolve_run(  # noqa: PLR0913 - the public arguments, one by one
+    session: SessionSpec,
+    cmd: object,
+    *,
+    stdout: object = None,
+    stderr: object = None,
+    stdin: object = None,
+    env: object = None,
+    cwd: object = None,
+    script_type: object = "shell",
+    network_mode: object = None,
+    network_allowlist: object = None,
+    timeout_s: object = None,
+    background: object = False,
+    max_output_bytes: object = None,
+) -> RunSpec:
+    """The command that these arguments describe, with the session's defaults merged in."""
+    if cwd is not None:
+        fspath = getattr(type(cwd), "__fspath__", None)
+        cwd = fspath(cwd) if fspath is not None else cwd
+        if not isinstance(cwd, str) or not cwd or "\0" in cwd:
+            raise _wrong("cwd", cwd, "a path")
+        _encoded("cwd", cwd)
+    return RunSpec(
+        **_command(cmd, script_type),
+        env=tuple({**dict(session.env), **dict(_environment(env))}.items()),
+        cwd=cwd,
+        stdout=_stream("stdout", stdout),
+        stderr=_stream("stderr", stderr),
+        stdin=_stdin(stdin),
+        network=_run_network(session.network, network_mode, network_allowlist),
+        timeout_s=settled_timeout("timeout_s", timeout_s),
+        background=_flag("background", background),
+        max_output_bytes=settled_output_cap(max_output_bytes),
+    )
+
+
+def settled_output_cap(value: object) -> int:
+    """How many bytes of one stream are kept."""
+    if value is None:
+        return constants.MAX_OUTPUT_BYTES
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _wrong("max_output_bytes", value, "a whole number of bytes, or None for the default")
+    return value

@@ -1,0 +1,134 @@
+"""``resources=``: the caller's wish for memory, processors and the like, turned into limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from union.sandbox._core.spec import Limits
+from union.sandbox.errors import SandboxUsageError
+
+__all__ = ["Resources", "limits_from"]
+
+_UNITS: Final = {
+    "": 1,
+    "k": 10**3,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+_QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)(m|[kKMGT]i?|)")
+_LEAST_MEMORY: Final = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What one run may use. Sizes are bytes or text such as ``"512Mi"``; None keeps the default.
+
+    >>> Resources(cpu=2, memory="1Gi", processes=64)
+    Resources(cpu=2, memory='1Gi', processes=64, open_files=None, file_size=None, tmp=None, shm=None)
+    """
+
+    cpu: float | str | None = None
+    memory: int | str | None = None
+    processes: int | None = None
+    open_files: int | None = None
+    file_size: int | str | None = None
+    tmp: int | str | None = None
+    shm: int | str | None = None
+
+
+def _wrong(name: str, value: object, accepted: str) -> SandboxUsageError:
+    return SandboxUsageError(
+        f"resources: {name} must be {accepted}, not {value!r}", argument="resources"
+    )
+
+
+def _quantity(name: str, value: Any) -> float:
+    """A Kubernetes-like quantity; the upper bound of a (request, limit) pair."""
+    if isinstance(value, tuple | list) and len(value) == 2:  # noqa: PLR2004 - a pair
+        value = value[1]
+    accepted = 'a positive number or text such as "512Mi"'
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _wrong(name, value, accepted)
+    if isinstance(value, str):
+        match = _QUANTITY.fullmatch(value.strip())
+        if not match:
+            raise _wrong(name, value, accepted)
+        scale = 0.001 if match[2] == "m" else _UNITS[match[2]]
+        number = float(match[1]) * scale
+    else:
+        number = float(value)
+    if not math.isfinite(number) or number <= 0:
+        raise _wrong(name, value, accepted)
+    return number
+
+
+def _count(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _wrong(name, value, "a whole number of at least 1")
+    return value
+
+
+def limits_from(resources: object) -> Limits:
+    """The limits that ``resources`` asks for: our own type, or Flyte's (told by its shape)."""
+    if resources is None:
+        return Limits()
+    if not isinstance(resources, Resources):
+        if type(resources).__module__.partition(".")[0] != "flyte" or not hasattr(
+            resources, "memory"
+        ):
+            raise SandboxUsageError(
+                f"resources must be a union.sandbox.Resources or a flyte.Resources, "
+                f"not {type(resources).__name__}",
+                argument="resources",
+            )
+        if getattr(resources, "gpu", None) is not None:
+            raise SandboxUsageError(
+                "resources: a GPU needs the bubblewrap backend", argument="resources"
+            )
+        shm = getattr(resources, "shm", None)
+        resources = Resources(
+            cpu=getattr(resources, "cpu", None),
+            memory=getattr(resources, "memory", None),
+            shm=None if shm == "auto" else shm,
+        )
+    limits = Limits()
+    if resources.cpu is not None:
+        limits = dataclasses.replace(limits, cpus=_quantity("cpu", resources.cpu))
+    for name, field in (
+        ("memory", "memory_bytes"),
+        ("file_size", "file_size_bytes"),
+        ("tmp", "tmp_bytes"),
+        ("shm", "shm_bytes"),
+    ):
+        value = getattr(resources, name)
+        if value is not None:
+            limits = dataclasses.replace(limits, **{field: int(_quantity(name, value))})
+    for name in ("processes", "open_files"):
+        value = getattr(resources, name)
+        if value is not None:
+            limits = dataclasses.replace(limits, **{name: _count(name, value)})
+    return _consistent(limits)
+
+
+def _consistent(limits: Limits) -> Limits:
+    memory = limits.memory_bytes
+    if memory is None:
+        return limits
+    if memory < _LEAST_MEMORY:
+        raise _wrong("memory", memory, f"at least {_LEAST_MEMORY} bytes (8Mi)")
+    # Scratch files are memory too: none of them may be larger than what the run may use.
+    return dataclasses.replace(
+        limits,
+        tmp_bytes=min(limits.tmp_bytes, memory),
+        shm_bytes=min(limits.shm_bytes, memory),
+    )

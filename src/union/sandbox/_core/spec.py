@@ -1,0 +1,78 @@
+"""What was asked for, after validation: frozen values that transports carry and backends plan from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from union.sandbox import constants
+
+if TYPE_CHECKING:
+    from union.sandbox._core.hosts import Entry
+
+__all__ = ["Limits", "NetworkSpec", "RunSpec", "SessionSpec", "StreamMode"]
+
+NetworkMode = Literal["blocked", "allowlist", "open"]
+StreamMode = Literal["collect", "pipe", "inherit", "devnull"]
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one run may use; None means no limit."""
+
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    processes: int = constants.DEFAULT_PROCESSES
+    open_files: int = constants.DEFAULT_OPEN_FILES
+    file_size_bytes: int = constants.DEFAULT_FILE_SIZE_MIB * MIB
+    tmp_bytes: int = constants.DEFAULT_TMP_MIB * MIB
+    shm_bytes: int = constants.DEFAULT_SHM_MIB * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSpec:
+    """The network posture of one call."""
+
+    mode: NetworkMode = "blocked"
+    allow: tuple[Entry, ...] = ()
+    deny: tuple[Entry, ...] = ()
+    proxy_url: str | None = None
+    socks_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSpec:
+    """One session as the caller described it."""
+
+    backend: str
+    host_work_dir: str | None = None
+    network: NetworkSpec = NetworkSpec()
+    timeout_s: float | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    read_only_paths: tuple[str, ...] = ()
+    read_write_paths: tuple[str, ...] = ()
+    limits: Limits = Limits()
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """One command as the caller described it, with the session's defaults merged in."""
+
+    kind: Literal["shell", "python", "argv"]
+    text: str = ""
+    argv: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    cwd: str | None = None
+    stdout: StreamMode = "collect"
+    stderr: StreamMode = "collect"
+    stdin: bytes | Literal["pipe"] | None = None
+    network: NetworkSpec = NetworkSpec()
+    timeout_s: float | None = None
+    background: bool = False
+    max_output_bytes: int = constants.MAX_OUTPUT_BYTES
+
+    @property
+    def cmd(self) -> str | tuple[str, ...]:
+        return self.argv if self.kind == "argv" else self.text

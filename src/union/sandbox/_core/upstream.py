@@ -1,0 +1,74 @@
+"""The caller's own proxy, through which allowed connections are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from union.sandbox.errors import PolicyError
+
+__all__ = ["Upstream", "parse_upstream"]
+
+_SCHEMES: Final[dict[str, tuple[Literal["http", "socks5"], int]]] = {
+    "http": ("http", 8080),
+    "socks5": ("socks5", 1080),
+    "socks5h": ("socks5", 1080),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """Where the proxy is, what it speaks, and who we are to it."""
+
+    kind: Literal["http", "socks5"]
+    host: str
+    port: int
+    username: bytes = b""
+    password: bytes = field(default=b"", repr=False)
+
+
+def parse_upstream(url: str, *, argument: str) -> Upstream:
+    """Read ``http://[user:password@]host[:port]`` or the same with ``socks5``, ``socks5h``.
+
+    Raises:
+        PolicyError: naming ``argument``; the URL is not repeated, as it may hold a password.
+
+    """
+    accepted = "accepted is http://, socks5:// or socks5h://, a host, and an optional port"
+    if any(ord(c) <= 0x20 or ord(c) == 0x7F for c in url):
+        raise PolicyError(
+            f"{argument} holds a space or a control character", argument=argument, hint=accepted
+        )
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as exc:
+        raise PolicyError(f"{argument}: {exc}", argument=argument, hint=accepted) from exc
+    known = _SCHEMES.get(parts.scheme)
+    if known is None:
+        raise PolicyError(
+            f"{argument} has the scheme {parts.scheme!r}", argument=argument, hint=accepted
+        )
+    kind, default_port = known
+    if not parts.hostname or parts.path not in {"", "/"} or parts.query or parts.fragment:
+        raise PolicyError(
+            f"{argument} needs a host, and nothing after the port",
+            argument=argument,
+            hint=accepted,
+        )
+    username = unquote_to_bytes(parts.username or "")
+    password = unquote_to_bytes(parts.password or "")
+    if max(len(username), len(password)) > 255:
+        raise PolicyError(
+            f"{argument} has a user name or password over 255 bytes",
+            argument=argument,
+            hint=accepted,
+        )
+    return Upstream(
+        kind=kind,
+        host=parts.hostname,
+        port=default_port if port is None else port,
+        username=username,
+        password=password,
+    )

@@ -1,0 +1,189 @@
+"""One control group per sandbox, where the host lets us make one: limits, peak memory, OOM.
+
+Both versions are served: v2 through one directory, v1 through one per controller. A place is
+usable when a group can be made there and has the controllers; nothing of the host's own groups is
+changed, and no process of the host is moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from union.sandbox._core.spec import Limits
+
+__all__ = ["Group", "Hierarchy", "hierarchy"]
+
+_NUMBERS = itertools.count(1)
+_CPU_PERIOD_US: Final = 100_000
+_V1_CONTROLLERS: Final = (
+    ("memory", "memory.limit_in_bytes"),
+    ("cpu", "cpu.cfs_quota_us"),
+    ("pids", "pids.max"),
+)
+_OWN_PROCESSES: Final = 1
+"""The sandbox's first process, which counts too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """Where groups can be made: the version, and the directory for each controller."""
+
+    version: int
+    places: tuple[tuple[str, str], ...]
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.places)
+
+
+@functools.cache
+def hierarchy() -> Hierarchy | None:
+    """The usable hierarchy of this process; None when no group can be made."""
+    memberships: dict[str, str] = {}
+    for line in _lines("/proc/self/cgroup"):
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            memberships[name] = path
+    mounts = tuple(_mounts())
+    return _find_v2(mounts, memberships) or _find_v1(mounts, memberships)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+
+
+def _mounts() -> list[tuple[str, str, str, str]]:
+    """(type, root, mount point, super options) of every cgroup mount."""
+    found = []
+    for line in _lines("/proc/self/mountinfo"):
+        left, _, right = line.partition(" - ")
+        fields, tail = left.split(), right.split()
+        if tail and tail[0] in {"cgroup", "cgroup2"}:
+            found.append((tail[0], fields[3], fields[4], tail[2]))
+    return found
+
+
+def _below(root: str, point: str, path: str) -> Path:
+    relative = path[len(root) :] if root != "/" and path.startswith(root) else path
+    return Path(point) / relative.lstrip("/")
+
+
+def _find_v2(
+    mounts: tuple[tuple[str, str, str, str], ...], own: dict[str, str]
+) -> Hierarchy | None:
+    for kind, root, point, _ in mounts:
+        if kind != "cgroup2":
+            continue
+        place = _below(root, point, own.get("", "/"))
+        while place.is_relative_to(point):
+            enabled = " ".join(_lines(str(place / "cgroup.subtree_control"))).split()
+            if "memory" in enabled and _usable(place, "memory.max"):
+                names = [c for c in ("memory", "pids", "cpu") if c in enabled]
+                return Hierarchy(2, tuple((name, str(place)) for name in names))
+            place = place.parent
+    return None
+
+
+def _find_v1(
+    mounts: tuple[tuple[str, str, str, str], ...], own: dict[str, str]
+) -> Hierarchy | None:
+    places = []
+    for kind, root, point, options in mounts:
+        if kind != "cgroup":
+            continue
+        for name, probe in _V1_CONTROLLERS:
+            if name in options.split(",") and name in own:
+                place = _below(root, point, own[name])
+                if _usable(place, probe):
+                    places.append((name, str(place)))
+    return Hierarchy(1, tuple(places)) if any(n == "memory" for n, _ in places) else None
+
+
+def _usable(place: Path, needed: str) -> bool:
+    trial = place / f"sandbox-{os.getpid()}-trial"
+    try:
+        trial.mkdir()
+    except OSError:
+        return False
+    try:
+        return os.access(trial / needed, os.W_OK) and os.access(trial / "cgroup.procs", os.W_OK)
+    finally:
+        trial.rmdir()
+
+
+class Group:
+    """The group of one sandbox. ``procs`` are descriptors the launcher writes the first pid to."""
+
+    def __init__(self, where: Hierarchy, limits: Limits) -> None:
+        self._version = where.version
+        name = f"sandbox-{os.getpid()}-{next(_NUMBERS)}"
+        self._dirs: dict[str, Path] = {}
+        self.procs: list[int] = []
+        try:
+            for controller, place in where.places:
+                directory = Path(place) / name
+                if directory not in self._dirs.values():
+                    directory.mkdir()
+                self._dirs[controller] = directory
+            self._limit(limits)
+            for directory in dict.fromkeys(self._dirs.values()):
+                self.procs.append(os.open(directory / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+        except BaseException:
+            self.release_procs()
+            self.remove()
+            raise
+
+    def _limit(self, limits: Limits) -> None:
+        v2 = self._version == 2  # noqa: PLR2004 - the version
+        memory, cpu = self._dirs["memory"], self._dirs.get("cpu")
+        if limits.memory_bytes is not None:
+            size = str(limits.memory_bytes)
+            (memory / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(size)
+            for swap, value in (("memory.swap.max", "0"), ("memory.memsw.limit_in_bytes", size)):
+                if (memory / swap).exists():
+                    (memory / swap).write_text(value)
+        if "pids" in self._dirs:
+            most = str(limits.processes + _OWN_PROCESSES)
+            (self._dirs["pids"] / "pids.max").write_text(most)
+        if limits.cpus is not None and cpu is not None:
+            quota = max(int(limits.cpus * _CPU_PERIOD_US), 1000)
+            if v2:
+                (cpu / "cpu.max").write_text(f"{quota} {_CPU_PERIOD_US}")
+            else:
+                (cpu / "cpu.cfs_period_us").write_text(str(_CPU_PERIOD_US))
+                (cpu / "cpu.cfs_quota_us").write_text(str(quota))
+
+    def release_procs(self) -> None:
+        while self.procs:
+            os.close(self.procs.pop())
+
+    def was_out_of_memory(self) -> bool:
+        name = "memory.events" if self._version == 2 else "memory.oom_control"  # noqa: PLR2004
+        for line in _lines(str(self._dirs["memory"] / name)):
+            key, _, value = line.partition(" ")
+            if key == "oom_kill" and int(value) > 0:
+                return True
+        return False
+
+    def peak_memory(self) -> int | None:
+        v2 = self._version == 2  # noqa: PLR2004 - the version
+        name = "memory.peak" if v2 else "memory.max_usage_in_bytes"
+        lines = _lines(str(self._dirs["memory"] / name))
+        return int(lines[0]) if lines else None
+
+    def remove(self) -> None:
+        """Removes the group; its processes must be gone."""
+        for directory in dict.fromkeys(self._dirs.values()):
+            with contextlib.suppress(FileNotFoundError):
+                directory.rmdir()
+        self._dirs.clear()

@@ -1,0 +1,318 @@
+"""The resident launcher: found, started, spoken to, replaced when it died.
+
+Rules of this file:
+
+- One launcher per host process, started on first use; a forked copy of the host starts its own.
+- Nothing is ever forked from this process: the launcher is spawned by vfork, with an empty
+  environment and no descriptor but its control socket and a pidfd of ours.
+- A session's channel is the life line of all it started: closing it kills everything behind it.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import atexit
+import errno
+import os
+import platform
+import socket
+import struct
+import subprocess
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from union.sandbox.errors import BackendUnavailableError, SandboxExecutionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from union.sandbox._core.plan import Plan
+
+__all__ = ["BINARY", "Channel", "Launcher", "send_with_fds", "sealed_memfd"]
+
+BINARY: Final = Path(__file__).parent / "bin" / "sandbox-launcher"
+
+_ATTACH, _USERNS = 1, 2
+_PREPARE, _KILL, _KILL_ALL = 10, 11, 12
+_GONE, _ALL_GONE, _USERNS_READY, _PID = 20, 21, 22, 23
+_DENY_SETGROUPS, _NOTIFY, _MAP_IDS, _TELL_PID = 1, 2, 4, 8
+_SIMPLE = struct.Struct("=IIii")
+_PREPARE_MSG = struct.Struct("=10I")
+
+
+def send_with_fds(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    """One message with descriptors; they stay the caller's."""
+    sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+
+
+def sealed_memfd(name: str, content: bytes, *, owner: int | None = None) -> int:
+    """A descriptor of an unchangeable file in memory."""
+    import fcntl  # noqa: PLC0415 - not needed before the first run
+
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+        if owner is not None:
+            os.fchown(fd, owner, owner)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 0xF)  # shrink, grow, write, and sealing itself
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Launcher:
+    """The launcher process of this host process."""
+
+    _current: ClassVar[Launcher | None] = None
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        _check_binary()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid_of_host = os.getpid()
+        me = os.pidfd_open(self.pid_of_host)
+        try:
+            self._process = subprocess.Popen(
+                ["sandbox"],  # what processes inside see as the name of process 1
+                executable=BINARY,
+                stdin=theirs,
+                stdout=me,
+                stderr=subprocess.DEVNULL,
+                env={},
+                close_fds=True,
+            )
+        except OSError as exc:
+            ours.close()
+            raise _cannot_start(exc) from exc
+        finally:
+            theirs.close()
+            os.close(me)
+        self._control = ours
+        atexit.register(self._end_with_host)
+        self._control.settimeout(10)
+        self._userns: dict[tuple[int, int, int, int], int] = {}
+
+    @classmethod
+    def current(cls) -> Launcher:
+        """The running launcher; starts one if there is none or it has died."""
+        with cls._lock:
+            launcher = cls._current
+            if launcher is not None and launcher.pid_of_host != os.getpid():
+                # We are a forked copy: the launcher belongs to our parent.
+                launcher._forget()
+                launcher = None
+            if launcher is not None and launcher._process.poll() is not None:
+                launcher._forget()
+                launcher = None
+            if launcher is None:
+                launcher = cls._current = Launcher()
+            return launcher
+
+    def _forget(self) -> None:
+        atexit.unregister(self._end_with_host)
+        self._control.close()
+        for fd in self._userns.values():
+            os.close(fd)
+        # The Popen of another process's child must not complain that it was never waited for.
+        self._process.returncode = self._process.returncode or 0
+
+    def _end_with_host(self) -> None:
+        """At interpreter exit: let go, and wait until the launcher has ended everything."""
+        if os.getpid() == self.pid_of_host:
+            self._control.close()
+            self._process.wait(timeout=10)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def attach(self) -> socket.socket:
+        """A channel for one session."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with self._lock:
+                send_with_fds(self._control, _SIMPLE.pack(_ATTACH, 0, 0, 0), [theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        return ours
+
+    def userns(self, *, inside: tuple[int, int], outside: tuple[int, int]) -> int:
+        """A user namespace that maps one (uid, gid) to another; it stays ours, kept for reuse."""
+        key = (*inside, *outside)
+        with self._lock:
+            if key not in self._userns:
+                self._userns[key] = self._make_userns(key)
+            return self._userns[key]
+
+    def _make_userns(self, key: tuple[int, int, int, int]) -> int:
+        uid_in, gid_in, uid_out, gid_out = key
+        message = _PREPARE_MSG.pack(_USERNS, 0, 0, 0, uid_in, uid_out, gid_in, gid_out, 0, 0)
+        self._control.send(message)
+        data, fds, _, _ = socket.recv_fds(self._control, _SIMPLE.size, 1)
+        if len(data) != _SIMPLE.size:
+            raise SandboxExecutionError("the launcher ended unexpectedly", stage="spawn")
+        _, _, error, _ = _SIMPLE.unpack(data)
+        if error:
+            raise OSError(error, os.strerror(error))
+        return fds[0]
+
+
+def _check_binary() -> None:
+    if BINARY.is_file():
+        return
+    if platform.system() != "Linux":
+        raise BackendUnavailableError(
+            f"this backend needs Linux; this is {platform.system()}", missing=("linux",)
+        )
+    raise BackendUnavailableError(
+        f"the native launcher was not built when this package was installed ({BINARY} is missing)",
+        missing=("launcher",),
+        hint="install a C compiler (Debian: apt-get install gcc libc6-dev) and reinstall: "
+        "pip install --force-reinstall --no-binary unionai-sandbox unionai-sandbox",
+    )
+
+
+def _cannot_start(exc: OSError) -> BackendUnavailableError:
+    if exc.errno == errno.ENOEXEC:
+        return BackendUnavailableError(
+            f"the native launcher was built for another architecture; this machine is "
+            f"{platform.machine()}",
+            missing=("launcher",),
+            hint="reinstall the package on this machine: pip install --force-reinstall "
+            "--no-binary unionai-sandbox unionai-sandbox",
+        )
+    return BackendUnavailableError(
+        f"the native launcher {BINARY} could not be started: {exc.strerror}",
+        missing=("launcher",),
+        hint="is it executable, and on a file system mounted without noexec?"
+        if exc.errno == errno.EACCES
+        else "",
+    )
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock at the moment of the fork.
+    Launcher._lock = threading.Lock()  # noqa: SLF001 - this module's own
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Channel:
+    """One session's line to the launcher, served by the session's event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock = Launcher.current().attach()
+        self._ids = 0
+        self._gone: dict[int, Callable[[], None]] = {}
+        self._pids: dict[int, Callable[[int], None]] = {}
+        self._drained: dict[int, asyncio.Future[None]] = {}
+        self.lost = False
+        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+
+    def prepare(
+        self,
+        plan: Plan,
+        encoded: int,
+        *,
+        cgroups: Sequence[int] = (),
+        fds: Sequence[int] = (),
+        on_gone: Callable[[], None] | None = None,
+        on_pid: Callable[[int], None] | None = None,
+    ) -> tuple[int, socket.socket]:
+        """Begins a sandbox. Returns its number and the socket to its first process.
+
+        ``encoded`` is a descriptor of the encoded plan; ``on_gone`` is called when every process of
+        the sandbox has been reaped, ``on_pid`` with the number of its first process on the host.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ids += 1
+        number = self._ids
+        flags = (_NOTIFY if on_gone is not None else 0) | (_TELL_PID if on_pid is not None else 0)
+        uid, gid = plan.uid or (0, 0), plan.gid or (0, 0)
+        if plan.uid is not None:
+            flags |= _MAP_IDS | (_DENY_SETGROUPS if plan.deny_setgroups else 0)
+        message = _PREPARE_MSG.pack(
+            _PREPARE, number, plan.clone_flags, flags, *uid, *gid, len(cgroups), 0
+        )
+        try:
+            send_with_fds(self._sock, message, [theirs.fileno(), encoded, *cgroups, *fds])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        if on_gone is not None:
+            self._gone[number] = on_gone
+        if on_pid is not None:
+            self._pids[number] = on_pid
+        ours.setblocking(False)
+        return number, ours
+
+    def kill(self, number: int) -> None:
+        """Kills a sandbox from outside, whatever its first process is doing."""
+        if not self.lost:
+            self._sock.send(_SIMPLE.pack(_KILL, number, 0, 0))
+
+    async def drain(self) -> None:
+        """Kills everything of this session; returns when every process has been reaped."""
+        if self.lost:
+            return
+        self._ids += 1
+        done = self._drained[self._ids] = self._loop.create_future()
+        try:
+            self._sock.send(_SIMPLE.pack(_KILL_ALL, self._ids, 0, 0))
+        except OSError:  # the launcher has died, and what it had started with it
+            self._on_lost()
+        await done
+
+    def close(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
+
+    def _on_readable(self) -> None:
+        while True:
+            try:
+                data = self._sock.recv(_SIMPLE.size)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._on_lost()
+                return
+            kind, number, value, _ = _SIMPLE.unpack(data)
+            if kind == _PID and (on_pid := self._pids.pop(number, None)) is not None:
+                on_pid(value)
+            elif kind == _GONE and (callback := self._gone.pop(number, None)) is not None:
+                callback()
+            elif kind == _ALL_GONE and (future := self._drained.pop(number, None)) is not None:
+                _finish(future)
+
+    def _on_lost(self) -> None:
+        if self.lost:
+            return
+        self.lost = True
+        self._loop.remove_reader(self._sock.fileno())
+        for future in self._drained.values():
+            _finish(future)
+        callbacks, self._gone = tuple(self._gone.values()), {}
+        for callback in callbacks:
+            callback()
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

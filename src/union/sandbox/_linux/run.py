@@ -1,0 +1,429 @@
+"""One command in one sandbox: from a prepared sandbox to its end.
+
+Everything here happens in callbacks of the event loop: no thread, no task, no polling. Each
+descriptor has one owner at a time: pipes' far ends are closed as soon as they were sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._core.events import Exited, Failed, Started, Usage
+from union.sandbox._core.plan import OP_NAMES
+from union.sandbox._linux.launcher import sealed_memfd, send_with_fds
+from union.sandbox.constants import KILL_GRACE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from union.sandbox._session.transport import Sink
+
+__all__ = ["Command", "LocalRun", "Sandbox"]
+
+_EXEC, _SIGNAL = 30, 31
+_READY, _STARTED, _EXITED, _FAILED = 40, 41, 42, 43
+_HAS_SCRIPT, _HAS_PAYLOAD = 8, 16
+_SIMPLE = struct.Struct("=IIii")
+_EXIT = struct.Struct("=IiQQQ")
+_EXEC_MSG = struct.Struct("=8I")
+_RLIMIT = struct.Struct("=IIQQ")
+_INLINE: Final = 60 * 1024
+_CHUNK: Final = 256 * 1024
+_ROUND: Final = 4
+"""Chunks taken from one pipe before the other descriptors get their turn."""
+_OP_CHDIR, _OP_EXEC = 110, 111
+_OUR_KILL_DELAY_S: Final = 2.0
+"""How long the sandbox's first process may take to obey before it is killed from outside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What the sandbox's first process is asked to run."""
+
+    programs: Sequence[str]
+    """Paths to try in turn."""
+    argv: Sequence[str]
+    env: Sequence[str]
+    cwd: str
+    rlimits: Sequence[tuple[int, int, int]] = ()
+    script: bytes | None = None
+    slot: int = 0
+
+    def body(self) -> bytes:
+        limits = b"".join(_RLIMIT.pack(r, 0, soft, hard) for r, soft, hard in self.rlimits)
+        strings = "\0".join((self.cwd, *self.programs, *self.argv, *self.env, ""))
+        return limits + strings.encode("utf-8", "surrogateescape")
+
+
+class Sandbox:
+    """A prepared sandbox: its socket, and what must happen when it has ended."""
+
+    def __init__(
+        self, number: int, sock: socket.socket, *, kill: Callable[[int], None], owner: int | None
+    ) -> None:
+        self.number = number
+        self.sock = sock
+        self.owner = owner
+        """The id that must own what the command may reopen, such as its pipes."""
+        self._kill = kill
+        self.was_out_of_memory: Callable[[], bool] = lambda: False
+        self.peak_memory: Callable[[], int | None] = lambda: None
+
+    def kill(self) -> None:
+        self._kill(self.number)
+
+
+class LocalRun:
+    """A command in flight (the Run protocol), feeding a Sink."""
+
+    def __init__(self, sandbox: Sandbox, sink: Sink, *, pipes: tuple[bool, bool]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sandbox = sandbox
+        self._sink = sink
+        self._wanted = pipes
+        self._pipes: dict[int, int] = {}
+        self._paused: set[int] = set()
+        self._stdin: int | None = None
+        self._stdin_queue = bytearray()
+        self._stdin_closing = False
+        self._stdin_broken = False
+        self._stdin_waiters: list[asyncio.Future[None]] = []
+        self._timers: list[asyncio.TimerHandle] = []
+        self._cause = ""
+        self._ended = False
+        self.started: asyncio.Future[None] = self._loop.create_future()
+        self.finished: asyncio.Future[None] = self._loop.create_future()
+        self.failure: tuple[int, int] | None = None
+        self.on_doors: Callable[[list[int]], None] = _close_all
+
+    def begin(
+        self, command: Command, *, stdin: bytes | str | None, timeout_s: float | None
+    ) -> None:
+        """Sends the request; from here on the sink is told everything."""
+        sock = self._sandbox.sock
+        sent: list[int] = []
+        flags = 0
+        with contextlib.ExitStack() as far_ends:
+
+            def give(fd: int, bit: int) -> None:
+                nonlocal flags
+                far_ends.callback(os.close, fd)
+                sent.append(fd)
+                flags |= bit
+
+            try:
+                self._make_stdin(stdin, give)
+                for fd, wanted in zip((1, 2), self._wanted, strict=True):
+                    if wanted:
+                        near, far = self._pipe()
+                        self._pipes[fd] = near
+                        give(far, 1 << fd)
+                if command.script is not None:
+                    give(sealed_memfd("script", command.script), _HAS_SCRIPT)
+                body = command.body()
+                size = len(body)
+                if size > _INLINE:
+                    give(sealed_memfd("request", body), _HAS_PAYLOAD)
+                    body = b""
+                counts = (len(command.rlimits), len(command.programs))
+                head = _EXEC_MSG.pack(
+                    _EXEC, flags, command.slot, *counts, len(command.argv), len(command.env), size
+                )
+                send_with_fds(sock, head + body, sent)
+            except OSError as exc:
+                self._release()
+                self._fail(Failed("spawn", f"the command could not be handed over: {exc.strerror}"))
+                return
+        self._loop.add_reader(sock.fileno(), self._on_message)
+        for fd in tuple(self._pipes):
+            self._loop.add_reader(self._pipes[fd], self._on_output, fd)
+        if timeout_s is not None:
+            self._timers.append(self._loop.call_later(timeout_s, self.end, "timeout"))
+
+    def _pipe(self) -> tuple[int, int]:
+        near, far = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(near, False)
+        if self._sandbox.owner is not None:
+            # So that the command can open /dev/stdout: it checks the owner of the pipe.
+            os.fchown(far, self._sandbox.owner, self._sandbox.owner)
+        return near, far
+
+    def _make_stdin(self, stdin: bytes | str | None, give: Callable[[int, int], None]) -> None:
+        if isinstance(stdin, bytes):
+            owner = self._sandbox.owner
+            give(_read_only(sealed_memfd("stdin", stdin, owner=owner)), 1)
+        elif stdin is not None:
+            far, near = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(near, False)
+            self._stdin = near
+            if self._sandbox.owner is not None:
+                os.fchown(far, self._sandbox.owner, self._sandbox.owner)
+            give(far, 1)
+
+    # Messages of the sandbox's first process.
+
+    def _on_message(self) -> None:
+        while not self._ended:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sandbox.sock, 64, 8)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds = b"", []
+            if not data:
+                self._on_lost()
+                return
+            kind = int.from_bytes(data[:4], sys.byteorder)
+            if kind == _READY:
+                self.on_doors(fds)
+            elif kind == _STARTED:
+                self._sink.event(Started(_SIMPLE.unpack(data)[2]))
+                _settle(self.started)
+            elif kind == _EXITED:
+                self._on_exit(data)
+            elif kind == _FAILED:
+                _, where, error, _ = _SIMPLE.unpack(data)
+                self.failure = (where, error)
+                self._fail(_explain(where, error))
+
+    def _on_exit(self, data: bytes) -> None:
+        _, status, user_us, system_us, maxrss_kib = _EXIT.unpack(data)
+        self._drain_pipes()
+        code = os.waitstatus_to_exitcode(status)
+        usage = Usage(
+            cpu_user_s=user_us / 1e6,
+            cpu_system_s=system_us / 1e6,
+            max_rss_bytes=maxrss_kib * 1024,
+            peak_memory_bytes=self._sandbox.peak_memory(),
+        )
+        reason = self._reason(-code if code < 0 else 0)
+        self._finish(Exited(128 - code if code < 0 else code, reason, usage))
+
+    def _reason(self, signum: int) -> str:
+        if self._cause:
+            return self._cause
+        if signum == signal.SIGKILL and self._sandbox.was_out_of_memory():
+            return "oom"
+        if signum in {signal.SIGXCPU, signal.SIGXFSZ}:
+            return "limit"
+        return "signal" if signum else ""
+
+    def _on_lost(self) -> None:
+        """The first process ended without a word: it, or everything, was killed."""
+        if self._sandbox.was_out_of_memory():
+            self._drain_pipes()
+            self._finish(Exited(128 + signal.SIGKILL, "oom", Usage()))
+        elif self._cause:
+            self._drain_pipes()
+            self._finish(Exited(128 + signal.SIGKILL, self._cause, Usage()))
+        else:
+            self._fail(Failed("stream", "the sandbox ended without reporting how"))
+
+    def _fail(self, failed: Failed) -> None:
+        self._release()
+        self._sink.event(failed)
+        self._end_all()
+
+    def _finish(self, exited: Exited) -> None:
+        # Streams that wait for their reader stay open; the rest of the run is over.
+        self._sink.event(exited)
+        self._end_all()
+
+    def _end_all(self) -> None:
+        self._ended = True
+        for timer in self._timers:
+            timer.cancel()
+        if self._sandbox.sock.fileno() >= 0:
+            self._loop.remove_reader(self._sandbox.sock.fileno())
+            self._sandbox.sock.close()
+        self._drop_stdin()
+        _settle(self.started)
+        _settle(self.finished)
+
+    # Output.
+
+    def _on_output(self, fd: int) -> None:
+        pipe = self._pipes[fd]
+        for _ in range(_ROUND):
+            try:
+                data = os.read(pipe, _CHUNK)
+            except BlockingIOError:
+                return
+            if not data:
+                self._close_pipe(fd)
+                return
+            if not self._sink.output(fd, data):
+                self._paused.add(fd)
+                self._loop.remove_reader(pipe)
+                return
+            if len(data) < _CHUNK // 4:
+                return
+
+    def _drain_pipes(self) -> None:
+        """The tree is dead: what its pipes still hold is all there will be."""
+        for fd in tuple(self._pipes):
+            while fd in self._pipes and fd not in self._paused:
+                before = self._pipes[fd]
+                try:
+                    data = os.read(before, _CHUNK)
+                except BlockingIOError:
+                    break  # a copy of the far end is open elsewhere; the reader callback goes on
+                if not data:
+                    self._close_pipe(fd)
+                elif not self._sink.output(fd, data):
+                    self._paused.add(fd)
+                    self._loop.remove_reader(before)
+
+    def resume(self, fd: int) -> None:
+        if fd in self._paused:
+            self._paused.discard(fd)
+            self._loop.add_reader(self._pipes[fd], self._on_output, fd)
+
+    def _close_pipe(self, fd: int) -> None:
+        pipe = self._pipes.pop(fd)
+        self._loop.remove_reader(pipe)
+        os.close(pipe)
+        self._sink.end_of_output(fd)
+
+    def _release(self) -> None:
+        """Closes the near ends without telling the sink, which learns of the failure itself."""
+        for pipe in self._pipes.values():
+            self._loop.remove_reader(pipe)
+            os.close(pipe)
+        self._pipes.clear()
+        self._paused.clear()
+
+    def abandon(self) -> None:
+        """The session closes: no reader will come any more."""
+        for fd in tuple(self._pipes):
+            self._paused.discard(fd)
+            self._close_pipe(fd)
+
+    # Signals and ends.
+
+    def signal(self, signum: int) -> None:
+        if self._ended:
+            return
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            # Gone between two messages: its end is on the way to us.
+            self._sandbox.sock.send(_SIMPLE.pack(_SIGNAL, 0, signum, 0))
+
+    def end(self, cause: str) -> None:
+        """Ends the whole tree: SIGTERM, a short grace, SIGKILL; ``cause`` becomes the reason."""
+        if self._ended or self._cause:
+            return
+        self._cause = cause
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
+        self._timers.append(self._loop.call_later(KILL_GRACE_S, self.signal, signal.SIGKILL))
+        self._timers.append(
+            self._loop.call_later(KILL_GRACE_S + _OUR_KILL_DELAY_S, self._sandbox.kill)
+        )
+
+    def end_now(self, cause: str) -> None:
+        """The same without grace, from outside."""
+        if not self._ended:
+            self._cause = self._cause or cause
+            self._sandbox.kill()
+
+    # Standard input.
+
+    def feed_stdin(self, data: bytes) -> None:
+        if self._stdin is None or self._stdin_broken:
+            return
+        idle = not self._stdin_queue
+        self._stdin_queue += data
+        if idle:
+            self._on_stdin_room()
+
+    async def drain_stdin(self) -> None:
+        if self._stdin_queue and not self._stdin_broken:
+            waiter = self._loop.create_future()
+            self._stdin_waiters.append(waiter)
+            await waiter
+        if self._stdin_broken:
+            raise BrokenPipeError(errno.EPIPE, "the command does not read its stdin any more")
+
+    def close_stdin(self) -> None:
+        self._stdin_closing = True
+        if not self._stdin_queue:
+            self._drop_stdin()
+
+    def _on_stdin_room(self) -> None:
+        if self._stdin is None:
+            return
+        self._loop.remove_writer(self._stdin)
+        try:
+            del self._stdin_queue[: os.write(self._stdin, self._stdin_queue[:_CHUNK])]
+        except BlockingIOError:
+            pass  # full again: the loop tells when there is room
+        except OSError:
+            self._drop_stdin(broken=True)
+            return
+        if self._stdin_queue:
+            self._loop.add_writer(self._stdin, self._on_stdin_room)
+            return
+        self._wake_stdin()
+        if self._stdin_closing:
+            self._drop_stdin()
+
+    def _drop_stdin(self, *, broken: bool = False) -> None:
+        if self._stdin is not None:
+            self._stdin_broken = broken or bool(self._stdin_queue) or not self._stdin_closing
+            self._loop.remove_writer(self._stdin)
+            os.close(self._stdin)
+            self._stdin = None
+            self._stdin_queue.clear()
+        self._wake_stdin()
+
+    def _wake_stdin(self) -> None:
+        for waiter in self._stdin_waiters:
+            _settle(waiter)
+        self._stdin_waiters.clear()
+
+
+def _read_only(fd: int) -> int:
+    """The same file, opened for reading only."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(fd)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _explain(where: int, error: int) -> Failed:
+    op = where & 0xFF
+    name = OP_NAMES.get(op, f"step {op}")
+    what = os.strerror(error)
+    if op == _OP_EXEC and error == errno.ENOENT:
+        return Failed("spawn", "no such program inside the sandbox", "program-not-found")
+    if op == _OP_EXEC and error == errno.E2BIG:
+        return Failed(
+            "spawn",
+            "arguments and environment together are larger than the kernel accepts",
+            "too-large",
+            "pass large data through stdin, or in a file with put_bytes()",
+        )
+    if op == _OP_EXEC and error == errno.ENOEXEC:
+        return Failed(
+            "spawn", "not a program for this machine", hint="a script needs a '#!' first line"
+        )
+    return Failed("spawn", f"{name}: {what}", f"spawn-{errno.errorcode.get(error, error)}")

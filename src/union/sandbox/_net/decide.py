@@ -1,0 +1,138 @@
+"""Resolve, check every address, dial one that was checked.
+
+The name is looked up once, on the host; each address it leads to is judged; the connection goes
+to one of those that passed, by address. There is no second look-up that could answer otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._core.addresses import canonical, parse_address
+from union.sandbox._core.hosts import Verdict, decide_address, decide_name, parse_host
+from union.sandbox._net.connect import connect_any
+from union.sandbox._net.stream import Stream
+
+if TYPE_CHECKING:
+    from union.sandbox._core.addresses import Address
+    from union.sandbox._core.hosts import NetworkRules
+    from union.sandbox._net.connect import Resolver
+    from union.sandbox._net.upstream import UpstreamDialer
+
+__all__ = ["Connected", "DialError", "Dialer", "RefusedError"]
+
+RESOLVE_TIMEOUT_S: Final = 10.0
+CONNECT_TIMEOUT_S: Final = 20.0
+_MOST_ADDRESSES: Final = 8
+
+
+class RefusedError(Exception):
+    """Policy says no."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.reason)
+        self.verdict = verdict
+
+
+class DialError(Exception):
+    """Policy says yes, and the destination could not be reached."""
+
+    def __init__(self, message: str, *, verdict: Verdict, refused: bool = False) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+        self.refused = refused
+        """The destination itself answered, with a reset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """A connection that may be used; ``name`` is None when an address was asked for."""
+
+    stream: Stream
+    address: str
+    name: str | None
+    verdict: Verdict
+
+
+class Dialer:
+    """Makes the connections of one run."""
+
+    def __init__(
+        self, rules: NetworkRules, *, resolver: Resolver, upstream: UpstreamDialer | None = None
+    ) -> None:
+        self.rules = rules
+        self.upstream = upstream
+        self._resolver = resolver
+
+    async def dial(self, host: str, port: int) -> Connected:
+        """Judge and connect.
+
+        Raises:
+            RefusedError: policy says no, to the name or to every address of it.
+            DialError: it could not be reached.
+
+        """
+        verdict = decide_name(self.rules, host, port)
+        if not verdict.allowed:
+            raise RefusedError(verdict)
+        parsed = parse_host(host)
+        name = parsed if isinstance(parsed, str) else None
+        if self.upstream is not None:
+            # The caller's proxy may know names that this host does not: it resolves them.
+            try:
+                stream = await self.upstream.connect(str(parsed), port)
+            except OSError as exc:
+                raise DialError(_why(exc), verdict=verdict) from exc
+            return Connected(stream=stream, address="", name=name, verdict=verdict)
+        if isinstance(parsed, str):
+            addresses, verdict = await self._checked(parsed, port, verdict)
+        else:
+            addresses = [parsed]
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                sock, address = await connect_any(addresses, port)
+        except TimeoutError as exc:
+            raise DialError("timed out while connecting", verdict=verdict) from exc
+        except OSError as exc:
+            raise DialError(
+                _why(exc), verdict=verdict, refused=isinstance(exc, ConnectionRefusedError)
+            ) from exc
+        return Connected(stream=Stream(sock), address=str(address), name=name, verdict=verdict)
+
+    async def _checked(
+        self, name: str, port: int, by_name: Verdict
+    ) -> tuple[list[Address], Verdict]:
+        try:
+            async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+                found = await self._resolver.resolve(name)
+        except TimeoutError as exc:
+            raise DialError("timed out while resolving the name", verdict=by_name) from exc
+        except (OSError, UnicodeError) as exc:
+            raise DialError(f"cannot resolve the name: {_why(exc)}", verdict=by_name) from exc
+        passed: list[Address] = []
+        refusal: Verdict | None = None
+        deciding = by_name
+        for text in found:
+            address = parse_address(text)
+            if address is None or address in passed:
+                # An address with a zone is link-local: never one to dial for a name.
+                continue
+            verdict = decide_address(self.rules, address, port, name=name)
+            if verdict.allowed:
+                passed.append(canonical(address))
+                deciding = verdict
+            else:
+                refusal = refusal or verdict
+        if passed:
+            return passed[:_MOST_ADDRESSES], deciding
+        if refusal is not None:
+            raise RefusedError(refusal)
+        raise DialError("the name has no usable address", verdict=by_name)
+
+
+def _why(exc: Exception) -> str:
+    if isinstance(exc, OSError) and exc.strerror:
+        return str(exc.strerror)
+    return str(exc) or type(exc).__name__

@@ -1,0 +1,136 @@
+"""The resolver that a run sees. It asks nobody: an allowed name gets an address of our own.
+
+A name that is not allowed does not exist, at once, and is not sent anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from ipaddress import IPv4Address, IPv6Address
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._core import dns
+from union.sandbox._core.hosts import decide_name, parse_host
+from union.sandbox._core.names import NameSyntaxError
+from union.sandbox._net.ledger import Attempt
+from union.sandbox._net.stream import EndOfStreamError
+
+if TYPE_CHECKING:
+    import socket
+
+    from union.sandbox._core.hosts import NetworkRules, Verdict
+    from union.sandbox._core.synthetic import SyntheticNames
+    from union.sandbox._net.ledger import Ledger
+    from union.sandbox._net.server import Connection
+
+__all__ = ["DnsDoor", "Resolution"]
+
+_IDLE_S: Final = 10.0
+_DATAGRAMS_PER_TURN: Final = 64
+_SAME_QUESTION_S: Final = 2.0
+_REMEMBERED: Final = 4096
+
+
+class Resolution:
+    """Answers questions; needs no socket."""
+
+    def __init__(
+        self, rules: NetworkRules, names: SyntheticNames, ledger: Ledger, *, ipv6: bool
+    ) -> None:
+        self._rules = rules
+        self._names = names
+        self._ledger = ledger
+        self._ipv6 = ipv6
+        self._refused: dict[str, float] = {}
+
+    def answer(self, data: bytes) -> bytes | None:
+        """Return the answer to one message; None for what deserves none."""
+        try:
+            query = dns.parse_query(data)
+        except dns.DnsFormatError as exc:
+            return dns.encode_failure(data, exc.rcode)
+        name = query.name.lower()
+        if not name:
+            return dns.encode_answer(query)
+        if name.endswith((".in-addr.arpa", ".ip6.arpa")):
+            return self._reverse(query, name)
+        if name == "localhost" or name.endswith(".localhost"):
+            return self._with_addresses(query, IPv4Address("127.0.0.1"), IPv6Address("::1"))
+        try:
+            parsed = parse_host(query.name)
+        except NameSyntaxError:
+            parsed = None
+        verdict = decide_name(self._rules, query.name, None)
+        if not isinstance(parsed, str) or not verdict.allowed:
+            if not verdict.allowed:
+                self._record(parsed if isinstance(parsed, str) else query.name, verdict)
+            return dns.encode_answer(query, rcode=dns.NXDOMAIN, why=verdict.reason)
+        addresses = self._names.addresses(parsed)
+        if addresses is None:
+            return dns.encode_answer(query, rcode=dns.SERVFAIL, why="too many names in this run")
+        return self._with_addresses(query, *addresses)
+
+    def _with_addresses(self, query: dns.Query, four: IPv4Address, six: IPv6Address) -> bytes:
+        if query.kind in {dns.A, dns.ANY}:
+            return dns.encode_answer(query, records=(four.packed,))
+        if query.kind == dns.AAAA and self._ipv6:
+            return dns.encode_answer(query, records=(six.packed,))
+        # The name exists and has nothing of that kind.
+        return dns.encode_answer(query)
+
+    def _reverse(self, query: dns.Query, name: str) -> bytes:
+        known = None
+        parts = name.removesuffix(".in-addr.arpa").split(".")
+        if query.kind == dns.PTR and len(parts) == 4:
+            with contextlib.suppress(ValueError):
+                known = self._names.name(IPv4Address(".".join(reversed(parts))))
+        if known is None:
+            return dns.encode_answer(query, rcode=dns.NXDOMAIN)
+        return dns.encode_answer(query, records=(dns.encode_name(known),))
+
+    def _record(self, name: str, verdict: Verdict) -> None:
+        # A and AAAA are asked together, and again: that is one attempt of the program.
+        now = time.monotonic()
+        if now - self._refused.get(name, -_SAME_QUESTION_S) < _SAME_QUESTION_S:
+            return
+        if len(self._refused) >= _REMEMBERED:
+            self._refused.clear()
+        self._refused[name] = now
+        attempt = Attempt(door="dns", host=name, port=0)
+        attempt.verdict = verdict
+        self._ledger.close(attempt)
+
+
+class DnsDoor:
+    """Carries questions to a Resolution, over UDP and TCP."""
+
+    name: Final = "dns"
+
+    def __init__(self, resolution: Resolution) -> None:
+        self._resolution = resolution
+
+    def readable(self, sock: socket.socket) -> None:
+        """Answer the datagrams that are waiting."""
+        for _ in range(_DATAGRAMS_PER_TURN):
+            try:
+                data, sender = sock.recvfrom(4096)
+                answer = self._resolution.answer(data)
+                if answer is not None:
+                    sock.sendto(answer, sender)
+            except OSError:
+                # Nothing (more) to read, or nobody there to read the answer: it is only UDP.
+                return
+
+    async def serve(self, connection: Connection) -> None:
+        """Answer questions on one TCP connection, each with its length before it."""
+        stream = connection.stream
+        with contextlib.suppress(EndOfStreamError, TimeoutError):
+            while True:
+                async with asyncio.timeout(_IDLE_S):
+                    size = int.from_bytes(await stream.exactly(2), "big")
+                    answer = self._resolution.answer(await stream.exactly(size))
+                    if answer is None:
+                        return
+                    await stream.send(len(answer).to_bytes(2, "big") + answer)

@@ -1,0 +1,283 @@
+"""The network of one run, seen from the host: its doors, their connections, and their end.
+
+The listening sockets were made inside the sandbox's network namespace and handed out; only that
+run can reach them. They are served by the caller's own event loop: no thread, no process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+from typing import TYPE_CHECKING, Final, Protocol
+
+from union.sandbox._core.synthetic import SyntheticNames
+from union.sandbox._net.connect import HostResolver
+from union.sandbox._net.decide import Dialer, DialError, RefusedError
+from union.sandbox._net.dns import DnsDoor, Resolution
+from union.sandbox._net.http_proxy import HttpDoor
+from union.sandbox._net.ledger import Ledger
+from union.sandbox._net.socks import SocksDoor
+from union.sandbox._net.stream import Stream, peer_is_gone
+from union.sandbox._net.transparent import TransparentDoor, original_destination
+from union.sandbox._net.upstream import UpstreamDialer
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from union.sandbox._core.decision import Decision
+    from union.sandbox._core.hosts import NetworkRules
+    from union.sandbox._core.upstream import Upstream
+    from union.sandbox._net.connect import Resolver
+    from union.sandbox._net.decide import Connected
+    from union.sandbox._net.ledger import Attempt
+    from union.sandbox._net.transparent import Destination
+
+__all__ = ["Connection", "Egress"]
+
+_LOGGER: Final = logging.getLogger("union.sandbox.network")
+_MOST_CONNECTIONS: Final = 512
+_MOST_HALF_OPEN: Final = 128
+_ACCEPTS_PER_TURN: Final = 64
+_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_RETRY_ACCEPT_S: Final = 0.1
+_LINGER_S: Final = 1.0
+_LINGER_BYTES: Final = 256 * 1024
+
+
+class Door(Protocol):
+    """Serves the connections of one listener."""
+
+    @property
+    def name(self) -> str:
+        """What the door is called in decisions."""
+        ...
+
+    async def serve(self, connection: Connection) -> None:
+        """Serve one connection to its end; the connection is closed by whoever called."""
+        ...
+
+
+class Connection:
+    """One accepted connection, and what a door may do with it."""
+
+    def __init__(self, egress: Egress, stream: Stream) -> None:
+        self._egress = egress
+        self._server: Stream | None = None
+        self._attempts: list[Attempt] = []
+        self.stream = stream
+        self.rules = egress.rules
+        self.upstream = egress.dialer.upstream
+
+    def account(self, attempt: Attempt) -> Attempt:
+        """Begin an attempt; the one before it on this connection is over."""
+        self.end_attempts()
+        self._attempts.append(attempt)
+        return attempt
+
+    def settled(self) -> None:
+        """Say that the client has asked for something: it is no longer half open."""
+        self._egress.settled(self)
+
+    async def dial(self, attempt: Attempt) -> Connected:
+        """Judge and connect, and write both outcomes into ``attempt``.
+
+        Raises:
+            RefusedError: policy says no.
+            DialError: it could not be reached.
+
+        """
+        try:
+            connected = await self._egress.dialer.dial(attempt.host, attempt.port)
+        except RefusedError as exc:
+            attempt.verdict = exc.verdict
+            raise
+        except DialError as exc:
+            attempt.verdict = exc.verdict
+            attempt.error = str(exc)
+            raise
+        attempt.verdict = connected.verdict
+        attempt.address = connected.address
+        if self._server is not None:
+            self._server.close()
+        self._server = connected.stream
+        return connected
+
+    async def linger(self) -> None:
+        """End our side and read on for a moment, so that what we sent is not lost in a reset."""
+        self.stream.end_writing()
+        left = _LINGER_BYTES
+        try:
+            async with asyncio.timeout(_LINGER_S):
+                while left > 0 and (data := await self.stream.some()):
+                    left -= len(data)
+        except TimeoutError:
+            return
+
+    def end_attempts(self) -> None:
+        """Account for what has ended."""
+        while self._attempts:
+            self._egress.ledger.close(self._attempts.pop())
+
+    def refused(self, exc: RefusedError) -> None:
+        """Note a refusal that came after the connection had been made."""
+        if self._attempts:
+            self._attempts[-1].verdict = exc.verdict
+
+    def close(self, *, abort: bool) -> None:
+        """Close both sides and account for the rest."""
+        for stream in (self.stream, self._server):
+            if stream is not None:
+                if abort:
+                    stream.abort()
+                else:
+                    stream.close()
+        self.end_attempts()
+
+
+class Egress:
+    """Serves one run's doors until closed. Owns the sockets that it was given."""
+
+    def __init__(
+        self,
+        rules: NetworkRules,
+        *,
+        http: socket.socket,
+        socks: socket.socket,
+        on_decision: Callable[[Decision], None],
+        tcp_transparent: socket.socket | None = None,
+        tcp_transparent6: socket.socket | None = None,
+        dns_udp: socket.socket | None = None,
+        dns_tcp: socket.socket | None = None,
+        upstream: Upstream | None = None,
+        resolver: Resolver | None = None,
+        credentials: str | None = None,
+        destination: Destination = original_destination,
+    ) -> None:
+        self.rules = rules
+        self.ledger = Ledger(on_decision)
+        self.dialer = Dialer(
+            rules,
+            resolver=resolver or HostResolver(),
+            upstream=None if upstream is None else UpstreamDialer(upstream),
+        )
+        names = SyntheticNames()
+        self._dns = DnsDoor(
+            Resolution(rules, names, self.ledger, ipv6=tcp_transparent6 is not None)
+        )
+        transparent = TransparentDoor(names, destination=destination)
+        doors: tuple[tuple[socket.socket | None, Door], ...] = (
+            (tcp_transparent, transparent),
+            (tcp_transparent6, transparent),
+            (dns_tcp, self._dns),
+            (http, HttpDoor(credentials)),
+            (socks, SocksDoor(credentials)),
+        )
+        self._listeners = [(sock, door) for sock, door in doors if sock is not None]
+        self._dns_udp = dns_udp
+        self._loop = asyncio.get_running_loop()
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._half_open: dict[Connection, asyncio.Task[None]] = {}
+        self._most = _connection_limit()
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin to serve, in the running loop."""
+        for sock, door in self._listeners:
+            sock.setblocking(False)
+            self._loop.add_reader(sock.fileno(), self._accept, sock, door)
+        if self._dns_udp is not None:
+            self._dns_udp.setblocking(False)
+            self._loop.add_reader(self._dns_udp.fileno(), self._dns.readable, self._dns_udp)
+
+    def close(self) -> None:
+        """Stop serving: listeners are closed now, connections at the loop's next turn."""
+        if self._closed:
+            return
+        self._closed = True
+        listeners = [sock for sock, _door in self._listeners]
+        if self._dns_udp is not None:
+            listeners.append(self._dns_udp)
+        for sock in listeners:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+        for task in self._connections:
+            task.cancel()
+
+    async def aclose(self) -> None:
+        """Stop serving, and wait until every connection is closed and accounted for."""
+        self.close()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def settled(self, connection: Connection) -> None:
+        """Take a connection off the list of those that have not asked for anything yet."""
+        self._half_open.pop(connection, None)
+
+    def _accept(self, listener: socket.socket, door: Door) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, _address = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as exc:
+                if exc.errno in _NO_DESCRIPTORS:
+                    self._pause(listener, door)
+                    return
+                # The client was gone before it was accepted.
+                continue
+            stream = Stream(sock)
+            if len(self._connections) >= self._most:
+                stream.abort()
+                continue
+            connection = Connection(self, stream)
+            task = self._loop.create_task(self._serve(connection, door))
+            self._connections[task] = connection
+            self._half_open[connection] = task
+            task.add_done_callback(self._ended)
+            if len(self._half_open) > _MOST_HALF_OPEN:
+                # Whoever opens connections and says nothing loses the oldest of them.
+                oldest = next(iter(self._half_open))
+                self._half_open.pop(oldest).cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        connection = self._connections.pop(task)
+        self._half_open.pop(connection, None)
+        # A task that is cancelled before its first step never gets to its own clean-up.
+        connection.close(abort=True)
+
+    def _pause(self, listener: socket.socket, door: Door) -> None:
+        """Leave a listener alone for a moment: a full table would make the loop spin."""
+        self._loop.remove_reader(listener.fileno())
+
+        def resume() -> None:
+            if not self._closed:
+                self._loop.add_reader(listener.fileno(), self._accept, listener, door)
+
+        self._loop.call_later(_RETRY_ACCEPT_S, resume)
+
+    async def _serve(self, connection: Connection, door: Door) -> None:
+        abort = True
+        try:
+            await door.serve(connection)
+            abort = False
+        except RefusedError as exc:
+            connection.refused(exc)
+        except DialError:
+            pass
+        except OSError as exc:
+            if not peer_is_gone(exc):
+                _LOGGER.warning("%s door: %s", door.name, exc)
+        except Exception:
+            _LOGGER.exception("%s door: a connection ended by an error of ours", door.name)
+        finally:
+            connection.close(abort=abort)
+
+
+def _connection_limit() -> int:
+    # Each connection takes two descriptors of a process that is the caller's, not ours.
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    return min(_MOST_CONNECTIONS, max(16, soft * 3 // 8))

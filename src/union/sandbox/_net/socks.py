@@ -1,0 +1,128 @@
+"""SOCKS5 (RFC 1928): CONNECT, by name or address; nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from ipaddress import IPv4Address, IPv6Address
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._core.addresses import canonical
+from union.sandbox._core.hosts import Verdict
+from union.sandbox._net.decide import DialError, RefusedError
+from union.sandbox._net.ledger import Attempt
+from union.sandbox._net.relay import tunnel
+from union.sandbox._net.stream import EndOfStreamError
+
+if TYPE_CHECKING:
+    from union.sandbox._net.server import Connection
+    from union.sandbox._net.stream import Stream
+
+__all__ = ["SocksDoor"]
+
+_HANDSHAKE_TIMEOUT_S: Final = 10.0
+_NO_LOGIN: Final = 0
+_PASSWORD: Final = 2
+_NO_METHOD: Final = 0xFF
+_CONNECT: Final = 1
+
+_GRANTED: Final = 0
+_FAILED: Final = 1
+_NOT_ALLOWED: Final = 2
+_UNREACHABLE: Final = 4
+_CONNECTION_REFUSED: Final = 5
+_COMMAND_UNKNOWN: Final = 7
+_ADDRESS_UNKNOWN: Final = 8
+
+
+class _ProtocolError(Exception):
+    """The client is to be let go; ``code`` is the reply that it gets, None for silence."""
+
+    def __init__(self, message: str, *, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SocksDoor:
+    """Serves one SOCKS5 client per connection."""
+
+    name: Final = "socks"
+
+    def __init__(self, credentials: str | None) -> None:
+        self._credentials = None if credentials is None else credentials.encode()
+
+    async def serve(self, connection: Connection) -> None:
+        """Shake hands, judge, dial and relay."""
+        stream = connection.stream
+        attempt = Attempt(door="socks", host="", port=0)
+        try:
+            async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+                await self._log_in(stream)
+                attempt.host, attempt.port = await self._request(stream)
+        except _ProtocolError as exc:
+            attempt.verdict = Verdict(allowed=False, rule="syntax", reason=f"SOCKS: {exc}")
+            connection.account(attempt)
+            if exc.code is not None:
+                await self._reply(stream, exc.code)
+            await connection.linger()
+            return
+        except (EndOfStreamError, TimeoutError):
+            return
+        connection.account(attempt)
+        connection.settled()
+        try:
+            connected = await connection.dial(attempt)
+        except RefusedError:
+            await self._reply(stream, _NOT_ALLOWED)
+            await connection.linger()
+            return
+        except DialError as exc:
+            await self._reply(stream, _CONNECTION_REFUSED if exc.refused else _UNREACHABLE)
+            await connection.linger()
+            return
+        await self._reply(stream, _GRANTED)
+        await tunnel(stream, connected, attempt, rules=connection.rules)
+
+    async def _log_in(self, stream: Stream) -> None:
+        version, count = await stream.exactly(2)
+        if version != 5:
+            raise _ProtocolError("not version 5")
+        methods = await stream.exactly(count)
+        wanted = _NO_LOGIN if self._credentials is None else _PASSWORD
+        if wanted not in methods:
+            await stream.send(bytes((5, _NO_METHOD)))
+            raise _ProtocolError("the client cannot log in as is asked of it")
+        await stream.send(bytes((5, wanted)))
+        if self._credentials is None:
+            return
+        version, length = await stream.exactly(2)
+        username = await stream.exactly(length)
+        password = await stream.exactly((await stream.exactly(1))[0])
+        if version != 1 or not hmac.compare_digest(username + b":" + password, self._credentials):
+            await stream.send(b"\x01\x01")
+            raise _ProtocolError("wrong user name or password")
+        await stream.send(b"\x01\x00")
+
+    async def _request(self, stream: Stream) -> tuple[str, int]:
+        version, command, reserved, kind = await stream.exactly(4)
+        if version != 5 or reserved != 0:
+            raise _ProtocolError("a malformed request", code=_FAILED)
+        if kind == 1:
+            host = str(IPv4Address(await stream.exactly(4)))
+        elif kind == 4:
+            host = str(canonical(IPv6Address(await stream.exactly(16))))
+        elif kind == 3:
+            raw = await stream.exactly((await stream.exactly(1))[0])
+            # Clients send names of any script as UTF-8; the policy normalises or refuses them.
+            host = raw.decode("utf-8", "backslashreplace")
+        else:
+            raise _ProtocolError("an unknown kind of address", code=_ADDRESS_UNKNOWN)
+        port = int.from_bytes(await stream.exactly(2), "big")
+        if command != _CONNECT:
+            raise _ProtocolError("only CONNECT is served", code=_COMMAND_UNKNOWN)
+        if port == 0:
+            raise _ProtocolError("port 0", code=_FAILED)
+        return host, port
+
+    async def _reply(self, stream: Stream, code: int) -> None:
+        await stream.send(bytes((5, code, 0, 1, 0, 0, 0, 0, 0, 0)))

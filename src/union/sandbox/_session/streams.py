@@ -1,0 +1,126 @@
+"""Bounded buffers between a command and its reader, and splitting into lines."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox.constants import MAX_LINE_BYTES, UNREAD_STREAM_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+__all__ = ["Collector", "StreamBuffer", "split_lines"]
+
+_READ_AHEAD: Final = 1024 * 1024
+"""What is held of a stream that has a reader, or that nobody reads: then the writer is slowed."""
+
+
+class StreamBuffer:
+    """Bytes of one piped stream on their way to a reader.
+
+    ``feed`` answers whether there is room for more; when room comes back, ``on_room`` is called
+    once. The limit is small while this stream is being read, and large while only its sibling is,
+    so that reading one stream to its end and then the other cannot stop the command.
+    """
+
+    def __init__(self, on_room: Callable[[], None]) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+        self._limit = _READ_AHEAD
+        self._full = False
+        self._ended = False
+        self._on_room = on_room
+        self._waiter: asyncio.Future[None] | None = None
+
+    def feed(self, data: bytes) -> bool:
+        self._chunks.append(data)
+        self._size += len(data)
+        self._wake()
+        self._full = self._size >= self._limit
+        return not self._full
+
+    def feed_eof(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def widen(self) -> None:
+        """Only the sibling stream, or the end of the command, is being waited for."""
+        self._limit = UNREAD_STREAM_BYTES
+        self._make_room()
+
+    def narrow(self) -> None:
+        """This stream is being read."""
+        self._limit = _READ_AHEAD
+
+    async def read(self) -> bytes:
+        """The next chunk; empty at the end of the stream."""
+        while not self._chunks:
+            if self._ended:
+                return b""
+            if self._waiter is not None:
+                raise RuntimeError("two tasks read the same stream at the same time")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        chunk = self._chunks.popleft()
+        self._size -= len(chunk)
+        self._make_room()
+        return chunk
+
+    def _make_room(self) -> None:
+        if self._full and self._size < self._limit:
+            self._full = False
+            self._on_room()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Collector:
+    """Keeps the first ``cap`` bytes of a stream and says whether there were more."""
+
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self.truncated = False
+
+    def add(self, data: bytes) -> None:
+        room = self._cap - self._size
+        if len(data) > room:
+            self.truncated = True
+            data = data[:room]
+        if data:
+            self._chunks.append(data)
+            self._size += len(data)
+
+    def value(self) -> bytes:
+        if len(self._chunks) > 1:
+            self._chunks = [b"".join(self._chunks)]
+        return self._chunks[0] if self._chunks else b""
+
+
+async def split_lines(buffer: StreamBuffer) -> AsyncIterator[str]:
+    """Decoded lines without their end, as they arrive; the last one may lack an end.
+
+    A line longer than ``MAX_LINE_BYTES`` is yielded in pieces, never in the middle of a character.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    pending = b""
+    while chunk := await buffer.read():
+        lines = (pending + chunk if pending else chunk).split(b"\n")
+        pending = lines.pop()
+        for line in lines:
+            yield decoder.decode(line[:-1] if line.endswith(b"\r") else line, final=True)
+            decoder.reset()
+        while len(pending) > MAX_LINE_BYTES:
+            yield decoder.decode(pending[:MAX_LINE_BYTES])
+            pending = pending[MAX_LINE_BYTES:]
+    if pending:
+        yield decoder.decode(pending, final=True)

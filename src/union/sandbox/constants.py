@@ -1,0 +1,67 @@
+"""Names and limits that callers may use and tests may quote."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+__all__ = ["CLOUD_METADATA_DENY", "DEVNULL", "INHERIT", "PIPE", "PYPI_HOSTS", "Stream"]
+
+
+class Stream(enum.Enum):
+    """What happens to one standard stream of a command."""
+
+    PIPE = "pipe"
+    INHERIT = "inherit"
+    DEVNULL = "devnull"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+PIPE: Final = Stream.PIPE
+INHERIT: Final = Stream.INHERIT
+DEVNULL: Final = Stream.DEVNULL
+
+PYPI_HOSTS: Final[tuple[str, ...]] = (
+    "pypi.org",
+    "files.pythonhosted.org",
+    "*.pythonhosted.org",
+)
+"""Enough for ``uv pip install`` from the public Python index."""
+
+CLOUD_METADATA_DENY: Final[tuple[str, ...]] = (
+    "169.254.0.0/16",  # link-local: AWS, Azure, Google, Oracle, DigitalOcean, OpenStack, ECS tasks
+    "fd00:ec2::/32",  # AWS over IPv6
+    "fd20:ce::/32",  # Google over IPv6
+    "100.100.100.200",  # Alibaba
+    "168.63.129.16",  # Azure's host channel
+    "192.0.0.192",  # Oracle, classic
+    "metadata.google.internal",
+    "*.metadata.google.internal",
+    "metadata.goog",
+    "metadata",
+    "instance-data",
+    "instance-data.ec2.internal",
+    "metadata.azure.internal",
+    "metadata.tencentyun.com",
+    "metadata.platformequinix.com",
+)
+"""Deny-list entries for the metadata services of the large clouds."""
+
+DEFAULT_PROCESSES: Final = 512
+DEFAULT_OPEN_FILES: Final = 1024
+DEFAULT_TMP_MIB: Final = 512
+DEFAULT_SHM_MIB: Final = 256
+DEFAULT_FILE_SIZE_MIB: Final = 8192
+KILL_GRACE_S: Final = 0.2
+"""From SIGTERM to SIGKILL when a time limit passes."""
+
+MAX_OUTPUT_BYTES: Final = 64 * 1024 * 1024
+"""What ``communicate()`` keeps of one stream unless told otherwise."""
+UNREAD_STREAM_BYTES: Final = 64 * 1024 * 1024
+"""What is kept of a piped stream while the caller reads the other one."""
+MAX_LINE_BYTES: Final = 1024 * 1024
+"""A longer line is yielded in pieces of this size."""
+MAX_FILE_BYTES: Final = 1024 * 1024 * 1024
+"""What ``get_bytes()`` returns at most unless told otherwise."""

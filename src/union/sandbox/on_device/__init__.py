@@ -1,0 +1,84 @@
+"""Sessions on this machine: sandboxed child processes beside the calling program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from union.sandbox._backends import registry
+from union.sandbox._core.resolve import resolve_session
+from union.sandbox._session.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["default_fs_allowlist", "session"]
+
+
+def session(  # noqa: PLR0913 - the documented arguments
+    *,
+    backend: str = "bubblewrap",
+    host_work_dir: str | None = None,
+    network_mode: str = "blocked",
+    network_allowlist: Sequence[str] | None = None,
+    network_denylist: Sequence[str] | None = None,
+    network_proxy_url: str | None = None,
+    network_socks_url: str | None = None,
+    timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+    read_only_paths: Sequence[str] = (),
+    read_write_paths: Sequence[str] = (),
+    resources: object = None,
+    strict: bool = False,
+) -> Session:
+    """Describes a session; ``async with`` or ``await ....open()`` opens it. Does no I/O.
+
+    ``backend`` is used or refused, never replaced. ``host_work_dir`` is an existing directory to
+    work in; without it the session makes a private one and removes it at close. ``strict`` refuses
+    to open where a layer would be weaker than usual (see ``Session.isolation``).
+
+    >>> async def main():
+    ...     async with session(backend="userns") as sbx:
+    ...         return await sbx.run_code("print(2 + 2)")
+    >>> import asyncio
+    >>> asyncio.run(main())
+    '4\\n'
+    """
+    spec = resolve_session(
+        backend=backend,
+        backends=registry.NAMES,
+        host_work_dir=host_work_dir,
+        network_mode=network_mode,
+        network_allowlist=network_allowlist,
+        network_denylist=network_denylist,
+        network_proxy_url=network_proxy_url,
+        network_socks_url=network_socks_url,
+        timeout_s=timeout_s,
+        env=env,
+        read_only_paths=read_only_paths,
+        read_write_paths=read_write_paths,
+        resources=resources,
+        strict=strict,
+    )
+
+    def transport() -> LocalTransport:
+        from union.sandbox.on_device._transport import LocalTransport  # noqa: PLC0415 - at open
+
+        return LocalTransport(spec)
+
+    return Session(spec, transport)
+
+
+def default_fs_allowlist() -> dict[str, tuple[str, ...]]:
+    """The paths visible in every sandbox of this host: ``read_only`` and ``read_write``."""
+    from union.sandbox._linux import host  # noqa: PLC0415 - only on request
+
+    binds, links = host.system_view()
+    read_only = [s.path for s in binds] + [path for path, _ in links]
+    return {
+        "read_only": tuple(sorted({*read_only, *host.interpreter().paths})),
+        "read_write": ("/dev/shm", "/tmp"),  # noqa: S108 - names inside the sandbox
+    }
+
+
+if TYPE_CHECKING:
+    from union.sandbox.on_device._transport import LocalTransport

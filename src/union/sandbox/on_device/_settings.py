@@ -1,0 +1,201 @@
+"""From a session's spec and this host to what plans depend on: the view, the identity, the limits."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._backends.base import Identity
+from union.sandbox._core.view import Shown, View
+from union.sandbox._linux import cgroup, host, kernel
+from union.sandbox._linux.launcher import Launcher
+from union.sandbox.errors import PolicyError
+
+if TYPE_CHECKING:
+    from union.sandbox._core.spec import Limits, NetworkMode, SessionSpec
+    from union.sandbox.on_device._workdir import WorkDir
+
+__all__ = ["HostSetting", "gather", "limit_report"]
+
+_INSIDE_ID: Final = 1000
+"""Who a caller that is root becomes inside."""
+_FIRST_UNPRIVILEGED: Final = 2_000_000_000
+_HOST_ID: Final = _FIRST_UNPRIVILEGED + secrets.randbelow(100_000_000)
+"""An id that owns nothing on this host; one per host process, so that two do not share one."""
+_HOSTS: Final = b"127.0.0.1\tlocalhost sandbox\n::1\tlocalhost sandbox\n"
+_NSSWITCH: Final = b"passwd: files\ngroup: files\nhosts: files dns\n"
+_WORK_MOUNT_POINTS: Final = ("/tmp", "/var", "/proc", "/usr")  # noqa: S108 - any directory does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSetting:
+    """What this host gives to one session."""
+
+    identity: Identity
+    view: View
+    fds: tuple[int, ...]
+    """What binds refer to by index; lent, not owned."""
+    ca: dict[str, str]
+    python: host.Interpreter
+
+
+def _identity(*, pinned_idmap: bool) -> Identity:
+    uid, gid = os.geteuid(), os.getegid()
+    if uid != 0:
+        return Identity(
+            uid=uid, gid=gid, host_uid=uid, host_gid=gid, kind="caller", deny_setgroups=True
+        )
+    if pinned_idmap:
+        return Identity(
+            uid=_INSIDE_ID,
+            gid=_INSIDE_ID,
+            host_uid=_HOST_ID,
+            host_gid=_HOST_ID,
+            kind="unprivileged",
+            deny_setgroups=False,
+        )
+    return Identity(
+        uid=_INSIDE_ID,
+        gid=_INSIDE_ID,
+        host_uid=0,
+        host_gid=gid,
+        kind="caller",
+        deny_setgroups=True,
+    )
+
+
+class _Mapper:
+    """Gives the caller's writable trees to the sandbox's id, by id-mapped mounts."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self.fds: list[int] = []
+
+    def mapped(self, item: Shown, owner: tuple[int, int]) -> Shown:
+        if self._identity.kind != "unprivileged":
+            return item
+        outside = (self._identity.host_uid, self._identity.host_gid)
+        fd = Launcher.current().userns(inside=owner, outside=outside)
+        if fd not in self.fds:
+            self.fds.append(fd)
+        return Shown(
+            source=item.source,
+            path=item.path,
+            writable=item.writable,
+            is_dir=item.is_dir,
+            idmap=self.fds.index(fd),
+            identity=item.identity,
+        )
+
+
+def gather(
+    spec: SessionSpec,
+    work: WorkDir,
+    network: NetworkMode,
+    *,
+    fresh_proc: bool = True,
+    idmap: bool = True,
+) -> HostSetting:
+    """Looks at the host once. Raises when a path the caller named is missing or makes no sense."""
+    identity = _identity(pinned_idmap=idmap and kernel.can_map_ids())
+    mapper = _Mapper(identity)
+    python = host.interpreter()
+    ca, ca_paths = host.ca_environment()
+    binds, links = host.system_view()
+    added = [host.shown(path) for path in (*python.paths, *ca_paths)]
+    added.append(host.uv_shown())
+    for argument, paths, writable in (
+        ("read_only_paths", spec.read_only_paths, False),
+        ("read_write_paths", spec.read_write_paths, True),
+    ):
+        for path in paths:
+            item = host.shown(path, writable=writable, argument=argument)
+            _refuse_overlap(item, work, argument)
+            found = os.stat(path)
+            added.append(mapper.mapped(item, (found.st_uid, found.st_gid)))
+    own = Shown(source=work.source, path=work.path, writable=True, identity=work.identity)
+    added.append(mapper.mapped(own, work.owner))
+    files = [
+        ("/etc/passwd", _passwd(identity, work.path)),
+        ("/etc/group", f"root:x:0:\nsandbox:x:{identity.gid}:\nnogroup:x:65534:\n".encode()),
+        ("/etc/nsswitch.conf", _NSSWITCH),
+    ]
+    if network == "open":
+        binds = (*binds, *_open_names())
+    else:
+        files += [("/etc/hosts", _HOSTS), ("/etc/resolv.conf", b"")]
+    return HostSetting(
+        identity=identity,
+        view=View(
+            system=binds,
+            links=links,
+            files=tuple(files),
+            added=tuple(_once(added)),
+            fresh_proc=fresh_proc,
+            guard_proc=identity.host_uid == 0,
+            staging=next(p for p in _WORK_MOUNT_POINTS if os.path.isdir(p)),
+            tmp_bytes=spec.limits.tmp_bytes,
+            shm_bytes=spec.limits.shm_bytes,
+        ),
+        fds=tuple(mapper.fds),
+        ca=ca,
+        python=python,
+    )
+
+
+def _once(added: list[Shown]) -> list[Shown]:
+    """The last of several at one place wins: a caller's path over the interpreter's."""
+    return list({item.path: item for item in added}.values())
+
+
+def _open_names() -> list[Shown]:
+    names = ("/etc/hosts", "/etc/resolv.conf")
+    return [host.shown(path) for path in names if os.path.exists(path)]
+
+
+def _passwd(identity: Identity, home: str) -> bytes:
+    lines = (
+        "root:x:0:0:root:/nonexistent:/usr/sbin/nologin",
+        f"sandbox:x:{identity.uid}:{identity.gid}:sandbox:{home}:/bin/sh",
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
+    )
+    return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+
+
+def _refuse_overlap(item: Shown, work: WorkDir, argument: str) -> None:
+    for path in (item.path, item.source):
+        if path == "/" or path in {"/proc", "/sys", "/dev", "/run", "/etc"}:
+            raise PolicyError(
+                f"{argument}: {path} cannot be shown to a sandbox",
+                argument=argument,
+                hint="name the files or directories below it that are needed",
+            )
+    if work.path == item.path or work.path.startswith(item.path + "/"):
+        raise PolicyError(
+            f"{argument}: {item.path} holds the work dir {work.path}", argument=argument
+        )
+
+
+def limit_report(
+    limits: Limits, identity: Identity, where: cgroup.Hierarchy | None
+) -> dict[str, str]:
+    """Limit -> what enforces it on this host."""
+    group = f"cgroup-v{where.version}" if where else ""
+    has_cpu = where is not None and "cpu" in where.controllers
+    has_pids = where is not None and "pids" in where.controllers
+    # The kernel exempts the host's own root from RLIMIT_NPROC.
+    processes = "rlimit" if identity.host_uid != 0 else group if has_pids else "none"
+    report = {
+        "processes": processes,
+        "open_files": "rlimit",
+        "file_size": "rlimit",
+        "tmp": "tmpfs",
+        "shm": "tmpfs",
+    }
+    if limits.memory_bytes is not None:
+        report["memory"] = group or "watch"
+    if limits.cpus is not None:
+        report["cpu"] = group if has_cpu else "none"
+    return report

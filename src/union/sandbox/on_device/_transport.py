@@ -1,0 +1,375 @@
+"""LocalTransport: a session on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._backends import registry
+from union.sandbox._backends.base import Setting
+from union.sandbox._core.paths import work_path
+from union.sandbox._core.seccomp import filter_program
+from union.sandbox._core.view import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
+from union.sandbox._linux import cgroup, host, kernel
+from union.sandbox._linux.launcher import Channel, sealed_memfd
+from union.sandbox._linux.memory import MemoryWatch
+from union.sandbox._linux.removal import remove_tree
+from union.sandbox._linux.run import Command, LocalRun, Sandbox
+from union.sandbox.errors import SandboxUsageError
+from union.sandbox.on_device import _probe
+from union.sandbox.on_device._settings import HostSetting, gather, limit_report
+from union.sandbox.on_device._venv import DIRECTORY, make_venv, venv_is_whole
+from union.sandbox.on_device._workdir import WorkDir
+
+if TYPE_CHECKING:
+    from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.plan import Plan
+    from union.sandbox._core.spec import NetworkMode, RunSpec, SessionSpec
+    from union.sandbox._session.transport import Sink
+
+__all__ = ["LocalTransport"]
+
+_SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_SHELL: Final = "/bin/sh"
+_LONGEST_ARGUMENT: Final = 120 * 1024
+"""A longer shell command goes in as a file: the kernel takes at most 128 KiB in one argument."""
+_PYTHON_SLOT_INDEX, _SHELL_SLOT_INDEX = 0, 1
+_NPROC, _NOFILE, _FSIZE, _CORE = 6, 7, 1, 4
+_CHDIR: Final = 110
+
+
+@dataclass(frozen=True, slots=True)
+class _Posture:
+    """A plan ready to be sent, and what it enforces."""
+
+    plan: Plan
+    encoded: int
+    setting: HostSetting
+    isolation: Isolation
+
+
+class LocalTransport:
+    """Runs commands as sandboxed child processes beside the caller."""
+
+    def __init__(self, spec: SessionSpec) -> None:
+        self._spec = spec
+        self._backend = registry.get(spec.backend)
+        self._bare = spec.backend == "none"
+        self._work: WorkDir | None = None
+        self._channel: Channel | None = None
+        self._postures: dict[NetworkMode, _Posture] = {}
+        self._facts = _probe.Facts(idmap=not self._bare)
+        self._groups: cgroup.Hierarchy | None = None
+        self._runs: set[LocalRun] = set()
+        self._scratch: str | None = None
+        self._scripts = 0
+
+    # Opening and closing.
+
+    async def open(self) -> None:
+        if self._bare:
+            warnings.warn(
+                "backend='none' isolates nothing: commands run with all of this process's rights",
+                UserWarning,
+                stacklevel=5,
+            )
+        self._work = WorkDir(self._spec.host_work_dir)
+        if self._bare:
+            self._scratch = tempfile.mkdtemp(prefix="sandbox-scripts-")
+        self._groups = cgroup.hierarchy() if self._wants_group() else None
+        make_venv(
+            self._work.tree, host.interpreter(), owner=self._owner(), slot=self._python_slot("main")
+        )
+        self._channel = Channel()
+        if not self._bare:
+            self._facts = await _probe.settle(self._trial, self._spec)
+
+    def _wants_group(self) -> bool:
+        limits = self._spec.limits
+        wanted = limits.memory_bytes is not None or limits.cpus is not None
+        # The host's root is exempt from the process limit that everybody else obeys.
+        return wanted or (kernel.is_root() and not self._bare and not kernel.can_map_ids())
+
+    async def _trial(self, facts: _probe.Facts) -> _probe.Outcome:
+        """One throw-away sandbox with this session's own plan, looked at from outside."""
+        self._facts = facts
+        self._forget_postures()
+        posture = self._posture(self._spec.network.mode)
+        channel = self._line()
+        looked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        _, sock = channel.prepare(
+            posture.plan, posture.encoded, fds=posture.setting.fds, on_pid=looked.set_result
+        )
+        return await _probe.look(sock, looked, posture.isolation)
+
+    def _forget_postures(self) -> None:
+        for posture in self._postures.values():
+            os.close(posture.encoded)
+        self._postures.clear()
+
+    async def aclose(self) -> None:
+        for run in tuple(self._runs):
+            run.end_now("closed")
+        if self._channel is not None:
+            await self._channel.drain()
+            for run in tuple(self._runs):
+                await run.finished
+                run.abandon()
+            self._channel.close()
+        self._forget_postures()
+        if self._scratch is not None:
+            await asyncio.to_thread(remove_tree, self._scratch)
+        if self._work is not None:
+            await asyncio.to_thread(self._work.remove)
+
+    def _dir(self) -> WorkDir:
+        if self._work is None:
+            raise RuntimeError("the transport is not open")
+        return self._work
+
+    def _line(self) -> Channel:
+        if self._channel is None:
+            raise RuntimeError("the transport is not open")
+        if self._channel.lost:
+            # The launcher died, and everything with it; the session itself is whole.
+            self._channel.close()
+            self._channel = Channel()
+        return self._channel
+
+    def _owner(self) -> tuple[int, int] | None:
+        """Who files made by the host must belong to, if not the caller."""
+        return self._dir().owner if kernel.is_root() else None
+
+    # Facts.
+
+    @property
+    def work_dir(self) -> str:
+        return self._dir().path
+
+    @property
+    def isolation(self) -> Isolation:
+        return self._posture(self._spec.network.mode).isolation
+
+    def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
+        view = self._posture(self._spec.network.mode).setting.view
+        read_only = [s.path for s in (*view.system, *view.added) if not s.writable]
+        writable = [s.path for s in view.added if s.writable]
+        return {
+            "read_only": tuple(sorted(read_only)),
+            "read_write": ("/dev/shm", "/tmp", *sorted(writable)),  # noqa: S108 - names inside
+        }
+
+    def _posture(self, network: NetworkMode) -> _Posture:
+        posture = self._postures.get(network)
+        if posture is None:
+            posture = self._postures[network] = self._make_posture(network)
+        return posture
+
+    def _make_posture(self, network: NetworkMode) -> _Posture:
+        facts = self._facts
+        found = gather(
+            self._spec, self._dir(), network, fresh_proc=facts.fresh_proc, idmap=facts.idmap
+        )
+        setting = Setting(
+            view=found.view,
+            identity=found.identity,
+            network=network,
+            landlock_abi=kernel.landlock_abi(),
+            seccomp=filter_program(machine=kernel.machine()),
+        )
+        plan = self._backend.plan(setting)
+        limits = limit_report(self._spec.limits, found.identity, self._groups)
+        return _Posture(
+            plan=plan,
+            encoded=sealed_memfd("plan", plan.encode()),
+            setting=found,
+            isolation=self._backend.isolation(setting, limits=tuple(limits.items())),
+        )
+
+    # Running.
+
+    async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
+        posture = self._posture(spec.network.mode)
+        command = self._command(spec, posture)
+        sandbox, group, pid = self._prepare(posture)
+        pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
+        run = LocalRun(sandbox, sink, pipes=pipes)
+        self._runs.add(run)
+        run.finished.add_done_callback(lambda _: self._runs.discard(run))
+        self._watch_memory(run, sandbox, group, pid)
+        run.begin(command, stdin=spec.stdin, timeout_s=spec.timeout_s)
+        try:
+            await asyncio.shield(run.started)
+        except asyncio.CancelledError:
+            run.end_now("closed")
+            raise
+        if run.failure is not None and run.failure[0] & 0xFF == _CHDIR:
+            raise SandboxUsageError(
+                f"cwd={spec.cwd!r}: {os.strerror(run.failure[1])} inside the sandbox",
+                argument="cwd",
+                hint=f"the work dir is {self.work_dir}; paths outside need read_only_paths",
+            )
+        return run
+
+    def _prepare(
+        self, posture: _Posture
+    ) -> tuple[Sandbox, cgroup.Group | None, asyncio.Future[int] | None]:
+        group = None if self._groups is None else cgroup.Group(self._groups, self._spec.limits)
+        pid: asyncio.Future[int] | None = None
+        if group is None and self._spec.limits.memory_bytes is not None:
+            pid = asyncio.get_running_loop().create_future()
+        channel = self._line()
+        try:
+            number, sock = channel.prepare(
+                posture.plan,
+                posture.encoded,
+                cgroups=group.procs if group else (),
+                fds=posture.setting.fds,
+                on_gone=group.remove if group else None,
+                on_pid=pid.set_result if pid else None,
+            )
+        except BaseException:
+            if group is not None:
+                group.release_procs()
+                group.remove()
+            raise
+        if group is not None:
+            group.release_procs()
+        who = posture.setting.identity
+        owner = who.host_uid if who.kind == "unprivileged" and not self._bare else None
+        return Sandbox(number, sock, kill=channel.kill, owner=owner), group, pid
+
+    def _watch_memory(
+        self,
+        run: LocalRun,
+        sandbox: Sandbox,
+        group: cgroup.Group | None,
+        pid: asyncio.Future[int] | None,
+    ) -> None:
+        limit = self._spec.limits.memory_bytes
+        if group is not None:
+            sandbox.was_out_of_memory = group.was_out_of_memory
+            sandbox.peak_memory = group.peak_memory
+        elif pid is not None and limit is not None:
+
+            def begin(found: asyncio.Future[int]) -> None:
+                if run.finished.done():
+                    return
+                watch = MemoryWatch(found.result(), limit, sandbox.kill)
+                sandbox.was_out_of_memory = lambda: watch.exceeded
+                sandbox.peak_memory = lambda: watch.peak
+                run.finished.add_done_callback(lambda _: watch.stop())
+
+            pid.add_done_callback(begin)
+
+    def _command(self, spec: RunSpec, posture: _Posture) -> Command:
+        env = self._environment(posture)
+        env.update(spec.env)
+        common = {
+            "env": [f"{k}={v}" for k, v in env.items()],
+            "cwd": self._cwd(spec.cwd),
+            "rlimits": self._rlimits(posture),
+        }
+        if spec.kind == "argv":
+            programs = _candidates(spec.argv[0], env.get("PATH", ""), self._cwd(spec.cwd))
+            return Command(programs=programs, argv=spec.argv, **common)  # type: ignore[arg-type]  # one dict of three
+        if spec.kind == "python":
+            self._mend_venv()
+            return self._script(spec, f"{self._venv()}/bin/python", common)
+        text = spec.text
+        if len(text) * 4 < _LONGEST_ARGUMENT or len(text.encode()) < _LONGEST_ARGUMENT:
+            return Command(programs=(_SHELL,), argv=("sh", "-c", text), **common)  # type: ignore[arg-type]
+        return self._script(spec, _SHELL, common)
+
+    def _script(self, spec: RunSpec, program: str, common: dict[str, object]) -> Command:
+        source = spec.text.encode("utf-8", "surrogateescape")
+        python = spec.kind == "python"
+        if self._bare:
+            self._scripts += 1
+            name = (
+                self._python_slot(f"main{self._scripts}")
+                if python
+                else f"{self._scratch}/main{self._scripts}.sh"
+            )
+            Path(name).write_bytes(source)
+            return Command(programs=(program,), argv=(program, name), **common)  # type: ignore[arg-type]
+        slot, index = (
+            (PYTHON_SLOT, _PYTHON_SLOT_INDEX) if python else (SHELL_SLOT, _SHELL_SLOT_INDEX)
+        )
+        argv = (program, slot)
+        return Command(programs=(program,), argv=argv, script=source, slot=index, **common)  # type: ignore[arg-type]
+
+    def _python_slot(self, name: str) -> str:
+        return f"{self._scratch}/{name}.py" if self._bare else PYTHON_SLOT
+
+    def _venv(self) -> str:
+        return f"{self.work_dir}/{DIRECTORY}"
+
+    def _mend_venv(self) -> None:
+        python = host.interpreter()
+        if not venv_is_whole(self._dir().tree, python):
+            make_venv(self._dir().tree, python, owner=self._owner(), slot=self._python_slot("main"))
+
+    def _environment(self, posture: _Posture) -> dict[str, str]:
+        own_bin = os.path.dirname(host.uv_binary()) if self._bare else BIN_DIR
+        return {
+            "PATH": f"{self._venv()}/bin:{own_bin}:{_SYSTEM_PATH}",
+            "HOME": self.work_dir,
+            "USER": "sandbox",
+            "LANG": "C.UTF-8",
+            "LC_ALL": "C.UTF-8",
+            "TMPDIR": "/tmp",  # noqa: S108 - inside
+            "TERM": "dumb",
+            "VIRTUAL_ENV": self._venv(),
+            **posture.setting.ca,
+        }
+
+    def _rlimits(self, posture: _Posture) -> list[tuple[int, int, int]]:
+        limits = self._spec.limits
+        pairs = [(_NOFILE, limits.open_files), (_FSIZE, limits.file_size_bytes), (_CORE, 0)]
+        if not self._bare and posture.setting.identity.host_uid != 0:
+            # Counted per user namespace, so this is the sandbox's own number; one is ours.
+            pairs.append((_NPROC, limits.processes + 1))
+        return [(resource, *_within_hard(resource, value)) for resource, value in pairs]
+
+    def _cwd(self, cwd: str | None) -> str:
+        if cwd is None:
+            return self.work_dir
+        if cwd.startswith("/"):
+            return cwd
+        relative = work_path(cwd, work_dir=self.work_dir, argument="cwd", allow_root=True)
+        return f"{self.work_dir}/{relative}"
+
+    # Files.
+
+    async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
+        relative = work_path(path, work_dir=self.work_dir)
+        tree, owner = self._dir().tree, self._owner()
+        return await asyncio.to_thread(
+            tree.put, relative, data, mode=mode, overwrite=overwrite, owner=owner
+        )
+
+    async def get(self, path: str, *, max_bytes: int) -> bytes:
+        relative = work_path(path, work_dir=self.work_dir)
+        return await asyncio.to_thread(self._dir().tree.get, relative, max_bytes=max_bytes)
+
+
+def _candidates(program: str, path: str, cwd: str) -> list[str]:
+    """Where a program may be, in the order of PATH; found out inside, where it will run."""
+    if "/" in program:
+        return [program]
+    return [f"{directory or cwd}/{program}" for directory in path.split(":")] or [program]
+
+
+def _within_hard(resource: int, value: int) -> tuple[int, int]:
+    import resource as limits  # noqa: PLC0415 - not needed to open a session
+
+    hard = limits.getrlimit(resource)[1]
+    if hard != limits.RLIM_INFINITY:
+        value = min(value, hard)
+    return value, value

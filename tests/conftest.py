@@ -1,0 +1,125 @@
+"""What every test shares: ways to open a session, and the check that nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from union import sandbox as sb
+
+WAYS = ("userns", "none")
+"""Transport x backend. A new one joins the contract suite by being named here."""
+ISOLATED = tuple(way for way in WAYS if way != "none")
+
+OpenSession = Callable[..., sb.Session]
+
+
+def session_of(way: str, **options: object) -> sb.Session:
+    """A session of one way; warnings of the way itself are expected."""
+    return sb.on_device.session(backend=way, **options)  # type: ignore[arg-type]  # options of the test
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def open_session(way: str) -> OpenSession:
+    """Makes sessions of the way under test; the test opens and closes them."""
+    return lambda **options: session_of(way, **options)
+
+
+@pytest.fixture
+async def sbx(way: str) -> AsyncIterator[sb.Session]:
+    """An open session of the way under test."""
+    async with session_of(way) as session:
+        yield session
+
+
+@pytest.fixture(params=ISOLATED)
+async def jail(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
+    """An open session of every way that isolates."""
+    async with session_of(request.param) as session:
+        yield session
+
+
+def descriptors() -> Counter[str]:
+    """What this process holds open, by kind and path."""
+    found: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        found[target.split(":[")[0]] += 1
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process below ``pid``."""
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        try:
+            tasks = os.listdir(f"/proc/{waiting[-1]}/task")
+        except OSError:
+            waiting.pop()
+            continue
+        current = waiting.pop()
+        for task in tasks:
+            try:
+                children = Path(f"/proc/{current}/task/{task}/children").read_text().split()
+            except OSError:
+                continue
+            fresh = set(map(int, children)) - found
+            found |= fresh
+            waiting.extend(fresh)
+    return found
+
+
+def sandbox_processes() -> set[int]:
+    """Processes of sandboxes: everything below our launcher, the launcher itself left out."""
+    from union.sandbox._linux.launcher import Launcher
+
+    launcher = Launcher._current
+    return descendants(launcher.pid) if launcher is not None else set()
+
+
+def eventually(check: Callable[[], bool], *, within_s: float = 3.0) -> bool:
+    """Whether ``check`` becomes true soon."""
+    end = time.monotonic() + within_s
+    while not check():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No sandbox process and no work dir of ours may outlive the test that made it."""
+    before = _own_dirs()
+    yield
+    gc.collect()
+    assert eventually(lambda: not sandbox_processes()), sandbox_processes()
+    assert eventually(lambda: _own_dirs() <= before), _own_dirs() - before
+
+
+def _own_dirs() -> set[str]:
+    me = os.geteuid()
+    found = set()
+    for place in ("/tmp", "/var/tmp"):
+        for path in Path(place).glob("sandbox-*"):
+            try:
+                if path.stat().st_uid == me:
+                    found.add(str(path))
+            except OSError:
+                continue
+    return found

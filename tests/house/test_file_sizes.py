@@ -1,0 +1,33 @@
+"""No file runs away: what grows too long is two things, and gets a second file."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_LINES = 600
+MEDIAN_UNDER = 250
+
+PYTHON = sorted((ROOT / "src").rglob("*.py"))
+NATIVE = sorted(p for p in (ROOT / "native").rglob("*") if p.suffix in {".c", ".h"})
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_there_is_something_to_measure():
+    assert PYTHON
+    assert NATIVE
+
+
+@pytest.mark.parametrize("path", [*PYTHON, *NATIVE], ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_no_file_is_longer_than_the_cap(path: Path):
+    assert lines_of(path) <= MOST_LINES
+
+
+def test_the_median_file_is_short():
+    assert statistics.median(lines_of(path) for path in [*PYTHON, *NATIVE]) < MEDIAN_UNDER

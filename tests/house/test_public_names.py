@@ -1,0 +1,120 @@
+"""The public face is exactly what is promised: no name more, no name less."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import union.sandbox as sb
+
+# The canonical names and their newer spellings.
+PROMISED = """
+    on_device remote session SandboxSession Session SandboxProcess ExecResult
+    SandboxError SandboxExecutionError SandboxCommandError BackendUnavailableError
+    SessionClosedError PolicyError
+    SandboxEnvironment DEFAULT_SANDBOX_ENV DEFAULT_SANDBOX_ENV_BWRAP base_sandbox_image
+    PIPE INHERIT DEVNULL PYPI_HOSTS CLOUD_METADATA_DENY constants errors
+    Process Environment DEFAULT_ENV DEFAULT_ENV_BWRAP base_image
+""".split()  # noqa: SIM905 (a table of names reads better than a list of strings)
+
+# These may live behind an extra. Without it, asking for one must say how to get it.
+OF_EXTRAS = """
+    remote session SandboxSession SandboxEnvironment Environment
+    DEFAULT_SANDBOX_ENV DEFAULT_ENV DEFAULT_SANDBOX_ENV_BWRAP DEFAULT_ENV_BWRAP
+    base_sandbox_image base_image
+""".split()  # noqa: SIM905 (as above)
+
+ALIASES = [
+    ("Process", "SandboxProcess"),
+    ("Environment", "SandboxEnvironment"),
+    ("DEFAULT_ENV", "DEFAULT_SANDBOX_ENV"),
+    ("DEFAULT_ENV_BWRAP", "DEFAULT_SANDBOX_ENV_BWRAP"),
+    ("base_image", "base_sandbox_image"),
+]
+
+# What Python itself leaves in a module that is written in the house style.
+LEFT_BY_THE_LANGUAGE = {"annotations", "TYPE_CHECKING"}
+
+# In a fresh process, because an import anywhere else binds submodules to the package.
+PROGRAM = """\
+import json
+import union.sandbox as sb
+print(json.dumps([n for n in [*dir(sb), None, *vars(sb)] if n is None or n[0] != "_"]))
+"""
+
+
+def resolve(name: str) -> object:
+    """Return the object, or None for one whose extra is missing and that says so properly."""
+    try:
+        return getattr(sb, name)
+    except (sb.SandboxError, ImportError) as exc:
+        said = str(exc)
+    assert name in OF_EXTRAS, f"{name} belongs to a bare install, but: {said}"
+    assert "pip install" in said
+    assert "unionai-sandbox[" in said
+    return None
+
+
+@pytest.fixture(scope="module")
+def fresh_names() -> tuple[list[str], set[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, stdout=subprocess.PIPE, text=True, timeout=30
+    )
+    names = json.loads(done.stdout)
+    border = names.index(None)
+    return names[:border], set(names[border + 1 :])
+
+
+def test_dir_shows_exactly_the_public_names(fresh_names):
+    listed, _ = fresh_names
+    assert sorted(listed) == sorted(sb.__all__)
+
+
+def test_nothing_public_is_there_by_accident(fresh_names):
+    _, bound = fresh_names
+    assert bound - LEFT_BY_THE_LANGUAGE <= set(sb.__all__)
+
+
+def test_no_name_is_listed_twice():
+    assert len(sb.__all__) == len(set(sb.__all__))
+
+
+@pytest.mark.spec("A3")
+@pytest.mark.parametrize("name", PROMISED)
+def test_promised_name_is_public(name: str):
+    assert name in sb.__all__
+
+
+@pytest.mark.spec("A2", "A3")
+@pytest.mark.parametrize("name", sorted(sb.__all__))
+def test_public_name_resolves_or_names_its_extra(name: str):
+    resolve(name)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        sb.no_such_name  # noqa: B018 (the access is the test)
+
+
+@pytest.mark.parametrize("name", sorted(sb.__all__))
+def test_public_class_shows_the_public_module(name: str):
+    found = resolve(name)
+    if isinstance(found, type):
+        assert found.__module__ == "union.sandbox"
+
+
+@pytest.mark.spec("A3")
+@pytest.mark.parametrize("alias, name", ALIASES)
+def test_newer_spelling_is_the_same_object(alias: str, name: str):
+    assert resolve(alias) is resolve(name)
+
+
+@pytest.mark.spec("A3")
+def test_newer_spellings_inside_modules():
+    assert sb.errors.ExecutionError is sb.SandboxExecutionError
+    assert sb.errors.CommandError is sb.SandboxCommandError
+    assert sb.constants.PYPI_HOSTS is sb.PYPI_HOSTS
+    assert issubclass(sb.SandboxExecutionError, sb.SandboxError)

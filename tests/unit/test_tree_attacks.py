@@ -1,0 +1,205 @@
+"""File work while another process swaps directories and files for links, as fast as it can."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from union.sandbox._core.file_errors import SandboxFileError
+from union.sandbox._linux import beneath
+from union.sandbox._linux.removal import remove_tree
+from union.sandbox._linux.tree import WorkTree
+
+SECONDS = 2.0
+
+# Swaps "d" and "link" atomically: at any moment each name is there, as one or the other.
+FLIP_DIRECTORY = """
+import ctypes, platform
+call = {"x86_64": 316, "aarch64": 276}[platform.machine()]
+libc = ctypes.CDLL(None, use_errno=True)
+print("ready", flush=True)
+while True:
+    if libc.syscall(call, -100, b"d", -100, b"link", 2):
+        raise OSError(ctypes.get_errno(), "exchange")
+"""
+
+# "leaf" is in turn a file, a link to the secret and a link to a name outside that is free.
+FLIP_LEAF = """
+import os
+print("ready", flush=True)
+while True:
+    for target in ("../outside/f", "../outside/new"):
+        os.symlink(target, "spare")
+        os.rename("spare", "leaf")
+        with open("spare", "w") as file:
+            file.write("mine")
+        os.rename("spare", "leaf")
+"""
+
+# The parent of the file is made anew, as a directory and as a link, all the time.
+FLIP_PARENT = """
+import os, contextlib
+print("ready", flush=True)
+while True:
+    with contextlib.suppress(OSError):
+        os.rename("new", "old")
+    with contextlib.suppress(OSError):
+        os.symlink("../outside", "new")
+    with contextlib.suppress(OSError):
+        os.unlink("new")
+    for at, _, files in os.walk("old", topdown=False):
+        for name in files:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{at}/{name}")
+        with contextlib.suppress(OSError):
+            os.rmdir(at)
+"""
+
+# A tree that is being removed has its directories exchanged with links to the outside.
+FLIP_INSIDE_REMOVAL = """
+import contextlib, ctypes, os, platform
+call = {"x86_64": 316, "aarch64": 276}[platform.machine()]
+libc = ctypes.CDLL(None, use_errno=True)
+print("ready", flush=True)
+while True:
+    # Built aside and moved in: the attacker itself must not write through its own links.
+    os.makedirs("stage/deep/er", exist_ok=True)
+    open("stage/deep/f", "w").close()
+    with contextlib.suppress(FileExistsError):
+        os.symlink(os.path.abspath("../outside"), "stage/link")
+    with contextlib.suppress(OSError):
+        os.makedirs("top", exist_ok=True)
+        os.rename("stage", "top/d")
+    with contextlib.suppress(OSError):
+        os.symlink(os.path.abspath("../outside"), "top/link")
+    for _ in range(50):
+        libc.syscall(call, -100, b"top/d", -100, b"top/link", 2)
+        libc.syscall(call, -100, b"top/d/deep", -100, b"top/d/link", 2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left():
+    before = sorted(os.listdir("/proc/self/fd"))
+    yield
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.fixture(params=["openat2", "walk"])
+def work(request, tmp_path, monkeypatch):
+    if request.param == "walk":
+        monkeypatch.setattr(beneath, "has_openat2", lambda: False)
+    elif not beneath.has_openat2():
+        pytest.skip("needs Linux 5.6 or later, and a container that allows openat2")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "f").write_bytes(b"secret")
+    work = tmp_path / "work"
+    (work / "d").mkdir(parents=True)
+    (work / "d" / "f").write_bytes(b"mine")
+    (work / "leaf").write_bytes(b"mine")
+    os.symlink("../outside", work / "link")
+    yield work
+    assert (outside / "f").read_bytes() == b"secret"
+    assert os.listdir(outside) == ["f"]
+
+
+@contextlib.contextmanager
+def attack(script, work):
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=work, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        yield
+        assert process.poll() is None, "the attack ended before the test did"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def storm(work, *attempts):
+    """Call each in turn for a while; return how many succeeded and how many were refused."""
+    tree = WorkTree(str(work))
+    done = refused = 0
+    end = time.monotonic() + SECONDS
+    try:
+        while time.monotonic() < end:
+            for attempt in attempts:
+                try:
+                    attempt(tree)
+                except SandboxFileError:
+                    refused += 1
+                else:
+                    done += 1
+    finally:
+        tree.close()
+    return done, refused
+
+
+def reader(rel):
+    def read(tree):
+        assert tree.get(rel, max_bytes=100) == b"mine"
+
+    return read
+
+
+def writer(rel):
+    return lambda tree: tree.put(rel, b"mine")
+
+
+def test_control_the_swap_does_fool_a_plain_open(work):
+    seen = set()
+    end = time.monotonic() + 20
+    with attack(FLIP_DIRECTORY, work):
+        while len(seen) < 2 and time.monotonic() < end:
+            seen.add((work / "d" / "f").read_bytes())
+    assert seen == {b"mine", b"secret"}
+
+
+def test_directory_swapped_for_a_link_never_lets_put_or_get_out(work):
+    with attack(FLIP_DIRECTORY, work):
+        done, refused = storm(
+            work,
+            reader("d/f"),
+            writer("d/f"),
+            lambda tree: tree.list_dir("d"),
+            lambda tree: tree.make_dir("d/sub/dir", parents=True, exist_ok=True),
+        )
+    assert done > 200
+    assert refused > 200
+
+
+def test_leaf_swapped_for_a_link_never_lets_put_or_get_out(work):
+    with attack(FLIP_LEAF, work):
+        done, refused = storm(work, reader("leaf"), writer("leaf"))
+    assert done > 50
+    assert refused > 20
+
+
+def test_parents_that_turn_into_links_while_they_are_made(work):
+    with attack(FLIP_PARENT, work):
+        done, _ = storm(work, writer("new/a/b/f"))
+    assert done > 50
+
+
+def test_a_quiet_tree_serves_everything(work):
+    done, refused = storm(work, reader("d/f"), writer("d/f"), writer("leaf"))
+    assert done > 1000
+    assert refused == 0
+
+
+def test_removal_under_attack_stays_inside(work):
+    removed = 0
+    end = time.monotonic() + SECONDS
+    with attack(FLIP_INSIDE_REMOVAL, work):
+        while time.monotonic() < end:
+            with contextlib.suppress(SandboxFileError):
+                remove_tree(str(work / "top"), timeout_s=0.5)
+                removed += 1
+    assert removed > 0
+    assert (work / "leaf").read_bytes() == b"mine"
