@@ -54,8 +54,8 @@ _Noreturn void sandbox_main(struct sandbox *s)
     /* Changing ids clears the parent-death signal, so it is set now; a launcher that died before is seen as the end of
      * the socket. It is safe to rely on here because the launcher has a single thread. */
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    /* Sandboxed code shares this process's ids: no look into it, whatever else allows it. */
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    /* It also hides this process from a host without privileges, which wants to look at it before it is used. */
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
 
     struct simple_msg ready = {.type = MSG_READY, .a = (int32_t)getpid()};
     if (send_message(s->socket, &ready, sizeof ready, built.listeners, built.nlisteners) < 0)

@@ -1,4 +1,4 @@
-"""union.sandbox: untrusted Python and shell in isolated, live sessions.
+r"""union.sandbox: untrusted Python and shell in isolated, live sessions.
 
 >>> import asyncio
 >>> from union import sandbox as sb
@@ -6,7 +6,7 @@
 ...     async with sb.on_device.session(backend="userns") as sbx:
 ...         return await sbx.run_code("print(2 + 2)")
 >>> asyncio.run(main())
-'4\\n'
+'4\n'
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.resources import Resources
     from union.sandbox._session.process import ExecResult, SandboxProcess
     from union.sandbox._session.session import Session
-    from union.sandbox._version import __version__
+    from union.sandbox._version import __version__ as __version__
     from union.sandbox.constants import (
         CLOUD_METADATA_DENY,
         DEVNULL,

@@ -2,9 +2,9 @@
 
 ::
 
-    SandboxError                       has a stable ``code`` and, where there is a remedy, a ``hint``
+    SandboxError                       has a stable ``code`` and, where it helps, a ``hint``
     ├── SandboxUsageError              the call is wrong; nothing was started (also a ValueError)
-    │   ├── PolicyError                a network or file-system policy that is invalid or would be widened
+    │   ├── PolicyError                a policy that is invalid, or would be widened
     │   └── SessionClosedError         the session is not open: not yet, or not any more
     ├── BackendUnavailableError        this machine cannot give the isolation that was asked for
     ├── SandboxExecutionError          no real exit happened: set-up failed, or the stream died

@@ -1,4 +1,4 @@
-"""``none``: no isolation at all. For trusted code and for telling a sandbox's fault from a program's."""
+"""``none``: no isolation at all, for trusted code and for comparing with what isolation does."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class Lockdown(Step):
 
     op: ClassVar[int] = 14
     securebits: int = 0xEF
-    """NOROOT, NO_SETUID_FIXUP, NO_CAP_AMBIENT_RAISE, each with its lock, and KEEP_CAPS locked off."""
+    """NOROOT, NO_SETUID_FIXUP, NO_CAP_AMBIENT_RAISE, each locked; KEEP_CAPS locked off."""
 
     def integers(self) -> tuple[int, ...]:
         return (self.securebits,)

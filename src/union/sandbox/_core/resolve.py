@@ -35,7 +35,7 @@ _STREAMS: Final[dict[object, StreamMode]] = {
 
 def _wrong(argument: str, value: object, accepted: str, *, hint: str = "") -> SandboxUsageError:
     shown = repr(value)
-    if len(shown) > 120:  # noqa: PLR2004 - long enough to recognise
+    if len(shown) > 120:
         shown = shown[:117] + "..."
     return SandboxUsageError(
         f"{argument} must be {accepted}, not {shown}", argument=argument, hint=hint
@@ -124,7 +124,7 @@ def _absolute(argument: str, value: object) -> str:
 def _entries(argument: str, value: object) -> tuple[Entry, ...]:
     if value is None:
         return ()
-    from union.sandbox._core.hosts import parse_entries  # noqa: PLC0415 - only with a list
+    from union.sandbox._core.hosts import parse_entries
 
     return parse_entries(value, argument=argument)
 
@@ -179,7 +179,7 @@ def _url(argument: str, value: object, schemes: tuple[str, ...]) -> str | None:
     return value
 
 
-def resolve_session(  # noqa: PLR0913 - the public arguments, one by one
+def resolve_session(
     *,
     backend: object,
     backends: Sequence[str],
@@ -290,7 +290,7 @@ def _run_network(session: NetworkSpec, mode: object, allowlist: object) -> Netwo
     )
 
 
-def resolve_run(  # noqa: PLR0913 - the public arguments, one by one
+def resolve_run(
     session: SessionSpec,
     cmd: object,
     *,

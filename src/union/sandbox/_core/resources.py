@@ -33,8 +33,8 @@ _LEAST_MEMORY: Final = 8 * 2**20
 class Resources:
     """What one run may use. Sizes are bytes or text such as ``"512Mi"``; None keeps the default.
 
-    >>> Resources(cpu=2, memory="1Gi", processes=64)
-    Resources(cpu=2, memory='1Gi', processes=64, open_files=None, file_size=None, tmp=None, shm=None)
+    >>> Resources(cpu=2, memory="1Gi").memory
+    '1Gi'
     """
 
     cpu: float | str | None = None
@@ -54,7 +54,7 @@ def _wrong(name: str, value: object, accepted: str) -> SandboxUsageError:
 
 def _quantity(name: str, value: Any) -> float:
     """A Kubernetes-like quantity; the upper bound of a (request, limit) pair."""
-    if isinstance(value, tuple | list) and len(value) == 2:  # noqa: PLR2004 - a pair
+    if isinstance(value, tuple | list) and len(value) == 2:
         value = value[1]
     accepted = 'a positive number or text such as "512Mi"'
     if isinstance(value, bool) or not isinstance(value, int | float | str):

@@ -1,4 +1,4 @@
-"""What was asked for, after validation: frozen values that transports carry and backends plan from."""
+"""What was asked for, after validation: frozen values that transports carry."""
 
 from __future__ import annotations
 

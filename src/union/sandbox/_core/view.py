@@ -26,9 +26,6 @@ _DEV_LINKS: Final = (
     ("stdout", "/proc/self/fd/1"),
     ("stderr", "/proc/self/fd/2"),
 )
-_PROC_READ_ONLY: Final = ("sys", "irq", "bus", "fs", "sysrq-trigger")
-"""Parts of /proc that obey the owner's id rather than a capability."""
-
 # Landlock access rights, in the order of their bits.
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
@@ -69,8 +66,8 @@ class View:
     added: tuple[Shown, ...]
     """The interpreter, the caller's paths and the work dir."""
     fresh_proc: bool
-    guard_proc: bool
-    """The sandbox shares an id with the host's root: /proc/sys must be read-only by mount."""
+    guarded_proc: tuple[str, ...]
+    """Parts of /proc made read-only by mount, where the sandbox has the id of the host's root."""
     staging: str
     tmp_bytes: int
     shm_bytes: int
@@ -145,13 +142,11 @@ def _add_dev(out: _Layout, view: View) -> None:
 
 def _add_proc(out: _Layout, view: View) -> None:
     out.directory("/proc")
-    if not view.fresh_proc:
-        attrs = p.NOSUID | p.NODEV | p.NOEXEC
-        out.steps.append(p.Bind("/proc", "/proc", attrs))
-        return
-    out.steps.append(p.Proc("/proc"))
-    if view.guard_proc:
-        out.steps.extend(p.Bind(f"/proc/{name}", f"/proc/{name}") for name in _PROC_READ_ONLY)
+    if view.fresh_proc:
+        out.steps.append(p.Proc("/proc"))
+    else:
+        out.steps.append(p.Bind("/proc", "/proc", p.NOSUID | p.NODEV | p.NOEXEC))
+    out.steps.extend(p.Bind(path, path) for path in view.guarded_proc)
 
 
 def landlock_steps(view: View, *, abi: int) -> list[p.Step]:
@@ -162,8 +157,8 @@ def landlock_steps(view: View, *, abi: int) -> list[p.Step]:
     for needed, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV)):
         if abi >= needed:
             handled |= right
-    scoped = 0b11 if abi >= 6 else 0  # noqa: PLR2004 - abstract sockets and signals came with 6
-    size = 24 if abi >= 6 else 16 if abi >= 4 else 8  # noqa: PLR2004 - the kernel's struct sizes
+    scoped = 0b11 if abi >= 6 else 0
+    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     write = handled & ~(_MAKE_CHAR | _MAKE_BLOCK)
     steps: list[p.Step] = [
         p.LandlockCreate(handled, 0, scoped, size),

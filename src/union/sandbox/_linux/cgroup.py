@@ -144,7 +144,7 @@ class Group:
             raise
 
     def _limit(self, limits: Limits) -> None:
-        v2 = self._version == 2  # noqa: PLR2004 - the version
+        v2 = self._version == 2
         memory, cpu = self._dirs["memory"], self._dirs.get("cpu")
         if limits.memory_bytes is not None:
             size = str(limits.memory_bytes)
@@ -168,7 +168,7 @@ class Group:
             os.close(self.procs.pop())
 
     def was_out_of_memory(self) -> bool:
-        name = "memory.events" if self._version == 2 else "memory.oom_control"  # noqa: PLR2004
+        name = "memory.events" if self._version == 2 else "memory.oom_control"
         for line in _lines(str(self._dirs["memory"] / name)):
             key, _, value = line.partition(" ")
             if key == "oom_kill" and int(value) > 0:
@@ -176,7 +176,7 @@ class Group:
         return False
 
     def peak_memory(self) -> int | None:
-        v2 = self._version == 2  # noqa: PLR2004 - the version
+        v2 = self._version == 2
         name = "memory.peak" if v2 else "memory.max_usage_in_bytes"
         lines = _lines(str(self._dirs["memory"] / name))
         return int(lines[0]) if lines else None

@@ -146,7 +146,7 @@ def _refuse_broad(paths: list[str]) -> None:
     """Showing a prefix must not show a home directory with it."""
     home = os.path.realpath(os.path.expanduser("~"))
     for path in paths:
-        if path == "/" or home == path or home.startswith(path + "/"):
+        if path in {"/", home} or home.startswith(path + "/"):
             raise BackendUnavailableError(
                 f"the running Python is installed in {path}, which would show the sandbox more "
                 "than the interpreter",
@@ -180,7 +180,9 @@ def ca_environment() -> tuple[dict[str, str], tuple[str, ...]]:
     variables = {n: os.environ[n] for n in CA_VARIABLES if os.environ.get(n)}
     paths = []
     for value in variables.values():
-        for path in value.split(os.pathsep):
-            if path.startswith("/") and os.path.exists(path) and not _covered(path, []):
-                paths.append(path)
+        paths += [
+            path
+            for path in value.split(os.pathsep)
+            if path.startswith("/") and os.path.exists(path) and not _covered(path, [])
+        ]
     return variables, tuple(dict.fromkeys(paths))

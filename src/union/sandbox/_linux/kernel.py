@@ -9,11 +9,13 @@ import platform
 from pathlib import Path
 from typing import Final
 
-__all__ = ["can_map_ids", "capabilities", "has_capability", "is_root", "landlock_abi", "machine"]
+__all__ = ["can_give_away", "can_map_mounts", "is_root", "landlock_abi", "machine"]
 
 _LANDLOCK_CREATE_RULESET: Final = 444
 _LANDLOCK_VERSION: Final = 1
-CAP_SETUID, CAP_SETGID, CAP_SYS_ADMIN, CAP_SETFCAP = 7, 6, 21, 31
+_CAP_SYS_ADMIN: Final = 21
+_CAPS_TO_GIVE_AWAY: Final = (0, 1, 3, 6, 7)
+"""CHOWN, DAC_OVERRIDE, FOWNER, SETGID, SETUID: to run as another id and handle its files."""
 
 
 @functools.cache
@@ -40,14 +42,16 @@ def capabilities() -> int:
     return 0
 
 
-def has_capability(number: int) -> bool:
-    return bool(capabilities() >> number & 1)
-
-
 def is_root() -> bool:
     return os.geteuid() == 0
 
 
-def can_map_ids() -> bool:
-    """Whether mounts can be given to another id, so that root need not be root inside."""
-    return has_capability(CAP_SYS_ADMIN)
+def can_map_mounts() -> bool:
+    """Whether mounts can be shown to another id as its own."""
+    return bool(capabilities() >> _CAP_SYS_ADMIN & 1)
+
+
+def can_give_away() -> bool:
+    """Whether files can be given to another id, and still be handled."""
+    held = capabilities()
+    return all(held >> cap & 1 for cap in _CAPS_TO_GIVE_AWAY)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from union.sandbox._core.plan import Plan
 
-__all__ = ["BINARY", "Channel", "Launcher", "send_with_fds", "sealed_memfd"]
+__all__ = ["BINARY", "Channel", "Launcher", "sealed_memfd", "send_with_fds"]
 
 BINARY: Final = Path(__file__).parent / "bin" / "sandbox-launcher"
 
@@ -49,7 +49,7 @@ def send_with_fds(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
 
 def sealed_memfd(name: str, content: bytes, *, owner: int | None = None) -> int:
     """A descriptor of an unchangeable file in memory."""
-    import fcntl  # noqa: PLC0415 - not needed before the first run
+    import fcntl
 
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -79,9 +79,9 @@ class Launcher:
         me = os.pidfd_open(self.pid_of_host)
         try:
             self._process = subprocess.Popen(
-                ["sandbox"],  # what processes inside see as the name of process 1
+                ["sandbox"],  # noqa: S607 - what processes inside see as the name of process 1
                 executable=BINARY,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=me,
                 stderr=subprocess.DEVNULL,
                 env={},
@@ -102,19 +102,18 @@ class Launcher:
     def current(cls) -> Launcher:
         """The running launcher; starts one if there is none or it has died."""
         with cls._lock:
-            launcher = cls._current
-            if launcher is not None and launcher.pid_of_host != os.getpid():
-                # We are a forked copy: the launcher belongs to our parent.
-                launcher._forget()
-                launcher = None
-            if launcher is not None and launcher._process.poll() is not None:
-                launcher._forget()
-                launcher = None
-            if launcher is None:
-                launcher = cls._current = Launcher()
-            return launcher
+            if cls._current is not None and not cls._current.is_usable():
+                cls._current.forget()
+                cls._current = None
+            if cls._current is None:
+                cls._current = Launcher()
+            return cls._current
 
-    def _forget(self) -> None:
+    def is_usable(self) -> bool:
+        """Whether it runs and is ours: in a forked copy of the host it belongs to the parent."""
+        return self.pid_of_host == os.getpid() and self._process.poll() is None
+
+    def forget(self) -> None:
         atexit.unregister(self._end_with_host)
         self._control.close()
         for fd in self._userns.values():
@@ -164,7 +163,7 @@ class Launcher:
         _, _, error, _ = _SIMPLE.unpack(data)
         if error:
             raise OSError(error, os.strerror(error))
-        return fds[0]
+        return int(fds[0])
 
 
 def _check_binary() -> None:
@@ -202,7 +201,7 @@ def _cannot_start(exc: OSError) -> BackendUnavailableError:
 
 def _after_fork() -> None:
     # Another thread may have held the lock at the moment of the fork.
-    Launcher._lock = threading.Lock()  # noqa: SLF001 - this module's own
+    Launcher._lock = threading.Lock()  # noqa: SLF001 - of this module
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -7,6 +7,8 @@ to one of those that passed, by address. There is no second look-up that could a
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -133,6 +135,9 @@ class Dialer:
 
 
 def _why(exc: Exception) -> str:
-    if isinstance(exc, OSError) and exc.strerror:
+    # The loop's own text repeats the address; a resolver's errno is not an errno.
+    if isinstance(exc, OSError) and exc.errno and not isinstance(exc, socket.gaierror):
+        return os.strerror(exc.errno)
+    if isinstance(exc, socket.gaierror) and exc.strerror:
         return str(exc.strerror)
     return str(exc) or type(exc).__name__

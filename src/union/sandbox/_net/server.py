@@ -73,8 +73,9 @@ class Connection:
 
     def account(self, attempt: Attempt) -> Attempt:
         """Begin an attempt; the one before it on this connection is over."""
-        self.end_attempts()
-        self._attempts.append(attempt)
+        if not self._attempts or self._attempts[-1] is not attempt:
+            self.end_attempts()
+            self._attempts.append(attempt)
         return attempt
 
     def settled(self) -> None:
@@ -93,10 +94,12 @@ class Connection:
             connected = await self._egress.dialer.dial(attempt.host, attempt.port)
         except RefusedError as exc:
             attempt.verdict = exc.verdict
+            self.end_attempts()
             raise
         except DialError as exc:
             attempt.verdict = exc.verdict
             attempt.error = str(exc)
+            self.end_attempts()
             raise
         attempt.verdict = connected.verdict
         attempt.address = connected.address
@@ -107,6 +110,7 @@ class Connection:
 
     async def linger(self) -> None:
         """End our side and read on for a moment, so that what we sent is not lost in a reset."""
+        self.end_attempts()
         self.stream.end_writing()
         left = _LINGER_BYTES
         try:

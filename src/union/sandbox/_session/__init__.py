@@ -1,1 +1,1 @@
-"""What a caller holds: the session, the process handle, the streams; the same for every transport."""
+"""What a caller holds: the session, the process, the streams; one code for all transports."""

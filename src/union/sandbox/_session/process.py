@@ -7,7 +7,7 @@ import os
 import signal as signals
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Event, Exited, Failed, Started, Usage
@@ -16,7 +16,7 @@ from union.sandbox._session.streams import Collector, StreamBuffer, split_lines
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
 
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec
@@ -38,7 +38,7 @@ class ExecResult:
     runtime_ms: float = 0.0
     truncated: bool = False
     """Output was cut at ``max_output_bytes``."""
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
     backend: str = ""
 
     @property
@@ -257,7 +257,10 @@ class SandboxProcess:
         return self._checked()
 
     async def communicate(
-        self, input: bytes | None = None, *, max_output_bytes: int | None = None
+        self,
+        input: bytes | None = None,  # noqa: A002 - the name that subprocess uses
+        *,
+        max_output_bytes: int | None = None,
     ) -> tuple[bytes, bytes]:
         """Reads both streams to their end, waits, and returns ``(stdout, stderr)``.
 
@@ -301,7 +304,10 @@ class SandboxProcess:
         return b"" if collector is None else collector.value()
 
     async def communicate_text(
-        self, input: bytes | None = None, *, max_output_bytes: int | None = None
+        self,
+        input: bytes | None = None,  # noqa: A002 - the name that subprocess uses
+        *,
+        max_output_bytes: int | None = None,
     ) -> tuple[str, str]:
         """``communicate()``, decoded as UTF-8; what is not UTF-8 is replaced."""
         out, err = await self.communicate(input, max_output_bytes=max_output_bytes)

@@ -47,7 +47,7 @@ class Session:
     # Opening and closing.
 
     async def open(self) -> Self:
-        """Opens the session. Raises ``BackendUnavailableError`` if its isolation is not to be had."""
+        """Opens the session; ``BackendUnavailableError`` if its isolation is not to be had."""
         if self._state != "new":
             state = "open already" if self._state in {"open", "opening"} else "closed"
             raise SessionClosedError(
@@ -104,7 +104,7 @@ class Session:
         await self.close()
 
     def _live(self) -> Transport:
-        if self._state == "new" or self._state == "opening":
+        if self._state in {"new", "opening"}:
             raise SessionClosedError(
                 "the session is not open", hint="use `async with session` or `await session.open()`"
             )
@@ -125,7 +125,7 @@ class Session:
 
     @property
     def work_dir(self) -> str:
-        """The directory that persists between calls; the same path inside and, on-device, outside."""
+        """The directory that persists between calls, by its path inside."""
         return self._opened().work_dir
 
     @property
@@ -144,7 +144,7 @@ class Session:
 
     # Running.
 
-    async def run(  # noqa: PLR0913 - the documented arguments
+    async def run(
         self,
         cmd: str | Sequence[str],
         *,
@@ -203,7 +203,7 @@ class Session:
                 raise
         return process
 
-    async def exec(  # noqa: PLR0913 - the documented arguments
+    async def exec(
         self,
         cmd: str | Sequence[str],
         *,
@@ -239,7 +239,7 @@ class Session:
         return result
 
     async def run_code(self, code: str, **options: Any) -> str:
-        """Runs Python source and returns its stdout; a non-zero exit raises ``SandboxCommandError``.
+        """Runs Python source, returns its stdout; non-zero raises ``SandboxCommandError``.
 
         Takes the ``env``, ``cwd``, ``stdin``, network, ``timeout_s`` and ``max_output_bytes``
         arguments of ``exec()``.

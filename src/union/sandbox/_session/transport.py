@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from union.sandbox._core.events import Event
-
 if TYPE_CHECKING:
+    from union.sandbox._core.events import Event
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec
 
@@ -71,6 +69,3 @@ class Transport(Protocol):
 
     async def aclose(self) -> None:
         """Ends everything that was started and returns when it is gone."""
-
-
-OpenTransport = Callable[[], Transport]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["default_fs_allowlist", "session"]
 
 
-def session(  # noqa: PLR0913 - the documented arguments
+def session(
     *,
     backend: str = "bubblewrap",
     host_work_dir: str | None = None,
@@ -30,7 +30,7 @@ def session(  # noqa: PLR0913 - the documented arguments
     resources: object = None,
     strict: bool = False,
 ) -> Session:
-    """Describes a session; ``async with`` or ``await ....open()`` opens it. Does no I/O.
+    r"""Describes a session; ``async with`` or ``await ....open()`` opens it. Does no I/O.
 
     ``backend`` is used or refused, never replaced. ``host_work_dir`` is an existing directory to
     work in; without it the session makes a private one and removes it at close. ``strict`` refuses
@@ -41,7 +41,7 @@ def session(  # noqa: PLR0913 - the documented arguments
     ...         return await sbx.run_code("print(2 + 2)")
     >>> import asyncio
     >>> asyncio.run(main())
-    '4\\n'
+    '4\n'
     """
     spec = resolve_session(
         backend=backend,
@@ -61,7 +61,7 @@ def session(  # noqa: PLR0913 - the documented arguments
     )
 
     def transport() -> LocalTransport:
-        from union.sandbox.on_device._transport import LocalTransport  # noqa: PLC0415 - at open
+        from union.sandbox.on_device._transport import LocalTransport
 
         return LocalTransport(spec)
 
@@ -70,7 +70,7 @@ def session(  # noqa: PLR0913 - the documented arguments
 
 def default_fs_allowlist() -> dict[str, tuple[str, ...]]:
     """The paths visible in every sandbox of this host: ``read_only`` and ``read_write``."""
-    from union.sandbox._linux import host  # noqa: PLC0415 - only on request
+    from union.sandbox._linux import host
 
     binds, links = host.system_view()
     read_only = [s.path for s in binds] + [path for path, _ in links]

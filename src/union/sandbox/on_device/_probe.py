@@ -14,7 +14,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from union.sandbox._core.plan import OP_NAMES
 from union.sandbox.errors import BackendUnavailableError
@@ -132,9 +132,14 @@ def _sysctl(name: str) -> str:
         return ""
 
 
-def _cause(op: int, error: int) -> tuple[str, str]:
+class _Cause(NamedTuple):
+    what: str
+    hint: str
+
+
+def _cause(op: int, error: int) -> _Cause:
     if op == _PROC:
-        return (
+        return _Cause(
             "this container masks /proc, so a fresh one is refused, and strict=True rules out "
             "showing the container's own",
             "drop strict=True, or run the container with an unmasked /proc "
@@ -142,7 +147,7 @@ def _cause(op: int, error: int) -> tuple[str, str]:
             "--security-opt systempaths=unconfined)",
         )
     if op == _IDS and os.geteuid() == 0:
-        return (
+        return _Cause(
             "this process is root without CAP_SETFCAP, and the kernel then maps no id",
             "run as an ordinary user (Kubernetes: runAsUser: 1000), or grant the SETFCAP, SETUID "
             "and SETGID capabilities that containers have by default",
@@ -152,42 +157,44 @@ def _cause(op: int, error: int) -> tuple[str, str]:
     if op in {_PRIVATE, _ROOT, _BIND} and error in {errno.EPERM, errno.EACCES}:
         if _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
             return _APPARMOR
-        return (
+        return _Cause(
             "mounts are refused inside a user namespace",
             "a seccomp or AppArmor profile of this container forbids mount(2) or pivot_root(2): "
             "run it with seccomp=unconfined (Kubernetes: seccompProfile: Unconfined) or a profile "
             "that allows them",
         )
     if error == errno.ENOSYS:
-        return ("the kernel is too old", "Linux 5.12 or newer is needed")
-    return ("a sandbox could not be built", "")
+        return _Cause("the kernel is too old", "Linux 5.12 or newer is needed")
+    return _Cause("a sandbox could not be built", "")
 
 
-_APPARMOR: Final = (
+_APPARMOR: Final = _Cause(
     "AppArmor restricts user namespaces on this host",
     "as root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or give this program an "
     "AppArmor profile with the 'userns' permission",
 )
 
 
-def _clone_cause(error: int) -> tuple[str, str]:
+def _clone_cause(error: int) -> _Cause:
     if _sysctl("kernel.unprivileged_userns_clone") == "0":
-        return (
+        return _Cause(
             "user namespaces are switched off for ordinary users",
             "as root: sysctl -w kernel.unprivileged_userns_clone=1",
         )
     if _sysctl("user.max_user_namespaces") == "0" or error == errno.ENOSPC:
-        return (
+        return _Cause(
             "the limit on user namespaces is used up",
             "as root: sysctl -w user.max_user_namespaces=15000",
         )
     if _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
         return _APPARMOR
     if error in {errno.EPERM, errno.ENOSYS}:
-        return (
+        return _Cause(
             "this container's seccomp profile refuses user namespaces",
             "run the container with seccomp=unconfined (Kubernetes: securityContext: "
             "seccompProfile: Unconfined), with a profile that allows clone3, unshare and mount, or "
             "with the SYS_ADMIN capability",
         )
-    return ("the kernel made no namespaces", "is it built with user, pid and network namespaces?")
+    return _Cause(
+        "the kernel made no namespaces", "is it built with user, pid and network namespaces?"
+    )

@@ -1,4 +1,4 @@
-"""From a session's spec and this host to what plans depend on: the view, the identity, the limits."""
+"""From a session's spec and this host to what plans depend on: view, identity, limits."""
 
 from __future__ import annotations
 
@@ -41,13 +41,19 @@ class HostSetting:
     python: host.Interpreter
 
 
-def _identity(*, pinned_idmap: bool) -> Identity:
+def _identity(*, idmap: bool, own_everything: bool) -> Identity:
+    """Who the sandboxed code is. For root: an id that owns nothing here, wherever that can be.
+
+    Then the caller's trees are either shown to that id as its own (id-mapped mounts), or, where
+    the kernel or the file system does not do that and all writable trees are the session's, given
+    to it.
+    """
     uid, gid = os.geteuid(), os.getegid()
     if uid != 0:
         return Identity(
             uid=uid, gid=gid, host_uid=uid, host_gid=gid, kind="caller", deny_setgroups=True
         )
-    if pinned_idmap:
+    if (idmap and kernel.can_map_mounts()) or (own_everything and kernel.can_give_away()):
         return Identity(
             uid=_INSIDE_ID,
             gid=_INSIDE_ID,
@@ -69,12 +75,13 @@ def _identity(*, pinned_idmap: bool) -> Identity:
 class _Mapper:
     """Gives the caller's writable trees to the sandbox's id, by id-mapped mounts."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, *, idmap: bool) -> None:
         self._identity = identity
+        self.enabled = idmap and identity.kind == "unprivileged" and kernel.can_map_mounts()
         self.fds: list[int] = []
 
     def mapped(self, item: Shown, owner: tuple[int, int]) -> Shown:
-        if self._identity.kind != "unprivileged":
+        if not self.enabled:
             return item
         outside = (self._identity.host_uid, self._identity.host_gid)
         fd = Launcher.current().userns(inside=owner, outside=outside)
@@ -99,8 +106,11 @@ def gather(
     idmap: bool = True,
 ) -> HostSetting:
     """Looks at the host once. Raises when a path the caller named is missing or makes no sense."""
-    identity = _identity(pinned_idmap=idmap and kernel.can_map_ids())
-    mapper = _Mapper(identity)
+    own_everything = work.is_ours and not spec.read_write_paths
+    identity = _identity(idmap=idmap, own_everything=own_everything)
+    mapper = _Mapper(identity, idmap=idmap)
+    if identity.kind == "unprivileged" and not mapper.enabled:
+        work.give_to(identity.host_uid, identity.host_gid)
     python = host.interpreter()
     ca, ca_paths = host.ca_environment()
     binds, links = host.system_view()
@@ -134,7 +144,7 @@ def gather(
             files=tuple(files),
             added=tuple(_once(added)),
             fresh_proc=fresh_proc,
-            guard_proc=identity.host_uid == 0,
+            guarded_proc=_guarded_proc(identity),
             staging=next(p for p in _WORK_MOUNT_POINTS if os.path.isdir(p)),
             tmp_bytes=spec.limits.tmp_bytes,
             shm_bytes=spec.limits.shm_bytes,
@@ -143,6 +153,14 @@ def gather(
         ca=ca,
         python=python,
     )
+
+
+def _guarded_proc(identity: Identity) -> tuple[str, ...]:
+    """What in /proc obeys the owner's id rather than a capability."""
+    if identity.host_uid != 0:
+        return ()
+    names = ("sys", "irq", "bus", "fs", "acpi", "sysrq-trigger")
+    return tuple(path for path in (f"/proc/{name}" for name in names) if os.path.exists(path))
 
 
 def _once(added: list[Shown]) -> list[Shown]:

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import tempfile
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends import registry
 from union.sandbox._backends.base import Setting
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.seccomp import filter_program
-from union.sandbox._core.view import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
+from union.sandbox._core.view import RUN_DIR
 from union.sandbox._linux import cgroup, host, kernel
 from union.sandbox._linux.launcher import Channel, sealed_memfd
 from union.sandbox._linux.memory import MemoryWatch
 from union.sandbox._linux.removal import remove_tree
-from union.sandbox._linux.run import Command, LocalRun, Sandbox
+from union.sandbox._linux.run import LocalRun, Sandbox
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device import _probe
+from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._settings import HostSetting, gather, limit_report
-from union.sandbox.on_device._venv import DIRECTORY, make_venv, venv_is_whole
+from union.sandbox.on_device._venv import make_venv, venv_is_whole
 from union.sandbox.on_device._workdir import WorkDir
 
 if TYPE_CHECKING:
@@ -34,13 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalTransport"]
 
-_SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-_SHELL: Final = "/bin/sh"
-_LONGEST_ARGUMENT: Final = 120 * 1024
-"""A longer shell command goes in as a file: the kernel takes at most 128 KiB in one argument."""
-_PYTHON_SLOT_INDEX, _SHELL_SLOT_INDEX = 0, 1
-_NPROC, _NOFILE, _FSIZE, _CORE = 6, 7, 1, 4
 _CHDIR: Final = 110
+
+
+@functools.cache
+def _filter(machine: str) -> bytes:
+    return filter_program(machine=machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,6 @@ class LocalTransport:
         self._groups: cgroup.Hierarchy | None = None
         self._runs: set[LocalRun] = set()
         self._scratch: str | None = None
-        self._scripts = 0
 
     # Opening and closing.
 
@@ -82,9 +81,7 @@ class LocalTransport:
         if self._bare:
             self._scratch = tempfile.mkdtemp(prefix="sandbox-scripts-")
         self._groups = cgroup.hierarchy() if self._wants_group() else None
-        make_venv(
-            self._work.tree, host.interpreter(), owner=self._owner(), slot=self._python_slot("main")
-        )
+        self._mend_venv()
         self._channel = Channel()
         if not self._bare:
             self._facts = await _probe.settle(self._trial, self._spec)
@@ -93,7 +90,7 @@ class LocalTransport:
         limits = self._spec.limits
         wanted = limits.memory_bytes is not None or limits.cpus is not None
         # The host's root is exempt from the process limit that everybody else obeys.
-        return wanted or (kernel.is_root() and not self._bare and not kernel.can_map_ids())
+        return wanted or (kernel.is_root() and not self._bare and not kernel.can_map_mounts())
 
     async def _trial(self, facts: _probe.Facts) -> _probe.Outcome:
         """One throw-away sandbox with this session's own plan, looked at from outside."""
@@ -141,6 +138,19 @@ class LocalTransport:
             self._channel = Channel()
         return self._channel
 
+    @property
+    def _commands(self) -> CommandBuilder:
+        return CommandBuilder(
+            work_dir=self.work_dir, limits=self._spec.limits, scratch=self._scratch
+        )
+
+    def _mend_venv(self) -> None:
+        """Makes the venv where it is missing, or not as it was made."""
+        tree, python = self._dir().tree, host.interpreter()
+        if not venv_is_whole(tree, python):
+            run_dir = self._scratch or RUN_DIR
+            make_venv(tree, python, owner=self._owner(), run_dir=run_dir)
+
     def _owner(self) -> tuple[int, int] | None:
         """Who files made by the host must belong to, if not the caller."""
         return self._dir().owner if kernel.is_root() else None
@@ -180,7 +190,7 @@ class LocalTransport:
             identity=found.identity,
             network=network,
             landlock_abi=kernel.landlock_abi(),
-            seccomp=filter_program(machine=kernel.machine()),
+            seccomp=_filter(kernel.machine()),
         )
         plan = self._backend.plan(setting)
         limits = limit_report(self._spec.limits, found.identity, self._groups)
@@ -195,7 +205,11 @@ class LocalTransport:
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
         posture = self._posture(spec.network.mode)
-        command = self._command(spec, posture)
+        if spec.kind == "python":
+            self._mend_venv()
+        command = self._commands.build(
+            spec, ca=posture.setting.ca, count_processes=posture.setting.identity.host_uid != 0
+        )
         sandbox, group, pid = self._prepare(posture)
         pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
         run = LocalRun(sandbox, sink, pipes=pipes)
@@ -267,84 +281,6 @@ class LocalTransport:
 
             pid.add_done_callback(begin)
 
-    def _command(self, spec: RunSpec, posture: _Posture) -> Command:
-        env = self._environment(posture)
-        env.update(spec.env)
-        common = {
-            "env": [f"{k}={v}" for k, v in env.items()],
-            "cwd": self._cwd(spec.cwd),
-            "rlimits": self._rlimits(posture),
-        }
-        if spec.kind == "argv":
-            programs = _candidates(spec.argv[0], env.get("PATH", ""), self._cwd(spec.cwd))
-            return Command(programs=programs, argv=spec.argv, **common)  # type: ignore[arg-type]  # one dict of three
-        if spec.kind == "python":
-            self._mend_venv()
-            return self._script(spec, f"{self._venv()}/bin/python", common)
-        text = spec.text
-        if len(text) * 4 < _LONGEST_ARGUMENT or len(text.encode()) < _LONGEST_ARGUMENT:
-            return Command(programs=(_SHELL,), argv=("sh", "-c", text), **common)  # type: ignore[arg-type]
-        return self._script(spec, _SHELL, common)
-
-    def _script(self, spec: RunSpec, program: str, common: dict[str, object]) -> Command:
-        source = spec.text.encode("utf-8", "surrogateescape")
-        python = spec.kind == "python"
-        if self._bare:
-            self._scripts += 1
-            name = (
-                self._python_slot(f"main{self._scripts}")
-                if python
-                else f"{self._scratch}/main{self._scripts}.sh"
-            )
-            Path(name).write_bytes(source)
-            return Command(programs=(program,), argv=(program, name), **common)  # type: ignore[arg-type]
-        slot, index = (
-            (PYTHON_SLOT, _PYTHON_SLOT_INDEX) if python else (SHELL_SLOT, _SHELL_SLOT_INDEX)
-        )
-        argv = (program, slot)
-        return Command(programs=(program,), argv=argv, script=source, slot=index, **common)  # type: ignore[arg-type]
-
-    def _python_slot(self, name: str) -> str:
-        return f"{self._scratch}/{name}.py" if self._bare else PYTHON_SLOT
-
-    def _venv(self) -> str:
-        return f"{self.work_dir}/{DIRECTORY}"
-
-    def _mend_venv(self) -> None:
-        python = host.interpreter()
-        if not venv_is_whole(self._dir().tree, python):
-            make_venv(self._dir().tree, python, owner=self._owner(), slot=self._python_slot("main"))
-
-    def _environment(self, posture: _Posture) -> dict[str, str]:
-        own_bin = os.path.dirname(host.uv_binary()) if self._bare else BIN_DIR
-        return {
-            "PATH": f"{self._venv()}/bin:{own_bin}:{_SYSTEM_PATH}",
-            "HOME": self.work_dir,
-            "USER": "sandbox",
-            "LANG": "C.UTF-8",
-            "LC_ALL": "C.UTF-8",
-            "TMPDIR": "/tmp",  # noqa: S108 - inside
-            "TERM": "dumb",
-            "VIRTUAL_ENV": self._venv(),
-            **posture.setting.ca,
-        }
-
-    def _rlimits(self, posture: _Posture) -> list[tuple[int, int, int]]:
-        limits = self._spec.limits
-        pairs = [(_NOFILE, limits.open_files), (_FSIZE, limits.file_size_bytes), (_CORE, 0)]
-        if not self._bare and posture.setting.identity.host_uid != 0:
-            # Counted per user namespace, so this is the sandbox's own number; one is ours.
-            pairs.append((_NPROC, limits.processes + 1))
-        return [(resource, *_within_hard(resource, value)) for resource, value in pairs]
-
-    def _cwd(self, cwd: str | None) -> str:
-        if cwd is None:
-            return self.work_dir
-        if cwd.startswith("/"):
-            return cwd
-        relative = work_path(cwd, work_dir=self.work_dir, argument="cwd", allow_root=True)
-        return f"{self.work_dir}/{relative}"
-
     # Files.
 
     async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
@@ -357,19 +293,3 @@ class LocalTransport:
     async def get(self, path: str, *, max_bytes: int) -> bytes:
         relative = work_path(path, work_dir=self.work_dir)
         return await asyncio.to_thread(self._dir().tree.get, relative, max_bytes=max_bytes)
-
-
-def _candidates(program: str, path: str, cwd: str) -> list[str]:
-    """Where a program may be, in the order of PATH; found out inside, where it will run."""
-    if "/" in program:
-        return [program]
-    return [f"{directory or cwd}/{program}" for directory in path.split(":")] or [program]
-
-
-def _within_hard(resource: int, value: int) -> tuple[int, int]:
-    import resource as limits  # noqa: PLC0415 - not needed to open a session
-
-    hard = limits.getrlimit(resource)[1]
-    if hard != limits.RLIM_INFINITY:
-        value = min(value, hard)
-    return value, value

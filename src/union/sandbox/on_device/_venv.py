@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.view import PYTHON_SLOT
+from union.sandbox._core.view import RUN_DIR
 from union.sandbox.errors import SandboxError
 
 if TYPE_CHECKING:
@@ -25,15 +25,15 @@ _MOST_CONFIG: Final = 4096
 # Python source that run() was given is a script of ours in a directory of its own; what a user
 # puts into the working directory should be importable from it all the same, as from a script there.
 _HOOK: Final = (
-    "import sys, os; sys.orig_argv[1:2] == [{slot!r}] and sys.path[0] != os.getcwd() "
-    "and sys.path.insert(0, os.getcwd())\n"
+    "import sys, os; os.path.dirname((sys.orig_argv + ['', ''])[1]) == {run_dir!r} "
+    "and sys.path[0] != os.getcwd() and sys.path.insert(0, os.getcwd())\n"
 )
 
 
-def _files(python: Interpreter, *, slot: str) -> dict[str, str]:
+def _files(python: Interpreter, run_dir: str = RUN_DIR) -> dict[str, str]:
     """Relative path -> content of every regular file of the venv."""
     home = os.path.dirname(python.executable)
-    hook = _HOOK.format(slot=slot)
+    hook = _HOOK.format(run_dir=run_dir)
     for site_dir in python.site_dirs:
         # As a site directory, not just a path, so that its own .pth files count too.
         hook += f"import site; site.addsitedir({site_dir!r})\n"
@@ -58,14 +58,14 @@ def _links(python: Interpreter) -> dict[str, str]:
     }
 
 
-def venv_is_whole(tree: WorkTree, python: Interpreter, *, slot: str = PYTHON_SLOT) -> bool:
+def venv_is_whole(tree: WorkTree, python: Interpreter) -> bool:
     """Whether what starts an interpreter there is as it was made; compared, not used."""
     try:
         config = tree.get(f"{DIRECTORY}/pyvenv.cfg", max_bytes=_MOST_CONFIG)
         link = tree.read_link(f"{DIRECTORY}/bin/python")
     except (OSError, SandboxError):
         return False
-    wanted = _files(python, slot=slot)["pyvenv.cfg"].encode()
+    wanted = _files(python)["pyvenv.cfg"].encode()
     return config == wanted and link == python.executable
 
 
@@ -74,22 +74,22 @@ def make_venv(
     python: Interpreter,
     *,
     owner: tuple[int, int] | None,
-    slot: str = PYTHON_SLOT,
+    run_dir: str = RUN_DIR,
 ) -> None:
     """Makes the venv, or repairs what of it is not as it should be."""
     try:
-        _write(tree, python, owner=owner, slot=slot)
+        _write(tree, python, owner=owner, run_dir=run_dir)
     except (OSError, SandboxError):
         # Something else stands where the venv belongs: a file, a link, a directory with no rights.
         # It is the sandbox's own mess; start again from nothing.
         tree.remove(DIRECTORY, recursive=True)
-        _write(tree, python, owner=owner, slot=slot)
+        _write(tree, python, owner=owner, run_dir=run_dir)
 
 
 def _write(
-    tree: WorkTree, python: Interpreter, *, owner: tuple[int, int] | None, slot: str
+    tree: WorkTree, python: Interpreter, *, owner: tuple[int, int] | None, run_dir: str
 ) -> None:
-    for name, content in _files(python, slot=slot).items():
+    for name, content in _files(python, run_dir).items():
         tree.put(f"{DIRECTORY}/{name}", content.encode(), mode=0o644, overwrite=True, owner=owner)
     for name, target in _links(python).items():
         tree.put_link(f"{DIRECTORY}/{name}", target, owner=owner)

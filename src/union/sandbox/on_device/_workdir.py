@@ -15,18 +15,18 @@ __all__ = ["WorkDir"]
 
 _RESERVED: Final = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
-    "/etc", "/proc", "/sys", "/dev", "/run", "/boot", "/tmp",
+    "/etc", "/proc", "/sys", "/dev", "/run", "/boot", "/tmp",  # noqa: S108 - a name, not a file
 )  # fmt: skip
 """Directories with a meaning of their own inside; a work dir may lie below, not stand for one."""
-_PLACES: Final = ("/var/tmp", None)  # noqa: S108 - below /tmp only where there is nothing else
-"""A session's own work dir is not put into /tmp, which is empty inside; None: the system's choice."""
+_PREFERRED: Final = "/var/tmp"  # noqa: S108 - made private by mkdtemp
+"""Not below /tmp if it can be helped: that is empty inside. else it is the system's choice."""
 
 
 class WorkDir:
     """A directory, held by a descriptor from open to close."""
 
     def __init__(self, pinned: str | None) -> None:
-        self._made = pinned is None
+        self.is_ours = pinned is None
         self.path = _make() if pinned is None else _checked(pinned)
         self.tree = WorkTree(os.path.realpath(self.path))
         found = os.stat(self.path)
@@ -34,24 +34,29 @@ class WorkDir:
         self.owner = (found.st_uid, found.st_gid)
         self.source = os.path.realpath(self.path)
 
+    def give_to(self, uid: int, gid: int) -> None:
+        """Makes the whole tree belong to another id; only for a directory of the session's own."""
+        if self.owner != (uid, gid):
+            self.tree.give_to(uid, gid)
+            self.owner = (uid, gid)
+
     def remove(self) -> None:
         """Lets go; removes the directory if it was made for the session."""
         self.tree.close()
-        if self._made:
+        if self.is_ours:
             remove_tree(self.path)
 
 
 def _make() -> str:
-    for place in _PLACES:
-        try:
-            return os.path.realpath(tempfile.mkdtemp(prefix="sandbox-", dir=place))
-        except OSError as exc:
-            error = exc
-    raise SandboxUsageError(
-        f"no work dir could be made: {error.strerror}",
-        argument="host_work_dir",
-        hint="pass host_work_dir=, or set TMPDIR to a directory that can be written",
-    ) from error
+    place = _PREFERRED if os.access(_PREFERRED, os.W_OK | os.X_OK) else None
+    try:
+        return os.path.realpath(tempfile.mkdtemp(prefix="sandbox-", dir=place))
+    except OSError as exc:
+        raise SandboxUsageError(
+            f"no work dir could be made: {exc.strerror}",
+            argument="host_work_dir",
+            hint="pass host_work_dir=, or set TMPDIR to a directory that can be written",
+        ) from exc
 
 
 def _checked(path: str) -> str:

@@ -1,0 +1,127 @@
+"""From a RunSpec to what the sandbox's first process is asked to do."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._core.paths import work_path
+from union.sandbox._core.view import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
+from union.sandbox._linux import host
+from union.sandbox._linux.run import Command
+from union.sandbox.on_device._venv import DIRECTORY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from union.sandbox._core.spec import Limits, RunSpec
+
+__all__ = ["CommandBuilder"]
+
+_SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_SHELL: Final = "/bin/sh"
+_LONGEST_ARGUMENT: Final = 120 * 1024
+"""A longer shell command goes in as a file: the kernel takes at most 128 KiB in one argument."""
+_SLOTS: Final = {"python": (PYTHON_SLOT, 0), "shell": (SHELL_SLOT, 1)}
+_NUMBERS = itertools.count(1)
+
+
+class CommandBuilder:
+    """Builds the commands of one session.
+
+    ``scratch`` is a directory for script files where there is no private root to hold them.
+    """
+
+    def __init__(self, *, work_dir: str, limits: Limits, scratch: str | None) -> None:
+        self._work_dir = work_dir
+        self._venv = f"{work_dir}/{DIRECTORY}"
+        self._limits = limits
+        self._scratch = scratch
+
+    def build(self, spec: RunSpec, *, ca: Mapping[str, str], count_processes: bool) -> Command:
+        env = {**self._environment(), **ca, **dict(spec.env)}
+        cwd = self._cwd(spec.cwd)
+        script: bytes | None = None
+        slot = 0
+        programs: tuple[str, ...]
+        if spec.kind == "argv":
+            programs, argv = _candidates(spec.argv[0], env.get("PATH", ""), cwd), spec.argv
+        elif spec.kind == "shell" and _is_short(spec.text):
+            programs, argv = (_SHELL,), ("sh", "-c", spec.text)
+        else:
+            program = f"{self._venv}/bin/python" if spec.kind == "python" else _SHELL
+            path, slot = _SLOTS[spec.kind]
+            source = spec.text.encode("utf-8", "surrogateescape")
+            if self._scratch is None:
+                script = source
+            else:
+                path = f"{self._scratch}/{next(_NUMBERS)}-{os.path.basename(path)}"
+                Path(path).write_bytes(source)
+            programs, argv = (program,), (program, path)
+        return Command(
+            programs=programs,
+            argv=argv,
+            env=[f"{k}={v}" for k, v in env.items()],
+            cwd=cwd,
+            rlimits=self._rlimits(count_processes=count_processes),
+            script=script,
+            slot=slot,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        own_bin = BIN_DIR if self._scratch is None else os.path.dirname(host.uv_binary())
+        return {
+            "PATH": f"{self._venv}/bin:{own_bin}:{_SYSTEM_PATH}",
+            "HOME": self._work_dir,
+            "USER": "sandbox",
+            "LANG": "C.UTF-8",
+            "LC_ALL": "C.UTF-8",
+            "TMPDIR": "/tmp",  # noqa: S108 - a name inside the sandbox
+            "TERM": "dumb",
+            "VIRTUAL_ENV": self._venv,
+        }
+
+    def _rlimits(self, *, count_processes: bool) -> list[tuple[int, int, int]]:
+        limits = self._limits
+        pairs = [
+            (resource.RLIMIT_NOFILE, limits.open_files),
+            (resource.RLIMIT_FSIZE, limits.file_size_bytes),
+            (resource.RLIMIT_CORE, 0),
+        ]
+        if count_processes and self._scratch is None:
+            # Counted per user namespace, so this is the sandbox's own number; one is ours.
+            pairs.append((resource.RLIMIT_NPROC, limits.processes + 1))
+        return [(kind, *_within_hard(kind, value)) for kind, value in pairs]
+
+    def _cwd(self, cwd: str | None) -> str:
+        if cwd is None:
+            return self._work_dir
+        if cwd.startswith("/"):
+            return cwd
+        relative = work_path(cwd, work_dir=self._work_dir, argument="cwd", allow_root=True)
+        return f"{self._work_dir}/{relative}"
+
+
+def _is_short(text: str) -> bool:
+    most_per_character = 4
+    return (
+        len(text) * most_per_character < _LONGEST_ARGUMENT
+        or len(text.encode("utf-8", "surrogateescape")) < _LONGEST_ARGUMENT
+    )
+
+
+def _candidates(program: str, path: str, cwd: str) -> tuple[str, ...]:
+    """Where a program may be, in the order of PATH; found out inside, where it will run."""
+    if "/" in program:
+        return (program,)
+    return tuple(f"{directory or cwd}/{program}" for directory in path.split(":"))
+
+
+def _within_hard(kind: int, value: int) -> tuple[int, int]:
+    hard = resource.getrlimit(kind)[1]
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    return value, value
