@@ -66,19 +66,22 @@ static void reap(void)
 {
     pid_t pid;
     int status;
-    while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        int orphan = 1;
         for (size_t i = 0; i < nchildren; i++) {
             if (children[i].pid != pid)
                 continue;
             struct child was = children[i];
             children[i] = children[--nchildren];
-            /* Without a pid namespace, what a killed runner leaves behind comes to us. */
-            if (was.bare)
-                kill_children(SIGKILL, is_listed);
+            orphan = was.bare;
             if (was.notify)
                 tell(was.channel, MSG_GONE, was.id, status);
             break;
         }
+        /* Without a pid namespace, what a killed runner leaves behind comes to us, one generation at a time. */
+        if (orphan)
+            kill_children(SIGKILL, is_listed);
+    }
 }
 
 static int kill_channel(int channel)
@@ -92,10 +95,10 @@ static int kill_channel(int channel)
     return count;
 }
 
-/* Ends everything of a channel and returns when it is gone. */
+/* Ends everything of a channel, and every orphan, and returns when it is gone. */
 static void drain_channel(int channel)
 {
-    while (kill_channel(channel) > 0) {
+    while (kill_channel(channel) > 0 || kill_children(SIGKILL, is_listed) > 0) {
         siginfo_t info;
         if (waitid(P_ALL, 0, &info, WEXITED | WNOWAIT) < 0 && errno == ECHILD)
             break;
@@ -325,9 +328,11 @@ int main(void)
         }
     }
 end:
-    for (size_t i = 0; i < nchildren; i++)
-        kill(children[i].pid, SIGKILL);
-    while (nchildren > 0 && (waitid(P_ALL, 0, &(siginfo_t){0}, WEXITED | WNOWAIT) == 0 || errno == EINTR))
+    while (kill_children(SIGKILL, NULL) > 0) {
+        siginfo_t info;
+        if (waitid(P_ALL, 0, &info, WEXITED | WNOWAIT) < 0 && errno == ECHILD)
+            break;
         reap();
+    }
     return 0;
 }

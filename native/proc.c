@@ -1,4 +1,5 @@
 /* Small work on processes and descriptors. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -29,28 +30,54 @@ void close_all_but(int *keep, int n)
     syscall(SYS_close_range, from, ~0U, 0);
 }
 
-/* Signals every direct child that `spare` does not spare. Returns how many there were. Only for processes that are not
- * the first of a pid namespace, where kill(-1) would reach the whole machine. */
+/* Reads the numbers of a process's children, of all its threads, into `pids`. */
+static int children_of(pid_t pid, pid_t *pids, int most)
+{
+    char path[64], text[8192];
+    int count = 0;
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *tasks = opendir(path);
+    if (!tasks)
+        return 0;
+    for (struct dirent *task; (task = readdir(tasks));) {
+        long tid = strtol(task->d_name, NULL, 10);
+        if (tid <= 0)
+            continue;
+        snprintf(path, sizeof path, "/proc/%d/task/%ld/children", (int)pid, tid);
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0)
+            continue;
+        ssize_t got = read(fd, text, sizeof text - 1);
+        close(fd);
+        text[got > 0 ? got : 0] = 0;
+        for (char *at = text, *end; count < most; at = end) {
+            long child = strtol(at, &end, 10);
+            if (end == at)
+                break;
+            if (child > 1)
+                pids[count++] = (pid_t)child;
+        }
+    }
+    closedir(tasks);
+    return count;
+}
+
+/* Signals every child that `spare` does not spare, and all below. Returns how many children there were. Only for
+ * processes that are not the first of a pid namespace, where kill(-1) would reach the whole machine. */
 int kill_children(int signum, int (*spare)(pid_t))
 {
-    char path[64], text[4096];
-    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
-    int fd = open(path, O_RDONLY | O_CLOEXEC), count = 0;
-    if (fd < 0)
-        return 0;
-    ssize_t got = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (got <= 0)
-        return 0;
-    text[got] = 0;
-    for (char *at = text, *end; *at; at = end) {
-        long pid = strtol(at, &end, 10);
-        if (end == at)
-            break;
-        if (pid <= 1 || (spare && spare((pid_t)pid)))
-            continue;
-        count++;
-        kill((pid_t)pid, signum);
+    static pid_t waiting[4096];
+    int count = 0, n = children_of(getpid(), waiting, 512);
+    for (int i = 0; i < n;)
+        if (spare && spare(waiting[i]))
+            waiting[i] = waiting[--n];
+        else
+            i++;
+    count = n;
+    while (n > 0) {
+        pid_t pid = waiting[--n];
+        n += children_of(pid, waiting + n, (int)(sizeof waiting / sizeof *waiting) - n);
+        kill(pid, signum);
     }
     return count;
 }

@@ -145,24 +145,19 @@ static int fill_slot(int slot, int source)
     return 0;
 }
 
-/* The whole tree but us. Outside a pid namespace only the command's own group can be named safely. */
-static void signal_tree(pid_t main_child, int signum)
+/* The whole tree but us. Outside a pid namespace kill(-1) would be everybody. */
+static void signal_tree(int signum)
 {
     if (getpid() == 1)
         kill(-1, signum);
-    else if (signum == SIGKILL)
-        kill_children(signum, NULL);
     else
-        kill(-main_child, signum);
+        kill_children(signum, NULL);
 }
 
 static void end_everything(void)
 {
     for (;;) {
-        if (getpid() == 1)
-            kill(-1, SIGKILL);
-        else
-            kill_children(SIGKILL, NULL);
+        signal_tree(SIGKILL);
         if (waitpid(-1, NULL, 0) < 0 && errno == ECHILD)
             return;
     }
@@ -194,7 +189,7 @@ static _Noreturn void supervise(int socket, pid_t main_child, int signals)
             if (got == 0 || (got < 0 && errno != EAGAIN))
                 break; /* the host let go: end with everything */
             if (got == (ssize_t)sizeof request.simple && request.simple.type == MSG_SIGNAL)
-                signal_tree(main_child, request.simple.a);
+                signal_tree(request.simple.a);
         }
     }
     end_everything();

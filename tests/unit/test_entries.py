@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._core.entries import parse_entries
+from union.sandbox._core.entries import first_uncovered, parse_entries
 from union.sandbox.constants import CLOUD_METADATA_DENY, PYPI_HOSTS
 from union.sandbox.errors import PolicyError
 
@@ -138,6 +138,7 @@ def test_our_own_constants_are_valid():
     assert len(texts(*CLOUD_METADATA_DENY, argument="network_denylist")) == len(CLOUD_METADATA_DENY)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_an_entry_or_a_policy_error_and_canonical_text_is_stable(text):
     try:
@@ -145,3 +146,40 @@ def test_any_text_is_an_entry_or_a_policy_error_and_canonical_text_is_stable(tex
     except PolicyError:
         return
     assert parse_entries([entry.text], argument="network_allowlist") == (entry,)
+
+
+@pytest.mark.parametrize(
+    "narrow,wide,fits",
+    [
+        ("a.example", "a.example", True),
+        ("a.example:443", "a.example", True),
+        ("a.example", "a.example:443", False),
+        ("a.example:80", "a.example:443", False),
+        ("x.a.example", "*.a.example", True),
+        ("a.example", "*.a.example", False),
+        ("xa.example", "*.a.example", False),
+        ("*.a.example", "*.a.example", True),
+        ("*.x.a.example", "*.a.example", True),
+        ("*.a.example", "a.example", False),
+        ("*.a.example", "*.x.a.example", False),
+        ("10.1.0.0/16", "10.0.0.0/8", True),
+        ("10.0.0.0/8", "10.1.0.0/16", False),
+        ("10.0.0.1", "10.0.0.0/8", True),
+        ("2001:db8::1", "10.0.0.0/8", False),
+        ("2001:db8::1", "2001:db8::/32", True),
+        ("10.0.0.1", "*.a.example", False),
+        ("a.example", "10.0.0.0/8", False),
+    ],
+)
+def test_narrowing_and_widening(narrow, wide, fits):
+    entries = parse_entries([narrow], argument="network_allowlist")
+    ceiling = parse_entries(["other.example", wide], argument="network_allowlist")
+    assert (first_uncovered(entries, ceiling=ceiling) is None) is fits
+
+
+def test_the_entry_that_widens_is_the_one_returned():
+    ceiling = parse_entries(["a.example"], argument="network_allowlist")
+    entries = parse_entries(["a.example", "b.example"], argument="network_allowlist")
+    assert first_uncovered(entries, ceiling=ceiling).text == "b.example"
+    assert first_uncovered((), ceiling=()) is None
+    assert first_uncovered(entries, ceiling=()).text == "a.example"

@@ -7,7 +7,7 @@ import string
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from union.sandbox._core.hosts import (
@@ -279,6 +279,7 @@ def plainly(host: str) -> str:
     return text.encode("idna").decode("ascii").lower().removesuffix(".")
 
 
+@settings(deadline=None)
 @given(HOSTS)
 def test_a_name_that_is_allowed_is_an_entry_or_under_a_pattern(host):
     policy = rules(["example.com", "*.example.org", "xn--bcher-kva.example"])
@@ -289,12 +290,14 @@ def test_a_name_that_is_allowed_is_an_entry_or_under_a_pattern(host):
         )
 
 
+@settings(deadline=None)
 @given(HOSTS, st.integers(1, 65535))
 def test_deny_beats_allow(host, port):
     both = rules(["example.com", "*.example.com"], ["example.com", "*.example.com"])
     assert not decide_name(both, host, port).allowed
 
 
+@settings(deadline=None)
 @given(NAME, st.integers(1, 65535))
 def test_the_suggested_entry_would_have_allowed_it(name, port):
     verdict = decide_name(rules([]), name, port)
@@ -303,6 +306,7 @@ def test_the_suggested_entry_would_have_allowed_it(name, port):
         assert decide_name(rules([verdict.suggestion]), name, port).allowed
 
 
+@settings(deadline=None)
 @given(st.ip_addresses(), st.integers(1, 65535))
 def test_the_suggested_address_would_have_allowed_it(address, port):
     verdict = decide_address(rules([]), address, port, name=None)
@@ -310,6 +314,7 @@ def test_the_suggested_address_would_have_allowed_it(address, port):
     assert decide_address(rules([verdict.suggestion]), address, port, name=None).allowed
 
 
+@settings(deadline=None)
 @given(st.ip_addresses(v=4))
 def test_every_numeric_spelling_is_the_address_it_means(address):
     number = int(address)
@@ -327,6 +332,7 @@ def test_every_numeric_spelling_is_the_address_it_means(address):
     assert {parse_host(text) for text in spellings} == {address}
 
 
+@settings(deadline=None)
 @given(st.ip_addresses())
 def test_the_internal_guard_is_at_least_as_strict_as_the_standard_library(address):
     if decide_address(rules(["example.com"]), address, 443, name="example.com").allowed:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from union.sandbox._core.http1 import (
@@ -125,9 +125,26 @@ def test_authority(text, expected):
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":80", "u@a:80", "a:80:80", "a:0", "a:65536", "a:", "a: 80", "a/b", "a\\b", "a%00:80", "[::1",
-     "[a]:80", "[::1]80", "a?b", "a#b", "a,b"],
-)  # fmt: skip
+    [
+        "",
+        ":80",
+        "u@a:80",
+        "a:80:80",
+        "a:0",
+        "a:65536",
+        "a:",
+        "a: 80",
+        "a/b",
+        "a\\b",
+        "a%00:80",
+        "[::1",
+        "[a]:80",
+        "[::1]80",
+        "a?b",
+        "a#b",
+        "a,b",
+    ],
+)
 def test_odd_authorities_are_refused(text):
     with pytest.raises(HttpFormatError):
         split_authority(text, default_port=80)
@@ -146,14 +163,27 @@ def test_extensions_and_trailers_are_dropped_and_the_rest_kept():
 
 @pytest.mark.parametrize(
     "data",
-    [b"3\nabc\r\n", b"g\r\n", b"\r\n", b"-1\r\n", b"0x3\r\nabc", b" 3\r\nabc", b"3 \r\nabc", b"3\r\nabcd\r\n",
-     b"3\r\nabc\n0\r\n\r\n", b"1" * 17 + b"\r\n", b"1;" + b"a" * 2000, b"0\r\nbad trailer\r\n\r\n"],
-)  # fmt: skip
+    [
+        b"3\nabc\r\n",
+        b"g\r\n",
+        b"\r\n",
+        b"-1\r\n",
+        b"0x3\r\nabc",
+        b" 3\r\nabc",
+        b"3 \r\nabc",
+        b"3\r\nabcd\r\n",
+        b"3\r\nabc\n0\r\n\r\n",
+        b"1" * 17 + b"\r\n",
+        b"1;" + b"a" * 2000,
+        b"0\r\nbad trailer\r\n\r\n",
+    ],
+)
 def test_odd_chunks_are_refused(data):
     with pytest.raises(HttpFormatError):
         ChunkedBody().feed(data)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.binary(min_size=1, max_size=50), max_size=5),
     st.lists(st.integers(1, 9), max_size=40),
@@ -171,6 +201,7 @@ def test_a_chunked_body_is_the_same_however_it_arrives(chunks, cuts):
     assert out == wire
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_head_or_a_format_error(data):
     for parse in (parse_request_head, parse_response_head):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import ssl
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from union.sandbox._core.tls import TlsFormatError, looks_like_tls, read_hello
@@ -93,6 +93,7 @@ def test_other_protocols_do_not_look_like_it():
     assert looks_like_tls(b"\x16")
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=120))
 def test_any_bytes_are_a_greeting_incomplete_or_a_format_error(tail):
     try:

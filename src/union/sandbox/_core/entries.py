@@ -20,7 +20,7 @@ from union.sandbox.errors import PolicyError
 if TYPE_CHECKING:
     from union.sandbox._core.addresses import Network
 
-__all__ = ["Entry", "parse_entries"]
+__all__ = ["Entry", "first_uncovered", "parse_entries"]
 
 _ACCEPTED: Final = (
     "an entry is a DNS name ('example.com'), a pattern ('*.example.com'), an IP address "
@@ -85,6 +85,33 @@ def parse_entries(value: object, *, argument: str) -> tuple[Entry, ...]:
             )
         entries[entry.text] = entry
     return tuple(entries.values())
+
+
+def first_uncovered(entries: tuple[Entry, ...], *, ceiling: tuple[Entry, ...]) -> Entry | None:
+    """Return the first of ``entries`` that would allow more than ``ceiling`` does, or None.
+
+    Each entry must lie within one entry of the ceiling; two that cover it together do not count.
+    """
+    for entry in entries:
+        if not any(_covers(wide, entry) for wide in ceiling):
+            return entry
+    return None
+
+
+def _covers(wide: Entry, narrow: Entry) -> bool:
+    if wide.port is not None and wide.port != narrow.port:
+        return False
+    if isinstance(wide.network, IPv4Network):
+        return isinstance(narrow.network, IPv4Network) and narrow.network.subnet_of(wide.network)
+    if isinstance(wide.network, IPv6Network):
+        return isinstance(narrow.network, IPv6Network) and narrow.network.subnet_of(wide.network)
+    if narrow.kind == "network":
+        # A name never stands for an address: it would lift the guard on internal ranges.
+        return False
+    if wide.kind == "name":
+        return narrow.kind == "name" and narrow.name == wide.name
+    under = narrow.name.endswith("." + wide.name)
+    return under or (narrow.kind == "pattern" and narrow.name == wide.name)
 
 
 class _Reader:

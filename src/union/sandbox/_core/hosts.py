@@ -20,7 +20,7 @@ from union.sandbox._core.addresses import (
     parse_address,
     unreachable_range,
 )
-from union.sandbox._core.entries import Entry, parse_entries
+from union.sandbox._core.entries import Entry, first_uncovered, parse_entries
 from union.sandbox._core.names import NameSyntaxError, normalise_name
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     "decide_address",
     "decide_name",
     "decide_server_name",
+    "first_uncovered",
     "parse_entries",
     "parse_host",
 ]

@@ -34,16 +34,12 @@ def normalise_name(text: str) -> str:
     """
     if len(text) > _LONGEST_INPUT:
         raise NameSyntaxError("is too long")
-    for character in text:
-        if character.isspace() or unicodedata.category(character) in {"Cc", "Cs", "Co", "Cn"}:
-            raise NameSyntaxError("holds a space or a control character")
-        if character in _DEVIATIONS:
-            raise NameSyntaxError(
-                "holds a letter on which the IDNA standards disagree; write it in its xn-- form"
-            )
     if text.isascii():
+        if " " in text or not text.isprintable():
+            raise NameSyntaxError("holds a space or a control character")
         name = text.lower()
     else:
+        _refuse_ambiguous(text)
         name = unicodedata.normalize("NFKC", text).replace("\u3002", ".").lower()
     name = name.removesuffix(".")
     if not name:
@@ -53,6 +49,16 @@ def normalise_name(text: str) -> str:
     if len(name) > _LONGEST_NAME:
         raise NameSyntaxError(f"is longer than {_LONGEST_NAME} characters")
     return name
+
+
+def _refuse_ambiguous(text: str) -> None:
+    for character in text:
+        if character.isspace() or unicodedata.category(character) in {"Cc", "Cs", "Co", "Cn"}:
+            raise NameSyntaxError("holds a space or a control character")
+        if character in _DEVIATIONS:
+            raise NameSyntaxError(
+                "holds a letter on which the IDNA standards disagree; write it in its xn-- form"
+            )
 
 
 def _normalise_label(label: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import site
 import stat
 import sys
 import sysconfig
@@ -107,6 +108,8 @@ class Interpreter:
     """Directories that must be visible read-only."""
     site_dirs: tuple[str, ...]
     """Package directories of the owner's own venv, if it runs in one."""
+    sees_system: bool
+    """Whether the owner sees the base interpreter's packages, as a venv need not."""
 
 
 @functools.cache
@@ -135,7 +138,12 @@ def interpreter() -> Interpreter:
         version=f"{sys.version_info.major}.{sys.version_info.minor}",
         paths=tuple(visible),
         site_dirs=site_dirs,
+        sees_system=not site_dirs or _sees_system_packages(),
     )
+
+
+def _sees_system_packages() -> bool:
+    return any(path in sys.path for path in site.getsitepackages([sys.base_prefix]))
 
 
 def _covered(path: str, roots: list[str]) -> bool:

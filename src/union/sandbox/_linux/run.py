@@ -211,7 +211,8 @@ class LocalRun:
     def _reason(self, signum: int) -> str:
         if self._cause:
             return self._cause
-        if signum == signal.SIGKILL and self._sandbox.was_out_of_memory():
+        # Also when only a child of the command was killed: nothing else would tell.
+        if self._sandbox.was_out_of_memory():
             return "oom"
         if signum in {signal.SIGXCPU, signal.SIGXFSZ}:
             return "limit"

@@ -216,6 +216,15 @@ class WorkTree:
                     os.chown(f"{where}/{name}", uid, gid, follow_symlinks=False)
             os.chown(base, uid, gid)
 
+    def fingerprint(self, names: tuple[str, ...]) -> tuple[tuple[int, int], ...] | None:
+        """(inode, change time) of each name; None if one is missing. Tells change, nothing else."""
+        with self._root() as root:
+            try:
+                found = [os.stat(name, dir_fd=root, follow_symlinks=False) for name in names]
+            except OSError:
+                return None
+            return tuple((one.st_ino, one.st_ctime_ns) for one in found)
+
     def read_link(self, rel: str) -> str:
         """Where the link ``rel`` points to; it is not followed."""
         with self._root() as root, translated(rel):

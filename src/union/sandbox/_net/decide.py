@@ -27,6 +27,7 @@ __all__ = ["Connected", "DialError", "Dialer", "RefusedError"]
 
 RESOLVE_TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 20.0
+_UPSTREAM_RESOLVE_TIMEOUT_S: Final = 2.0
 _MOST_ADDRESSES: Final = 8
 
 
@@ -82,7 +83,8 @@ class Dialer:
         parsed = parse_host(host)
         name = parsed if isinstance(parsed, str) else None
         if self.upstream is not None:
-            # The caller's proxy may know names that this host does not: it resolves them.
+            if name is not None:
+                await self.check_before_upstream(name, port)
             try:
                 stream = await self.upstream.connect(str(parsed), port)
             except OSError as exc:
@@ -102,6 +104,24 @@ class Dialer:
                 _why(exc), verdict=verdict, refused=isinstance(exc, ConnectionRefusedError)
             ) from exc
         return Connected(stream=Stream(sock), address=str(address), name=name, verdict=verdict)
+
+    async def check_before_upstream(self, name: str, port: int) -> None:
+        """Refuse a name that leads, as far as this host can see, where policy says no.
+
+        The caller's proxy resolves names by itself and may know some that this host does not, so
+        a name that cannot be resolved here passes. That is the one case in which an address is
+        not checked.
+        """
+        try:
+            async with asyncio.timeout(_UPSTREAM_RESOLVE_TIMEOUT_S):
+                found = await self._resolver.resolve(name)
+        except (OSError, UnicodeError):
+            return
+        for text in found:
+            verdict = decide_address(self.rules, text, port, name=name)
+            # The proxy may pick any of them: one that is refused is enough.
+            if not verdict.allowed:
+                raise RefusedError(verdict)
 
     async def _checked(
         self, name: str, port: int, by_name: Verdict

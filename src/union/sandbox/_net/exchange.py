@@ -119,7 +119,10 @@ class PlainExchange:
         attempt.verdict = decide_name(self._connection.rules, attempt.host, attempt.port)
         if not attempt.verdict.allowed:
             raise RefusedError(attempt.verdict)
-        host = host_and_port(str(parse_host(attempt.host)), attempt.port)
+        parsed = parse_host(attempt.host)
+        if isinstance(parsed, str):
+            await self._connection.check_before_upstream(attempt, parsed)
+        host = host_and_port(str(parsed), attempt.port)
         try:
             stream = await upstream.open()
         except OSError as exc:

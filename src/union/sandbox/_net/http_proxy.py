@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["HttpDoor"]
 
 _HEAD_TIMEOUT_S: Final = 10.0
+_IDLE_TIMEOUT_S: Final = 60.0
 _SCHEME: Final = "http://"
 _REASONS: Final = {
     400: "Bad Request",
@@ -52,15 +53,16 @@ class HttpDoor:
 
     async def serve(self, connection: Connection) -> None:
         """Serve requests until the client ends, is refused, or asks for a tunnel."""
-        again = True
+        again, patience_s = True, _HEAD_TIMEOUT_S
         while again:
             attempt = Attempt(door="http", host="", port=0)
             try:
-                async with asyncio.timeout(_HEAD_TIMEOUT_S):
+                async with asyncio.timeout(patience_s):
                     data = await connection.stream.read_head(MAX_HEAD_BYTES)
                 if not data:
                     return
                 again = await self._request(connection, parse_request_head(data), attempt)
+                patience_s = _IDLE_TIMEOUT_S
             except HttpFormatError as exc:
                 if attempt.verdict is None:
                     attempt.verdict = Verdict(allowed=False, rule="syntax", reason=f"HTTP: {exc}")
@@ -71,7 +73,9 @@ class HttpDoor:
                 await self._answer(connection, 431, "the head is larger than 64 KiB")
                 return
             except TimeoutError:
-                await self._answer(connection, 408, "the request did not arrive in time")
+                # To an idle client an answer would look like that to its next request.
+                if connection.stream.has_buffered:
+                    await self._answer(connection, 408, "the request did not arrive in time")
                 return
             except EndOfStreamError:
                 return
@@ -126,7 +130,6 @@ class HttpDoor:
             f"HTTP/1.1 {status} {_REASONS[status]}\r\n"
             "Content-Type: text/plain; charset=utf-8\r\n"
             f"Content-Length: {len(body)}\r\n"
-            "X-Sandbox-Network: refused\r\n"
             "Connection: close\r\n"
         )
         if status == 407:

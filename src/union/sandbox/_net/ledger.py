@@ -20,6 +20,8 @@ __all__ = ["Attempt", "Ledger"]
 _LOGGER: Final = logging.getLogger("union.sandbox.network")
 _MOST_LINES: Final = 1000
 """Log lines about refusals in one run: the program inside must not fill the host's disk."""
+_MOST_DECISIONS: Final = 10_000
+"""Decisions of one run that are handed on: the owner keeps them, and must not run out of memory."""
 _SHOWN_HOST: Final = 255
 
 
@@ -45,6 +47,8 @@ class Ledger:
     def __init__(self, on_decision: Callable[[Decision], None]) -> None:
         self._on_decision = on_decision
         self._lines = 0
+        self._recorded = 0
+        self.unrecorded = 0
 
     def close(self, attempt: Attempt) -> None:
         """Account for an attempt that has ended; one that was never judged leaves no trace."""
@@ -68,6 +72,10 @@ class Ledger:
         )
         if not decision.allowed:
             self._log(decision)
+        if self._recorded >= _MOST_DECISIONS:
+            self.unrecorded += 1
+            return
+        self._recorded += 1
         self._on_decision(decision)
 
     def _log(self, decision: Decision) -> None:

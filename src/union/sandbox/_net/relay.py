@@ -14,6 +14,8 @@ from union.sandbox._core.tls import TlsFormatError, looks_like_tls, read_hello
 from union.sandbox._net.decide import RefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from union.sandbox._core.hosts import NetworkRules
     from union.sandbox._net.decide import Connected
     from union.sandbox._net.ledger import Attempt
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["tunnel"]
 
-_PIECE: Final = 256 * 1024
+_PIECE: Final = 64 * 1024
+_LARGE_PIECE: Final = 1024 * 1024
+"""Once a whole piece has come at once; measured twice as fast as small ones for bulk."""
 _PIECES_PER_TURN: Final = 16
 """A socket that is always ready must not keep the loop from everybody else."""
 _HELLO_TIMEOUT_S: Final = 10.0
@@ -65,31 +69,34 @@ async def _up(client: Stream, connected: Connected, attempt: Attempt, rules: Net
     first += client.take_buffered()
     await server.send(first)
     attempt.bytes_up += len(first)
-    loop = asyncio.get_running_loop()
-    pieces = 0
-    while data := await loop.sock_recv(client.sock, _PIECE):
-        await loop.sock_sendall(server.sock, data)
-        attempt.bytes_up += len(data)
-        pieces += 1
-        if pieces % _PIECES_PER_TURN == 0:
-            await asyncio.sleep(0)
+    async for size in _pump(client, server):
+        attempt.bytes_up += size
     server.end_writing()
 
 
 async def _down(server: Stream, client: Stream, attempt: Attempt) -> None:
-    loop = asyncio.get_running_loop()
     # An upstream proxy may have sent the first bytes along with its own answer.
     if early := server.take_buffered():
         await client.send(early)
         attempt.bytes_down += len(early)
+    async for size in _pump(server, client):
+        attempt.bytes_down += size
+    client.end_writing()
+
+
+async def _pump(source: Stream, sink: Stream) -> AsyncIterator[int]:
+    """Carry bytes to the end of ``source``; yields how many went each time."""
+    loop = asyncio.get_running_loop()
+    most = _PIECE
     pieces = 0
-    while data := await loop.sock_recv(server.sock, _PIECE):
-        await loop.sock_sendall(client.sock, data)
-        attempt.bytes_down += len(data)
+    while data := await loop.sock_recv(source.sock, most):
+        await loop.sock_sendall(sink.sock, data)
+        yield len(data)
+        if len(data) == most:
+            most = _LARGE_PIECE
         pieces += 1
         if pieces % _PIECES_PER_TURN == 0:
             await asyncio.sleep(0)
-    client.end_writing()
 
 
 async def _greeting(

@@ -39,7 +39,7 @@ __all__ = ["Connection", "Egress"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.network")
 _MOST_CONNECTIONS: Final = 512
-_MOST_HALF_OPEN: Final = 128
+_MOST_HALF_OPEN: Final = 256
 _ACCEPTS_PER_TURN: Final = 64
 _NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_ACCEPT_S: Final = 0.1
@@ -107,6 +107,19 @@ class Connection:
             self._server.close()
         self._server = connected.stream
         return connected
+
+    async def check_before_upstream(self, attempt: Attempt, name: str) -> None:
+        """Judge where ``name`` leads, for a request that the caller's proxy is to carry out.
+
+        Raises:
+            RefusedError: policy says no.
+
+        """
+        try:
+            await self._egress.dialer.check_before_upstream(name, attempt.port)
+        except RefusedError as exc:
+            attempt.verdict = exc.verdict
+            raise
 
     async def linger(self) -> None:
         """End our side and read on for a moment, so that what we sent is not lost in a reset."""
@@ -214,6 +227,11 @@ class Egress:
         """Stop serving, and wait until every connection is closed and accounted for."""
         self.close()
         await asyncio.gather(*self._connections, return_exceptions=True)
+
+    @property
+    def unrecorded(self) -> int:
+        """How many decisions were made after the most that are kept for one run."""
+        return self.ledger.unrecorded
 
     def settled(self, connection: Connection) -> None:
         """Take a connection off the list of those that have not asked for anything yet."""

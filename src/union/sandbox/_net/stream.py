@@ -103,6 +103,11 @@ class Stream:
         """Send all of it; waits while the other side is slow."""
         await self._loop.sock_sendall(self.sock, data)
 
+    @property
+    def has_buffered(self) -> bool:
+        """Whether something was read that nobody has taken yet."""
+        return bool(self._buffer)
+
     def take_buffered(self) -> bytes:
         """Return what was read too far, without waiting."""
         return self._take(len(self._buffer))

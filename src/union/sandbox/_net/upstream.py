@@ -53,9 +53,10 @@ class UpstreamDialer:
             OSError: it could not be reached.
 
         """
-        found = await HostResolver().resolve(self._upstream.host)
-        addresses = [address for text in found if (address := parse_address(text)) is not None]
-        sock, _address = await connect_any(addresses, self._upstream.port)
+        async with asyncio.timeout(_TIMEOUT_S):
+            found = await HostResolver().resolve(self._upstream.host)
+            addresses = [address for text in found if (address := parse_address(text)) is not None]
+            sock, _address = await connect_any(addresses, self._upstream.port)
         return Stream(sock)
 
     async def connect(self, host: str, port: int) -> Stream:

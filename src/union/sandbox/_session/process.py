@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Event, Exited, Failed, Started, Usage
 from union.sandbox._core.resolve import settled_output_cap
-from union.sandbox._session.streams import Collector, StreamBuffer, split_lines
+from union.sandbox._session.streams import Collector, StreamBuffer
+from union.sandbox.constants import MAX_LINE_BYTES
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
@@ -224,7 +225,12 @@ class SandboxProcess:
 
     def send_signal(self, signum: int) -> None:
         """Sends a signal to the whole process tree; does nothing once it has ended."""
-        number = signals.Signals(signum)
+        try:
+            number = signals.Signals(signum)
+        except ValueError as exc:
+            raise SandboxUsageError(
+                f"signum must be the number of a signal, not {signum!r}", argument="signum"
+            ) from exc
         if not self._ended() and self._run is not None:
             self._run.signal(number)
 
@@ -274,6 +280,8 @@ class SandboxProcess:
             raise
 
     async def _communicate(self, data: bytes | None, cap: int) -> tuple[bytes, bytes]:
+        if data is not None and self.stdin is None:
+            raise SandboxUsageError("input needs run(stdin=PIPE)", argument="input")
         tasks = []
         for fd, mode in self._modes.items():
             if mode == "pipe" and fd not in self._collected:
@@ -283,8 +291,6 @@ class SandboxProcess:
             if data:
                 self.stdin.write(data)
             self.stdin.close()
-        elif data is not None:
-            raise SandboxUsageError("input needs run(stdin=PIPE)", argument="input")
         if len(tasks) > 1:
             await asyncio.gather(*tasks)
         elif tasks:
@@ -341,7 +347,7 @@ class SandboxProcess:
     async def _iterate_lines(self, fd: int) -> AsyncIterator[str]:
         buffer = self._reader(fd)
         try:
-            async for line in split_lines(buffer):
+            while (line := await buffer.read_line(MAX_LINE_BYTES)) is not None:
                 yield line
         finally:
             self._reading.discard(fd)

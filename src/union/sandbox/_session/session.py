@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from union.sandbox import constants
 from union.sandbox._core.resolve import resolve_run
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 
+class _Facts(NamedTuple):
+    work_dir: str
+    isolation: Isolation
+
+
 class Session:
     """A live sandbox: a work dir and a venv that persist over many isolated commands.
 
@@ -37,6 +42,7 @@ class Session:
         self._spec = spec
         self._make_transport = transport
         self._transport: Transport | None = None
+        self._facts: _Facts | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._state = "new"
         self._why_closed = "the session is closed"
@@ -64,6 +70,7 @@ class Session:
             await transport.aclose()
             raise
         self._transport = transport
+        self._facts = _Facts(transport.work_dir, transport.isolation)
         self._state = "open"
         if self._spec.timeout_s is not None:
             self._deadline = self._loop.call_later(self._spec.timeout_s, self._expire)
@@ -126,21 +133,24 @@ class Session:
     @property
     def work_dir(self) -> str:
         """The directory that persists between calls, by its path inside."""
-        return self._opened().work_dir
+        return self._known().work_dir
 
     @property
     def isolation(self) -> Isolation:
         """What is enforced, as verified when the session was opened."""
-        return self._opened().isolation
+        return self._known().isolation
 
     def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
         """The paths visible inside: ``read_only`` and ``read_write``."""
-        return self._opened().fs_allowlist()
+        return self._live().fs_allowlist()
 
-    def _opened(self) -> Transport:
-        if self._transport is None:
-            raise SessionClosedError("the session is not open")
-        return self._transport
+    def _known(self) -> _Facts:
+        """What was true when the session was opened; still to be asked for after its end."""
+        if self._facts is None:
+            raise SessionClosedError(
+                "the session was not opened", hint="use `async with` or `await session.open()`"
+            )
+        return self._facts
 
     # Running.
 

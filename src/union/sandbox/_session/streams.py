@@ -7,12 +7,12 @@ import codecs
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox.constants import MAX_LINE_BYTES, UNREAD_STREAM_BYTES
+from union.sandbox.constants import UNREAD_STREAM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
-__all__ = ["Collector", "StreamBuffer", "split_lines"]
+__all__ = ["Collector", "StreamBuffer"]
 
 _READ_AHEAD: Final = 1024 * 1024
 """What is held of a stream that has a reader, or that nobody reads: then the writer is slowed."""
@@ -28,7 +28,10 @@ class StreamBuffer:
 
     def __init__(self, on_room: Callable[[], None]) -> None:
         self._chunks: deque[bytes] = deque()
+        self._start = 0
+        """How much of the first chunk was taken already, as lines."""
         self._size = 0
+        self._line_decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._limit = _READ_AHEAD
         self._full = False
         self._ended = False
@@ -57,9 +60,43 @@ class StreamBuffer:
 
     async def read(self) -> bytes:
         """The next chunk; empty at the end of the stream."""
+        if not self._chunks:
+            await self._more()
+        return self._take() if self._chunks else b""
+
+    async def read_line(self, most: int) -> str | None:
+        """The next line, decoded, without its end; None at the end of the stream.
+
+        A line longer than ``most`` bytes comes in pieces, never split inside a character. What was
+        not taken stays for the next reader, whichever way it reads.
+        """
+        parts: list[bytes] = []
+        held = 0
+        while True:
+            if not self._chunks and not await self._more():
+                rest = b"".join(parts)
+                return self._line_decoder.decode(rest, final=True) if rest else None
+            first = self._chunks[0]
+            end = first.find(b"\n", self._start, self._start + most - held)
+            if end >= 0:
+                parts.append(first[self._start : end])
+                self._advance(end + 1)
+                line = b"".join(parts)
+                text = self._line_decoder.decode(line.removesuffix(b"\r"), final=True)
+                self._line_decoder.reset()
+                return text
+            piece = first[self._start : self._start + most - held]
+            parts.append(piece)
+            held += len(piece)
+            self._advance(self._start + len(piece))
+            if held >= most:
+                return self._line_decoder.decode(b"".join(parts))
+
+    async def _more(self) -> bool:
+        """Waits until there is a chunk; False at the end of the stream."""
         while not self._chunks:
             if self._ended:
-                return b""
+                return False
             if self._waiter is not None:
                 raise RuntimeError("two tasks read the same stream at the same time")
             self._waiter = asyncio.get_running_loop().create_future()
@@ -67,10 +104,24 @@ class StreamBuffer:
                 await self._waiter
             finally:
                 self._waiter = None
+        return True
+
+    def _take(self) -> bytes:
         chunk = self._chunks.popleft()
+        if self._start:
+            chunk, self._start = chunk[self._start :], 0
         self._size -= len(chunk)
         self._make_room()
         return chunk
+
+    def _advance(self, to: int) -> None:
+        """What of the first chunk lies before ``to`` has been taken."""
+        self._size -= to - self._start
+        self._start = to
+        if to == len(self._chunks[0]):
+            self._chunks.popleft()
+            self._start = 0
+        self._make_room()
 
     def _make_room(self) -> None:
         if self._full and self._size < self._limit:
@@ -104,23 +155,3 @@ class Collector:
         if len(self._chunks) > 1:
             self._chunks = [b"".join(self._chunks)]
         return self._chunks[0] if self._chunks else b""
-
-
-async def split_lines(buffer: StreamBuffer) -> AsyncIterator[str]:
-    """Decoded lines without their end, as they arrive; the last one may lack an end.
-
-    A line longer than ``MAX_LINE_BYTES`` is yielded in pieces, never in the middle of a character.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    pending = b""
-    while chunk := await buffer.read():
-        lines = (pending + chunk if pending else chunk).split(b"\n")
-        pending = lines.pop()
-        for line in lines:
-            yield decoder.decode(line[:-1] if line.endswith(b"\r") else line, final=True)
-            decoder.reset()
-        while len(pending) > MAX_LINE_BYTES:
-            yield decoder.decode(pending[:MAX_LINE_BYTES])
-            pending = pending[MAX_LINE_BYTES:]
-    if pending:
-        yield decoder.decode(pending, final=True)

@@ -41,7 +41,7 @@ class HostSetting:
     python: host.Interpreter
 
 
-def _identity(*, idmap: bool, own_everything: bool) -> Identity:
+def _identity(*, isolated: bool, idmap: bool, own_everything: bool) -> Identity:
     """Who the sandboxed code is. For root: an id that owns nothing here, wherever that can be.
 
     Then the caller's trees are either shown to that id as its own (id-mapped mounts), or, where
@@ -49,9 +49,14 @@ def _identity(*, idmap: bool, own_everything: bool) -> Identity:
     to it.
     """
     uid, gid = os.geteuid(), os.getegid()
-    if uid != 0:
+    if uid != 0 or not isolated:
         return Identity(
-            uid=uid, gid=gid, host_uid=uid, host_gid=gid, kind="caller", deny_setgroups=True
+            uid=uid,
+            gid=gid,
+            host_uid=uid,
+            host_gid=gid,
+            kind="caller" if isolated else "host",
+            deny_setgroups=True,
         )
     if (idmap and kernel.can_map_mounts()) or (own_everything and kernel.can_give_away()):
         return Identity(
@@ -107,7 +112,9 @@ def gather(
 ) -> HostSetting:
     """Looks at the host once. Raises when a path the caller named is missing or makes no sense."""
     own_everything = work.is_ours and not spec.read_write_paths
-    identity = _identity(idmap=idmap, own_everything=own_everything)
+    identity = _identity(
+        isolated=spec.backend != "none", idmap=idmap, own_everything=own_everything
+    )
     mapper = _Mapper(identity, idmap=idmap)
     if identity.kind == "unprivileged" and not mapper.enabled:
         work.give_to(identity.host_uid, identity.host_gid)
@@ -203,14 +210,17 @@ def limit_report(
     group = f"cgroup-v{where.version}" if where else ""
     has_cpu = where is not None and "cpu" in where.controllers
     has_pids = where is not None and "pids" in where.controllers
-    # The kernel exempts the host's own root from RLIMIT_NPROC.
-    processes = "rlimit" if identity.host_uid != 0 else group if has_pids else "none"
+    isolated = identity.kind != "host"
+    # A limit by user counts the sandbox alone only in its own user namespace, and the kernel
+    # exempts the host's own root from it.
+    by_user = isolated and identity.host_uid != 0
+    scratch = "tmpfs" if isolated else "none"
     report = {
-        "processes": processes,
+        "processes": "rlimit" if by_user else group if has_pids else "none",
         "open_files": "rlimit",
         "file_size": "rlimit",
-        "tmp": "tmpfs",
-        "shm": "tmpfs",
+        "tmp": scratch,
+        "shm": scratch,
     }
     if limits.memory_bytes is not None:
         report["memory"] = group or "watch"

@@ -24,7 +24,7 @@ from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._settings import HostSetting, gather, limit_report
-from union.sandbox.on_device._venv import make_venv, venv_is_whole
+from union.sandbox.on_device._venv import Venv
 from union.sandbox.on_device._workdir import WorkDir
 
 if TYPE_CHECKING:
@@ -63,10 +63,11 @@ class LocalTransport:
         self._work: WorkDir | None = None
         self._channel: Channel | None = None
         self._postures: dict[NetworkMode, _Posture] = {}
-        self._facts = _probe.Facts(idmap=not self._bare)
+        self._facts = _probe.Facts()
         self._groups: cgroup.Hierarchy | None = None
         self._runs: set[LocalRun] = set()
         self._scratch: str | None = None
+        self._kept_venv: tuple[tuple[int, int] | None, Venv] | None = None
 
     # Opening and closing.
 
@@ -79,9 +80,9 @@ class LocalTransport:
             )
         self._work = WorkDir(self._spec.host_work_dir)
         if self._bare:
-            self._scratch = tempfile.mkdtemp(prefix="sandbox-scripts-")
+            self._scratch = tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-scripts-")
         self._groups = cgroup.hierarchy() if self._wants_group() else None
-        self._mend_venv()
+        self._venv().ensure()
         self._channel = Channel()
         if not self._bare:
             self._facts = await _probe.settle(self._trial, self._spec)
@@ -144,12 +145,13 @@ class LocalTransport:
             work_dir=self.work_dir, limits=self._spec.limits, scratch=self._scratch
         )
 
-    def _mend_venv(self) -> None:
-        """Makes the venv where it is missing, or not as it was made."""
-        tree, python = self._dir().tree, host.interpreter()
-        if not venv_is_whole(tree, python):
+    def _venv(self) -> Venv:
+        owner = self._owner()
+        if self._kept_venv is None or self._kept_venv[0] != owner:
             run_dir = self._scratch or RUN_DIR
-            make_venv(tree, python, owner=self._owner(), run_dir=run_dir)
+            venv = Venv(self._dir().tree, host.interpreter(), owner=owner, run_dir=run_dir)
+            self._kept_venv = (owner, venv)
+        return self._kept_venv[1]
 
     def _owner(self) -> tuple[int, int] | None:
         """Who files made by the host must belong to, if not the caller."""
@@ -205,8 +207,7 @@ class LocalTransport:
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
         posture = self._posture(spec.network.mode)
-        if spec.kind == "python":
-            self._mend_venv()
+        self._venv().ensure()
         command = self._commands.build(
             spec, ca=posture.setting.ca, count_processes=posture.setting.identity.host_uid != 0
         )
@@ -255,7 +256,7 @@ class LocalTransport:
         if group is not None:
             group.release_procs()
         who = posture.setting.identity
-        owner = who.host_uid if who.kind == "unprivileged" and not self._bare else None
+        owner = who.host_uid if who.kind == "unprivileged" else None
         return Sandbox(number, sock, kill=channel.kill, owner=owner), group, pid
 
     def _watch_memory(

@@ -1,12 +1,14 @@
 """The session venv: a few files in the work dir, made without running anything.
 
-Everything in the work dir belongs to sandboxed code, so this module only ever *writes* there,
-through the descriptors of the work tree; nothing of the venv is read, executed or imported by the
-host. What sandboxed code did to it breaks only the sandbox, and is put right at the next open.
+Everything in the work dir belongs to sandboxed code, so this module writes there only through the
+descriptors of the work tree, and what it reads back it only compares: nothing of the venv is
+executed, imported or believed by the host. What sandboxed code did to it is put right before the
+next command.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +19,12 @@ if TYPE_CHECKING:
     from union.sandbox._linux.host import Interpreter
     from union.sandbox._linux.tree import WorkTree
 
-__all__ = ["DIRECTORY", "make_venv", "venv_is_whole"]
+__all__ = ["DIRECTORY", "Venv"]
 
 DIRECTORY: Final = ".sandbox-venv"
-_MOST_CONFIG: Final = 4096
+_MOST_BYTES: Final = 65536
+_OWNER: Final = 0o700
+_log = logging.getLogger("union.sandbox")
 
 # Python source that run() was given is a script of ours in a directory of its own; what a user
 # puts into the working directory should be importable from it all the same, as from a script there.
@@ -30,7 +34,7 @@ _HOOK: Final = (
 )
 
 
-def _files(python: Interpreter, run_dir: str = RUN_DIR) -> dict[str, str]:
+def _files(python: Interpreter, run_dir: str) -> dict[str, str]:
     """Relative path -> content of every regular file of the venv."""
     home = os.path.dirname(python.executable)
     hook = _HOOK.format(run_dir=run_dir)
@@ -41,7 +45,7 @@ def _files(python: Interpreter, run_dir: str = RUN_DIR) -> dict[str, str]:
     return {
         "pyvenv.cfg": (
             f"home = {home}\n"
-            "include-system-site-packages = true\n"
+            f"include-system-site-packages = {str(python.sees_system).lower()}\n"
             f"version = {python.version}\n"
             f"executable = {python.executable}\n"
         ),
@@ -58,38 +62,68 @@ def _links(python: Interpreter) -> dict[str, str]:
     }
 
 
-def venv_is_whole(tree: WorkTree, python: Interpreter) -> bool:
-    """Whether what starts an interpreter there is as it was made; compared, not used."""
-    try:
-        config = tree.get(f"{DIRECTORY}/pyvenv.cfg", max_bytes=_MOST_CONFIG)
-        link = tree.read_link(f"{DIRECTORY}/bin/python")
-    except (OSError, SandboxError):
-        return False
-    wanted = _files(python)["pyvenv.cfg"].encode()
-    return config == wanted and link == python.executable
+class Venv:
+    """The venv of one session; ``ensure()`` before each use costs a few stats."""
 
+    def __init__(
+        self,
+        tree: WorkTree,
+        python: Interpreter,
+        *,
+        owner: tuple[int, int] | None,
+        run_dir: str = RUN_DIR,
+    ) -> None:
+        self._tree = tree
+        self._python = python
+        self._owner = owner
+        self._files = _files(python, run_dir)
+        self._links = _links(python)
+        names = (*self._files, "bin/python")
+        dirs = {"/".join(n.split("/")[:k]) for n in names for k in range(n.count("/") + 1)}
+        self._dirs = tuple(sorted(f"{DIRECTORY}/{d}" if d else DIRECTORY for d in dirs))
+        self._watched = (*self._dirs, *(f"{DIRECTORY}/{name}" for name in names))
+        self._seen: tuple[tuple[int, int], ...] | None = None
 
-def make_venv(
-    tree: WorkTree,
-    python: Interpreter,
-    *,
-    owner: tuple[int, int] | None,
-    run_dir: str = RUN_DIR,
-) -> None:
-    """Makes the venv, or repairs what of it is not as it should be."""
-    try:
-        _write(tree, python, owner=owner, run_dir=run_dir)
-    except (OSError, SandboxError):
-        # Something else stands where the venv belongs: a file, a link, a directory with no rights.
-        # It is the sandbox's own mess; start again from nothing.
-        tree.remove(DIRECTORY, recursive=True)
-        _write(tree, python, owner=owner, run_dir=run_dir)
+    def ensure(self) -> None:
+        """Makes the venv where it is missing, repairs it where it is not as it was made."""
+        seen = self._tree.fingerprint(self._watched)
+        if seen is not None and seen == self._seen:
+            return
+        if not self._is_whole():
+            self._repair()
+        self._seen = self._tree.fingerprint(self._watched)
 
+    def _is_whole(self) -> bool:
+        """Compared with what was made; nothing that is read here is used."""
+        try:
+            return (
+                all(
+                    self._tree.get(f"{DIRECTORY}/{name}", max_bytes=_MOST_BYTES) == content.encode()
+                    for name, content in self._files.items()
+                )
+                and all(
+                    self._tree.read_link(f"{DIRECTORY}/{name}") == target
+                    for name, target in self._links.items()
+                )
+                and all(self._tree.stat(name).mode & _OWNER == _OWNER for name in self._dirs)
+            )
+        except (OSError, SandboxError):
+            return False
 
-def _write(
-    tree: WorkTree, python: Interpreter, *, owner: tuple[int, int] | None, run_dir: str
-) -> None:
-    for name, content in _files(python, run_dir).items():
-        tree.put(f"{DIRECTORY}/{name}", content.encode(), mode=0o644, overwrite=True, owner=owner)
-    for name, target in _links(python).items():
-        tree.put_link(f"{DIRECTORY}/{name}", target, owner=owner)
+    def _repair(self) -> None:
+        """First what is wrong, so that installed packages stay; if that fails, from nothing."""
+        try:
+            self._write()
+            if self._is_whole():
+                return
+        except (OSError, SandboxError):
+            _log.debug("the venv cannot be repaired in place", exc_info=True)
+        if self._tree.exists(DIRECTORY):
+            self._tree.remove(DIRECTORY, recursive=True)
+        self._write()
+
+    def _write(self) -> None:
+        for name, content in self._files.items():
+            self._tree.put(f"{DIRECTORY}/{name}", content.encode(), owner=self._owner)
+        for name, target in self._links.items():
+            self._tree.put_link(f"{DIRECTORY}/{name}", target, owner=self._owner)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
 import os
 import stat
 import tempfile
+import time
 from typing import Final
 
 from union.sandbox._linux.removal import remove_tree
@@ -18,6 +22,8 @@ _RESERVED: Final = (
     "/etc", "/proc", "/sys", "/dev", "/run", "/boot", "/tmp",  # noqa: S108 - a name, not a file
 )  # fmt: skip
 """Directories with a meaning of their own inside; a work dir may lie below, not stand for one."""
+_PREFIX: Final = "sandbox-"
+_SWEEP_AFTER_S: Final = 60.0
 _PREFERRED: Final = "/var/tmp"  # noqa: S108 - made private by mkdtemp
 """Not below /tmp if it can be helped: that is empty inside. else it is the system's choice."""
 
@@ -27,7 +33,12 @@ class WorkDir:
 
     def __init__(self, pinned: str | None) -> None:
         self.is_ours = pinned is None
-        self.path = _make() if pinned is None else _checked(pinned)
+        self._lock: int | None = None
+        if pinned is None:
+            sweep()
+            self.path, self._lock = _make()
+        else:
+            self.path = _checked(pinned)
         self.tree = WorkTree(os.path.realpath(self.path))
         found = os.stat(self.path)
         self.identity = (found.st_dev, found.st_ino)
@@ -45,18 +56,58 @@ class WorkDir:
         self.tree.close()
         if self.is_ours:
             remove_tree(self.path)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
-def _make() -> str:
-    place = _PREFERRED if os.access(_PREFERRED, os.W_OK | os.X_OK) else None
+def _place() -> str:
+    return _PREFERRED if os.access(_PREFERRED, os.W_OK | os.X_OK) else tempfile.gettempdir()
+
+
+def _make() -> tuple[str, int]:
+    """A private directory, and the lock that tells others it is in use."""
     try:
-        return os.path.realpath(tempfile.mkdtemp(prefix="sandbox-", dir=place))
+        path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_place())
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return os.path.realpath(path), lock
     except OSError as exc:
         raise SandboxUsageError(
             f"no work dir could be made: {exc.strerror}",
             argument="host_work_dir",
             hint="pass host_work_dir=, or set TMPDIR to a directory that can be written",
         ) from exc
+
+
+@functools.cache
+def sweep() -> None:
+    """Removes what a host that was killed could not: work dirs of ours that nobody holds.
+
+    Once per process. Only directories of our own uid that are a minute old, so that one which is
+    being made is left alone.
+    """
+    me, now = os.geteuid(), time.time()
+    with os.scandir(_place()) as entries:
+        for entry in entries:
+            if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # somebody else swept it first
+                found = entry.stat(follow_symlinks=False)
+                if found.st_uid == me and now - found.st_mtime > _SWEEP_AFTER_S:
+                    _remove_if_unused(entry.path)
+
+
+def _remove_if_unused(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return  # a session lives there
+    else:
+        remove_tree(path)
+    finally:
+        os.close(fd)
 
 
 def _checked(path: str) -> str:

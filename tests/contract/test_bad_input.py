@@ -1,0 +1,251 @@
+"""Wrong calls: refused before anything starts, naming the argument and what is accepted."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from tests.conftest import OpenSession, eventually, sandbox_processes
+
+from union import sandbox as sb
+
+SURROGATE = "\ud800"
+BAD_RUN = {
+    "NUL in an env value": ("env", {"A": "a\0b"}),
+    "NUL in an env name": ("env", {"A\0": "b"}),
+    "= in an env name": ("env", {"A=B": "c"}),
+    "empty env name": ("env", {"": "c"}),
+    "int env value": ("env", {"A": 1}),
+    "None env value": ("env", {"A": None}),
+    "bytes env value": ("env", {"A": b"x"}),
+    "bytes env name": ("env", {b"A": "x"}),
+    "env a list": ("env", ["A=B"]),
+    "env a str": ("env", "A=B"),
+    "env with a lone surrogate": ("env", {"A": SURROGATE}),
+    "env value over the kernel's limit": ("env", {"A": "x" * 200_000}),
+    "stdout a str": ("stdout", "pipe"),
+    "stdout an int": ("stdout", 1),
+    "stdout subprocess.PIPE": ("stdout", -1),
+    "stdout a file": ("stdout", object()),
+    "stderr a str": ("stderr", "stdout"),
+    "stderr subprocess.STDOUT": ("stderr", -2),
+    "stdin a str": ("stdin", "text"),
+    "stdin an int": ("stdin", 0),
+    "stdin INHERIT": ("stdin", sb.INHERIT),
+    "unknown script type": ("script_type", "bash"),
+    "script type None": ("script_type", None),
+    "unknown network mode": ("network_mode", "closed"),
+    "network mode a bool": ("network_mode", True),
+    "negative timeout": ("timeout_s", -1),
+    "zero timeout": ("timeout_s", 0),
+    "NaN timeout": ("timeout_s", math.nan),
+    "infinite timeout": ("timeout_s", math.inf),
+    "timeout a str": ("timeout_s", "5"),
+    "timeout a bool": ("timeout_s", True),
+    "empty cwd": ("cwd", ""),
+    "NUL in cwd": ("cwd", "a\0b"),
+    "cwd an int": ("cwd", 3),
+    "cwd with a lone surrogate": ("cwd", SURROGATE),
+    "background an int": ("background", 1),
+    "negative cap": ("max_output_bytes", -1),
+    "cap a float": ("max_output_bytes", 1.5),
+    "cap a bool": ("max_output_bytes", True),
+}
+BAD_COMMANDS = {
+    "empty": "",
+    "blank": " \n\t ",
+    "NUL": "echo a\0b",
+    "lone surrogate": f"echo {SURROGATE}",
+    "bytes": b"echo",
+    "None": None,
+    "int": 5,
+    "empty list": [],
+    "list with an empty program": ["", "x"],
+    "list with an int": ["echo", 1],
+    "list with None": ["echo", None],
+    "list with bytes": ["echo", b"x"],
+    "list with a path": ["echo", Path("x")],
+    "list with NUL": ["echo", "a\0b"],
+    "list with a huge argument": ["echo", "x" * 200_000],
+    "dict": {"echo": 1},
+    "generator": (x for x in ["echo"]),
+}
+BAD_SESSION = {
+    "unknown backend": ("backend", "docker"),
+    "backend None": ("backend", None),
+    "relative work dir": ("host_work_dir", "relative/dir"),
+    "empty work dir": ("host_work_dir", ""),
+    "work dir bytes": ("host_work_dir", b"/tmp"),
+    "work dir with NUL": ("host_work_dir", "/tmp\0x"),
+    "work dir an int": ("host_work_dir", 3),
+    "unknown network mode": ("network_mode", "off"),
+    "negative timeout": ("timeout_s", -0.1),
+    "zero timeout": ("timeout_s", 0),
+    "NaN timeout": ("timeout_s", math.nan),
+    "infinite timeout": ("timeout_s", math.inf),
+    "env with =": ("env", {"A=": "x"}),
+    "env with NUL": ("env", {"A": "\0"}),
+    "env int": ("env", {"A": 1}),
+    "paths a str": ("read_only_paths", "/usr"),
+    "relative path": ("read_only_paths", ["usr"]),
+    "path an int": ("read_write_paths", [3]),
+    "path with NUL": ("read_write_paths", ["/a\0b"]),
+    "strict a str": ("strict", "yes"),
+    "resources a dict": ("resources", {"memory": "1Gi"}),
+    "resources with bad memory": ("resources", sb.Resources(memory="lots")),
+    "resources with too little memory": ("resources", sb.Resources(memory="1Mi")),
+    "resources with no processes": ("resources", sb.Resources(processes=0)),
+    "resources with negative cpu": ("resources", sb.Resources(cpu=-1)),
+}
+
+
+@pytest.mark.spec("C10", "C2", "C5", "C6", "D8")
+@pytest.mark.parametrize("case", BAD_RUN)
+async def test_a_wrong_argument_of_run(sbx: sb.Session, case: str) -> None:
+    argument, value = BAD_RUN[case]
+    with pytest.raises(sb.SandboxUsageError, match=argument) as caught:
+        await sbx.run("touch started", **{argument: value})
+    assert caught.value.argument == argument
+    assert isinstance(caught.value, ValueError)
+    assert len(str(caught.value)) < 500
+    assert not Path(sbx.work_dir, "started").exists()
+    assert eventually(lambda: not sandbox_processes())
+
+
+@pytest.mark.spec("C10", "C1")
+@pytest.mark.parametrize("case", BAD_COMMANDS)
+async def test_a_wrong_command(sbx: sb.Session, case: str) -> None:
+    with pytest.raises(sb.SandboxUsageError, match="cmd") as caught:
+        await sbx.run(BAD_COMMANDS[case])  # type: ignore[arg-type]
+    assert caught.value.argument == "cmd"
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.spec("C10", "C4")
+@pytest.mark.parametrize("code", ["", "  \n", "x = '\0'", b"print(1)", ["print"], None])
+async def test_wrong_source(sbx: sb.Session, code: object) -> None:
+    with pytest.raises(sb.SandboxUsageError, match="cmd"):
+        await sbx.run_code(code)  # type: ignore[arg-type]
+
+
+@pytest.mark.spec("C10")
+@pytest.mark.parametrize("call", ["run", "exec", "run_code"])
+async def test_an_argument_that_does_not_exist(sbx: sb.Session, call: str) -> None:
+    with pytest.raises(TypeError, match="shell"):
+        await getattr(sbx, call)("true", shell=True)
+
+
+@pytest.mark.spec("C9", "C10")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"network_allowlist": ["example.com"]},
+        {"network_mode": "open", "network_allowlist": ["example.com"]},
+        {"network_mode": "allowlist"},
+        {"network_mode": "allowlist", "network_allowlist": "example.com"},
+        {"network_mode": "allowlist", "network_allowlist": [5]},
+        {"network_mode": "allowlist", "network_allowlist": ["http://example.com/x"]},
+    ],
+)
+async def test_an_allowlist_that_makes_no_sense(sbx: sb.Session, options: dict) -> None:
+    with pytest.raises(sb.PolicyError, match="network_allowlist"):
+        await sbx.run("touch started", **options)
+    assert not Path(sbx.work_dir, "started").exists()
+
+
+@pytest.mark.spec("B1", "C10")
+@pytest.mark.parametrize("case", BAD_SESSION)
+def test_a_wrong_argument_of_session(way: str, case: str) -> None:
+    argument, value = BAD_SESSION[case]
+    with pytest.raises(sb.SandboxUsageError, match=argument) as caught:
+        sb.on_device.session(**{"backend": way, argument: value})
+    assert caught.value.argument == argument
+
+
+@pytest.mark.spec("C9", "C10")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"network_allowlist": ["example.com"]},
+        {"network_mode": "allowlist"},
+        {"network_denylist": ["example.com"]},
+        {"network_proxy_url": "http://proxy.example:3128"},
+        {"network_mode": "open", "network_proxy_url": "ftp://proxy.example"},
+        {"network_mode": "open", "network_socks_url": "http://proxy.example"},
+    ],
+)
+def test_a_network_policy_that_makes_no_sense(open_session: OpenSession, options: dict) -> None:
+    with pytest.raises(sb.PolicyError, match="network_"):
+        open_session(**options)
+
+
+@pytest.mark.spec("B3", "C10")
+async def test_a_work_dir_that_is_none(open_session: OpenSession, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for path in (
+        tmp_path / "missing",
+        tmp_path / "file",
+        tmp_path / "dangling",
+        "/",
+        "/usr",
+        "/tmp",
+    ):
+        session = open_session(host_work_dir=str(path))
+        with pytest.raises(sb.SandboxUsageError, match="host_work_dir") as caught:
+            await session.open()
+        assert str(path) in str(caught.value)
+        with pytest.raises(sb.SessionClosedError):
+            await session.exec("true")
+
+
+@pytest.mark.spec("E1", "C10")
+@pytest.mark.parametrize("data", ["text", None, 5, ["x"], object()])
+async def test_put_takes_bytes(sbx: sb.Session, data: object) -> None:
+    with pytest.raises(sb.SandboxUsageError, match="data") as caught:
+        await sbx.put_bytes("f", data)  # type: ignore[arg-type]
+    assert caught.value.argument == "data"
+    assert not Path(sbx.work_dir, "f").exists()
+
+
+@pytest.mark.spec("E1", "C10")
+@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o1777, 0o10644, -1, 1.5, "644", None, True])
+async def test_set_id_bits_and_other_modes_are_refused(sbx: sb.Session, mode: object) -> None:
+    with pytest.raises(sb.SandboxUsageError, match="mode") as caught:
+        await sbx.put_bytes("f", b"", mode=mode)  # type: ignore[arg-type]
+    assert caught.value.argument == "mode"
+    assert not Path(sbx.work_dir, "f").exists()
+
+
+@pytest.mark.spec("E1", "C10")
+@pytest.mark.parametrize("overwrite", [1, "no", None])
+async def test_overwrite_is_a_flag(sbx: sb.Session, overwrite: object) -> None:
+    with pytest.raises(sb.SandboxUsageError, match="overwrite"):
+        await sbx.put_bytes("f", b"", overwrite=overwrite)  # type: ignore[arg-type]
+
+
+@pytest.mark.spec("E1", "C10")
+@pytest.mark.parametrize("path", ["", "a\0b", None, 5, SURROGATE, "x" * 256, "a/" * 3000, ".", "/"])
+async def test_paths_that_name_no_file(sbx: sb.Session, path: object) -> None:
+    for call in (sbx.get_bytes(path), sbx.put_bytes(path, b"")):  # type: ignore[arg-type]
+        with pytest.raises(sb.SandboxUsageError, match="path"):
+            await call
+
+
+@pytest.mark.spec("E1", "C10")
+@pytest.mark.parametrize("limit", [-1, 1.5, "5", True, None])
+async def test_max_bytes(sbx: sb.Session, limit: object) -> None:
+    await sbx.put_bytes("f", b"x")
+    with pytest.raises(sb.SandboxUsageError, match="max_bytes") as caught:
+        await sbx.get_bytes("f", max_bytes=limit)  # type: ignore[arg-type]
+    assert caught.value.argument == "max_bytes"
+
+
+@pytest.mark.spec("D1", "C10")
+@pytest.mark.parametrize("limit", [-1, 1.5, "5", True])
+async def test_the_cap_of_communicate(sbx: sb.Session, limit: object) -> None:
+    proc = await sbx.run("echo x", stdout=True)
+    with pytest.raises(sb.SandboxUsageError, match="max_output_bytes"):
+        await proc.communicate(max_output_bytes=limit)  # type: ignore[arg-type]
+    assert await proc.communicate() == (b"x\n", b"")

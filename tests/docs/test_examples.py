@@ -1,0 +1,111 @@
+"""The shipped programs run from any directory and say what they should."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_LIMIT_S = 15.0
+
+
+def run(*argv: str, where: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *argv],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        cwd=where,
+        env={**os.environ, **env},
+    )
+
+
+def test_quickstart(tmp_path: Path):
+    done = run(str(ROOT / "examples/quickstart.py"), where=tmp_path)
+    assert done.stderr == ""
+    assert done.stdout == "0 ['1', '2', '3']\n6\nb'1\\n2\\n3\\n'\n"
+    assert done.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def demo(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[subprocess.CompletedProcess[str], float]:
+    begun = time.monotonic()
+    done = run(str(ROOT / "examples/demo.py"), where=tmp_path_factory.mktemp("demo"))
+    return done, time.monotonic() - begun
+
+
+def test_the_demo_ends_well_and_soon(demo):
+    done, taken = demo
+    assert (done.returncode, done.stderr) == (0, "")
+    assert taken < DEMO_LIMIT_S
+
+
+def test_the_demo_is_plain_text_when_not_on_a_terminal(demo):
+    assert "\x1b" not in demo[0].stdout
+
+
+def test_the_demo_tells_the_whole_story(demo):
+    text = demo[0].stdout
+    for told in (
+        "ValueError: could not convert string to float: '1,310.25'",
+        "+ tinytable==1.0",
+        '{"best": "South", "totals": {"North": 2184.5, "South": 2416.0, "West": 1342.5}}',
+        "exit code 143, reason 'timeout'",
+        "no_new_privs  yes",
+        "the work dir is gone",
+    ):
+        assert told in text
+    assert re.findall(r"^(\d+)\. ", text, re.MULTILINE) == [str(n) for n in range(1, 11)]
+
+
+def test_every_attack_of_the_demo_is_refused_for_the_right_reason(demo):
+    text = demo[0].stdout
+    assert "BROKE" not in text
+    verdicts = re.findall(r"^   held +(.{34}) (.*)$", text, re.MULTILINE)
+    assert [said.rpartition(": ")[2] for _, said in verdicts] == [
+        "No such file or directory",
+        "nothing there",
+        "[Errno 111] Connection refused",
+        "[Errno 101] Network is unreachable",
+        "No such process",
+        "[Errno 1] Operation not permitted",
+        "Read-only file system",
+    ]
+
+
+def test_the_demo_streams(demo):
+    stamps = re.findall(r"^ +([\d.]+) s  step \d of 5$", demo[0].stdout, re.MULTILINE)
+    times = [float(stamp) for stamp in stamps]
+    assert len(times) == 5
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert all(gap >= 0.1 for gap in gaps), "the lines must come one by one, as they are printed"
+
+
+def test_the_bench_measures_and_writes(tmp_path: Path):
+    output = tmp_path / "found.json"
+    names = ("run_true", "run_code", "get_file")
+    done = run("-m", "bench", "--scale", "0.05", "--output", str(output), *names, where=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(output.read_text())
+    ours = {r["benchmark"]: r for r in found["rows"] if r["contender"] == "userns"}
+    assert list(ours) == ["run('true')", "run_code('print(2+2)')", "get 64 MiB"]
+    assert all(r["median"] > 0 and r["ratio"] > 0 and r["samples"] >= 3 for r in ours.values())
+    assert all(r["ratio"] == 1 for r in found["rows"] if r["contender"] == "bare")
+    assert "run('true')" in done.stdout
+
+
+def test_the_bench_refuses_an_unknown_name(tmp_path: Path):
+    done = run("-m", "bench", "nonsense", where=ROOT)
+    assert done.returncode == 2
+    assert "there are: open_session, run_true" in done.stderr

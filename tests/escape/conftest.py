@@ -1,0 +1,57 @@
+"""Fixtures of the attacks: sessions of every isolating way, and what they must not reach."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import ISOLATED, OpenSession, session_of
+from tests.escape.plants import SECRET, Victim, end, start_victim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(params=ISOLATED)
+def cell(request: pytest.FixtureRequest) -> str:
+    """The name of an isolating way."""
+    return request.param
+
+
+@pytest.fixture
+def jailed(cell: str) -> OpenSession:
+    """Makes sessions of an isolating way; the test opens and closes them."""
+    return lambda **options: session_of(cell, **options)
+
+
+@pytest.fixture
+def plant(tmp_path: Path) -> Path:
+    """A directory of the host that anybody may change, with a file and a directory in it."""
+    tree = tmp_path / "plant"
+    (tree / "inner").mkdir(parents=True)
+    (tree / "secret").write_text(SECRET)
+    (tree / "inner" / "deep").write_text(SECRET)
+    for path in (tree, tree / "inner"):
+        path.chmod(0o777)
+    for path in (tree / "secret", tree / "inner" / "deep"):
+        path.chmod(0o666)
+    return tree
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> str:
+    """A work dir that stays after the session, beside the plant and on its file system."""
+    path = tmp_path / "work"
+    path.mkdir()
+    return str(path)
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Victim]:
+    """A process of the host."""
+    directory = tmp_path / "victim"
+    directory.mkdir()
+    found = start_victim(directory)
+    yield found
+    end(found.process)

@@ -1,0 +1,499 @@
+"""Attacks on files of the host: descriptors, links, metadata, devices, shared places."""
+
+# ruff: noqa: E501 - an attack program keeps each try on one line
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import secrets
+import stat
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.escape.inside import attack, outside, program
+from tests.escape.plants import SECRET, drive, snapshot
+
+from union import sandbox as sb
+from union.sandbox._linux.launcher import BINARY
+
+if TYPE_CHECKING:
+    from tests.conftest import OpenSession
+
+pytestmark = pytest.mark.spec("G2", "E4")
+
+_FIND_DESCRIPTORS = """
+found = []
+for fd in range(1024):
+    try:
+        os.fstat(fd)
+        found.append(fd)
+    except OSError:
+        pass
+out["open"] = found
+out["used"] = {}
+for fd in given["fds"]:
+    out["used"][str(fd)] = [
+        attempt(os.read, fd, 1), attempt(os.write, fd, b"x"), attempt(os.listdir, fd),
+        attempt(os.open, "etc/shadow", os.O_RDONLY, dir_fd=fd), attempt(os.fchdir, fd)]
+"""
+
+
+@pytest.mark.spec("G2")
+def test_descriptors_left_inheritable_do_not_reach_the_command(cell: str, plant: Path) -> None:
+    """THREATS 1. The owner holds a file, `/` and a pipe open, inheritable, before it starts."""
+    fds = [os.open(plant / "secret", os.O_RDWR), os.open("/", os.O_RDONLY), *os.pipe()]
+    try:
+        code = program(_FIND_DESCRIPTORS, given={"fds": fds})
+        body = """
+        fds = json.loads(sys.argv[1])
+        for fd in fds:
+            os.fstat(fd)  # the plant is there
+            os.set_inheritable(fd, True)
+        async with session() as sbx:
+            print(await sbx.run_code(sys.argv[2]))
+        """
+        text = drive(cell, body, args=[json.dumps(fds), code], pass_fds=fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    found = json.loads(text.strip().splitlines()[-1])
+    assert found["open"] == [0, 1, 2]
+    assert all(set(tries) == {"EBADF"} for tries in found["used"].values()), found
+
+
+async def test_a_cwd_that_leads_out_is_not_entered(
+    jailed: OpenSession, plant: Path, work: str
+) -> None:
+    """THREATS 2. By `..`, by an absolute path, by links, through /proc."""
+    (Path(work) / "out").symlink_to(plant)
+    (Path(work) / "sub").mkdir()
+    async with jailed(host_work_dir=work) as jail:
+        places = (
+            "..", "../plant", "sub/../../plant", str(plant), f"{work}/../plant", "out", "out/inner",
+            "/proc/self/cwd/../plant", "/proc/1/root" + str(plant), "/proc/1/cwd", "/dev/fd/3",
+        )  # fmt: skip
+        for cwd in places:
+            try:
+                told = await jail.exec("cat secret deep 2>&1; ls 2>&1", cwd=cwd)
+            except sb.SandboxError:
+                continue
+            assert SECRET not in told.stdout, cwd
+            assert "secret" not in told.stdout.split(), cwd
+        assert (await jail.exec("pwd", cwd="sub")).stdout == f"{work}/sub\n"
+
+
+async def test_no_program_file_opens_for_writing_through_exe(jail: sb.Session) -> None:
+    """THREATS 3. The launcher and the interpreter, by /proc/<pid>/exe and by their paths."""
+    before = hashlib.sha256(BINARY.read_bytes()).hexdigest()
+    code = """
+    pids = [entry for entry in os.listdir("/proc") if entry.isdigit()]
+    paths = [f"/proc/{pid}/exe" for pid in [*pids, "self"]] + given["paths"]
+    for path in paths:
+        for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND):
+            out[f"{path} {flags}"] = attempt(os.open, path, flags)
+    write("control", "x")
+    """
+    paths = [str(BINARY), os.path.realpath("/proc/self/exe"), "/run/sandbox/bin/uv", "/bin/sh"]
+    found = await attack(jail, code, given={"paths": paths})
+    assert "ok" not in found.values(), found
+    assert hashlib.sha256(BINARY.read_bytes()).hexdigest() == before
+    assert await jail.get_bytes("control") == b"x"
+
+
+async def test_a_host_file_cannot_be_hard_linked_or_moved_into_the_work_dir(
+    jailed: OpenSession, plant: Path, work: str
+) -> None:
+    """THREATS 10. Hidden from the sandbox, and shown to it read-only."""
+    code = """
+    for name, source in given["sources"].items():
+        out[name] = [attempt(os.link, source, f"{name}.link"),
+                     attempt(os.link, source, f"{name}.link", follow_symlinks=True),
+                     attempt(os.rename, source, f"{name}.moved"),
+                     attempt(os.rename, "own", source)]
+    write("own")
+    out["control"] = attempt(os.link, "own", "own.link")
+    """
+    before = snapshot(plant)
+    sources = {"file": str(plant / "secret"), "deep": str(plant / "inner" / "deep")}
+    for shown in ((), (str(plant),)):
+        async with jailed(host_work_dir=work, read_only_paths=shown) as jail:
+            found = await attack(jail, code, given={"sources": sources})
+            assert found.pop("control") == "ok"
+            assert all("ok" not in tries for tries in found.values()), found
+        assert snapshot(plant) == before
+        for name in ("own", "own.link"):
+            Path(work, name).unlink()
+    os.link(plant / "secret", Path(work) / "by-the-host")  # one file system: the host can
+
+
+async def test_links_out_of_the_work_dir_lead_nowhere(
+    jailed: OpenSession, plant: Path, work: str
+) -> None:
+    """THREATS 11. Links made by either side, and magic links of /proc."""
+    (Path(work) / "by-host").symlink_to(plant)
+    (Path(work) / "near").write_text("near")
+    code = """
+    plant = given["plant"]
+    os.symlink(plant, "by-sandbox")
+    os.symlink("../plant", "relative")
+    os.symlink("/", "root")
+    os.symlink("near", "control")
+    ways = ["by-host", "by-sandbox", "relative", "root" + plant, "/proc/self/root" + plant,
+            "/proc/1/root" + plant, "/proc/self/cwd/../plant", "/proc/thread-self/cwd/../plant"]
+    for way in ways:
+        out[way] = [attempt(read, way + "/secret"), attempt(os.listdir, way),
+                    attempt(write, way + "/new"), attempt(write, way + "/secret"),
+                    attempt(os.unlink, way + "/secret"), attempt(os.stat, way + "/secret")]
+    out["control"] = read("control")
+    """
+    before = snapshot(plant)
+    async with jailed(host_work_dir=work) as jail:
+        found = await attack(jail, code, given={"plant": str(plant)})
+    assert found.pop("control") == "near"
+    assert all("ok" not in tries for tries in found.values()), found
+    assert snapshot(plant) == before
+
+
+async def test_no_set_id_file_can_be_made(jailed: OpenSession, work: str) -> None:
+    """THREATS 18. By every call that takes a mode; the work dir may belong to the host's root."""
+    code = """
+    write("file", "#!/bin/sh\\n")
+    os.mkdir("dir")
+    fd = os.open("file", os.O_RDWR)
+    for mode in (0o4755, 0o2755, 0o6777, 0o4000):
+        out[oct(mode)] = [
+            attempt(os.chmod, "file", mode), attempt(os.fchmod, fd, mode),
+            attempt(os.chmod, "dir", mode & ~0o4000 | 0o2000),
+            call("fchmodat2", -100, b"file", mode, 0),
+            attempt(os.open, f"made-{mode}", os.O_CREAT | os.O_WRONLY, mode),
+            attempt(os.mkdir, f"dir-{mode}", mode & ~0o4000 | 0o2000),
+            attempt(os.mknod, f"node-{mode}", stat.S_IFREG | mode),
+            call("openat2", -100, b"by-openat2", struct.pack("QQQ", 0o101, mode, 0), 24),
+            attempt(os.setxattr, "file", "security.capability", struct.pack("<5I", 0x2000001, 1, 0, 0, 0)),
+        ]
+    out["control"] = attempt(os.chmod, "file", 0o755)
+    """
+    async with jailed(host_work_dir=work) as jail:
+        found = await attack(jail, code)
+        with pytest.raises((sb.SandboxError, OSError)):
+            await jail.put_bytes("put", b"", mode=0o4755)
+        assert found.pop("control") == "ok"
+        assert all("ok" not in tries for tries in found.values()), found
+        for path in Path(work).rglob("*"):
+            assert not path.lstat().st_mode & 0o6000, path
+    file = Path(work) / "file"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o755
+    file.chmod(0o4755)  # the host may, on this very file
+    assert file.stat().st_mode & stat.S_ISUID
+
+
+_METADATA = """
+path = given["path"]
+blob = ctypes.create_string_buffer(256)
+out["tries"] = {
+    "stat": attempt(os.stat, path), "lstat": attempt(os.lstat, path),
+    "access": "ok" if os.access(path, os.F_OK) else "ENOENT",
+    "statx": call(given["statx"], -100, path.encode(), 0, 0xfff, blob),
+    "chmod": attempt(os.chmod, path, 0o600), "chown": attempt(os.chown, path, os.getuid(), os.getgid()),
+    "lchown": attempt(os.lchown, path, -1, -1), "utime": attempt(os.utime, path, (1, 1)),
+    "setxattr": attempt(os.setxattr, path, "user.x", b"x"),
+    "listxattr": attempt(os.listxattr, path), "truncate": attempt(os.truncate, path, 0),
+    "trunc": attempt(os.open, path, os.O_RDONLY | os.O_TRUNC),
+    "path": attempt(os.open, path, os.O_PATH), "read": attempt(read, path),
+    "unlink": attempt(os.unlink, path), "rename": attempt(os.rename, path, path + "2"),
+    "symlink": attempt(os.symlink, "x", path + "3"), "statvfs": attempt(os.statvfs, path),
+}
+write("own")
+out["control"] = [attempt(os.chmod, "own", 0o600), attempt(os.utime, "own", (1, 1)),
+                  attempt(os.truncate, "own", 0), attempt(os.stat, "own"), attempt(os.open, "own", os.O_PATH)]
+"""
+
+
+async def test_metadata_verbs_do_not_reach_a_host_file(jail: sb.Session, plant: Path) -> None:
+    """THREATS 7, 19, 20. A world-writable plant: no verb changes it or tells that it is there."""
+    before = snapshot(plant)
+    statx = 332 if os.uname().machine == "x86_64" else 291
+    given = {"path": str(plant / "secret"), "statx": statx}
+    found = await attack(jail, _METADATA, given=given)
+    assert set(found["control"]) == {"ok"}
+    assert set(found["tries"].values()) == {"ENOENT"}, found
+    assert snapshot(plant) == before
+    missing = await attack(jail, _METADATA, given=given | {"path": str(plant / "not-there")})
+    assert missing["tries"] == found["tries"], "a file that exists is told from one that does not"
+    bare = await outside(_METADATA.replace("write(", "(lambda *a: 0)("), given=given)
+    assert bare["tries"]["stat"] == bare["tries"]["chmod"] == bare["tries"]["truncate"] == "ok"
+
+
+async def test_nodes_of_dev_keep_their_metadata(jail: sb.Session) -> None:
+    """THREATS 7, 19, 24. Even a change to what is there already must be refused."""
+    code = """
+    for name in ("null", "zero", "full", "random", "urandom", "tty"):
+        path = "/dev/" + name
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        out[name] = [attempt(os.chmod, path, mode), attempt(os.utime, path, ns=(
+            os.stat(path).st_atime_ns, os.stat(path).st_mtime_ns))]
+    write("own")
+    out["control"] = [attempt(os.chmod, "own", 0o644), attempt(os.utime, "own", (1, 1))]
+    """
+    found = await attack(jail, code)
+    assert found.pop("control") == ["ok", "ok"]
+    assert all("ok" not in tries for tries in found.values()), found
+
+
+async def test_watches_tell_nothing_about_host_directories(
+    jailed: OpenSession, plant: Path, work: str
+) -> None:
+    """THREATS 21. inotify and fanotify, while the host writes."""
+    code = """
+    fd = libc.inotify_init1(os.O_NONBLOCK)
+    def watch(path):
+        ctypes.set_errno(0)
+        found = libc.inotify_add_watch(fd, path.encode(), 0xfff)
+        return "ok" if found >= 0 else errno.errorcode[ctypes.get_errno()]
+    out["plant"] = watch(given["plant"])
+    out["parent"] = watch(os.path.dirname(given["plant"]))
+    out["tmp"] = watch("/tmp")
+    out["fanotify"] = call("fanotify_init", 0, 0)
+    out["work"] = watch(".")
+    print("watching", flush=True)
+    sys.stdin.readline()
+    time.sleep(0.1)
+    names = []
+    try:
+        data = os.read(fd, 65536)
+    except BlockingIOError:
+        data = b""
+    while data:
+        size = struct.unpack_from("iIII", data)[3]
+        names.append(data[16:16 + size].rstrip(b"\\0").decode())
+        data = data[16 + size:]
+    out["names"] = names
+    """
+    mark = f"sbx-watch-{secrets.token_hex(4)}"
+    async with jailed(host_work_dir=work) as jail:
+        proc = await jail.run(
+            program(code, given={"plant": str(plant)}),
+            script_type="python",
+            stdin=True,
+            stdout=True,
+            timeout_s=20,
+        )
+        lines = proc.iter_stdout_lines()
+        assert await anext(lines) == "watching"
+        (plant / mark).write_text("x")
+        in_tmp = Path("/tmp", mark)
+        in_tmp.write_text("x")
+        (Path(work) / "control").write_text("x")
+        in_tmp.unlink()
+        assert proc.stdin is not None
+        proc.stdin.write(b"\n")
+        proc.stdin.close()
+        found = json.loads([line async for line in lines][-1])
+    assert (found["plant"], found["fanotify"]) == ("ENOENT", "EPERM")
+    assert found["tmp"] == found["work"] == "ok"
+    assert "control" in found["names"]
+    assert mark not in found["names"], found
+
+
+@pytest.mark.spec("B4", "B8")
+async def test_tmp_and_shm_are_fresh_and_separate(jailed: OpenSession) -> None:
+    """THREATS 22. Plants are invisible both ways, and nothing survives to the next run."""
+    mark = f"sbx-mark-{secrets.token_hex(4)}"
+    places = ["/tmp", "/dev/shm"]
+    for place in places:
+        Path(place, mark).write_text("host")
+    try:
+        async with jailed() as jail, jailed() as other:
+            code = """
+            for place in given["places"]:
+                out[place] = os.listdir(place)
+                write(f"{place}/{given['mark']}-inside", "x")
+                out[place + " control"] = read(f"{place}/{given['mark']}-inside")
+            """
+            given = {"places": places, "mark": mark}
+            for session in (jail, jail, other):
+                found = await attack(session, code, given=given)
+                own = os.path.basename(session.work_dir)  # where there is no /var/tmp, it is here
+                assert [set(found[p]) - {own} for p in places] == [set(), set()]
+                assert [found[f"{p} control"] for p in places] == ["x", "x"]
+            for place in places:
+                assert Path(place, mark).read_text() == "host"
+                assert not Path(place, f"{mark}-inside").exists()
+    finally:
+        for place in places:
+            Path(place, mark).unlink()
+
+
+async def test_private_files_of_etc_are_not_there(jail: sb.Session) -> None:
+    """THREATS 23. No accounts, no keys; whatever of /etc is readable inside, anybody may read."""
+    shown = Path("/etc/terminfo") if os.path.isdir("/etc/terminfo") else Path("/etc/alternatives")
+    closed = shown / f"sbx-plant-{secrets.token_hex(4)}"
+    planted = os.geteuid() == 0 and os.access(shown, os.W_OK)
+    if planted:
+        closed.touch(0o600)
+        closed.write_text(SECRET)
+    try:
+        code = """
+        for name in given["absent"]:
+            out[name] = attempt(os.lstat, name)
+        opened = []
+        for top, _, names in os.walk("/etc"):
+            for name in names:
+                path = os.path.join(top, name)
+                if attempt(read, path) == "ok":
+                    opened.append(path)
+        out["opened"] = opened
+        out["closed"] = [attempt(os.stat, given["closed"]), attempt(read, given["closed"])]
+        """
+        absent = ["/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/ssh", "/etc/machine-id",
+                  "/etc/hostname", "/etc/ssl/private", "/root/.ssh", "/sys", "/boot"]  # fmt: skip
+        found = await attack(jail, code, given={"absent": absent, "closed": str(closed)})
+    finally:
+        if planted:
+            closed.unlink()
+    assert {found[name] for name in absent} == {"ENOENT"}
+    assert found["closed"] == (["ok", "EACCES"] if planted else ["ENOENT", "ENOENT"])
+    assert "/etc/passwd" in found["opened"]
+    made = {"/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/hosts", "/etc/resolv.conf"}
+    for path in set(found["opened"]) - made:
+        assert os.stat(path).st_mode & stat.S_IROTH, path
+
+
+async def test_no_device_node_of_the_host_opens(jail: sb.Session) -> None:
+    """THREATS 24, 40. Only the six harmless nodes are there, and they work."""
+    code = """
+    out["names"] = sorted(os.listdir("/dev"))
+    for name in given["host"]:
+        out[name] = attempt(os.open, f"/dev/{name}", os.O_RDONLY | os.O_NONBLOCK)
+    write("/dev/null", "x", os.O_WRONLY)
+    out["control"] = [len(os.urandom(4)), open("/dev/zero", "rb").read(3).hex(),
+                      attempt(write, "/dev/full", "x", os.O_WRONLY), len(open("/dev/urandom", "rb").read(2))]
+    """
+    kept = {"null", "zero", "full", "random", "urandom", "tty"}
+    links = {"fd", "stdin", "stdout", "stderr", "shm"}
+    wanted = {"sda", "vda", "nvme0n1", "kvm", "fuse", "net/tun", "vsock", "loop-control", "console",
+              "mem", "kmsg", "port", "ptmx", "pts/ptmx", "pts/0", "tty0", "uinput", "mqueue"}  # fmt: skip
+    host = sorted((wanted | set(os.listdir("/dev"))) - kept - links)
+    found = await attack(jail, code, given={"host": host})
+    assert set(found.pop("names")) == kept | links
+    assert found.pop("control") == [4, "000000", "ENOSPC", 2]
+    assert set(found.values()) == {"ENOENT"}, found
+
+
+async def test_a_device_node_cannot_be_made(jail: sb.Session) -> None:
+    """THREATS 25. Nor a white-out; a FIFO can."""
+    code = """
+    for name, device in (("mem", (1, 1)), ("disk", (254, 0)), ("sda", (8, 0)), ("null", (1, 3)), ("white", (0, 0))):
+        for place in (".", "/tmp", "/dev/shm", "/dev"):
+            for kind in (stat.S_IFCHR, stat.S_IFBLK):
+                path = f"{place}/{name}"
+                out[f"{path} {kind}"] = attempt(os.mknod, path, kind | 0o666, os.makedev(*device))
+                os.path.lexists(path) and out.update({path: "exists"} if place != "/dev" else {})
+    os.mkfifo("fifo")
+    out["control"] = stat.S_ISFIFO(os.stat("fifo").st_mode)
+    """
+    found = await attack(jail, code)
+    assert found.pop("control") is True
+    assert not {"ok", "exists"} & set(found.values()), found
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_uint), ("kind", ctypes.c_int), ("data", ctypes.c_ubyte * 128))
+
+
+async def test_a_handle_made_outside_does_not_open_inside(
+    jailed: OpenSession, plant: Path, work: str
+) -> None:
+    """THREATS 26. The handle is real: the host made it, and its root can open it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    handle, mount = _Handle(size=128), ctypes.c_int()
+    path = os.fsencode(plant / "secret")
+    made = libc.name_to_handle_at(-100, path, ctypes.byref(handle), ctypes.byref(mount), 0)
+    size = 8 + (handle.size if made == 0 else 8)
+    code = """
+    blob = bytes.fromhex(given["handle"])
+    for place in (".", "/usr", "/tmp"):
+        at = os.open(place, os.O_RDONLY)
+        out[place] = call("open_by_handle_at", at, blob, os.O_RDONLY)
+    room = ctypes.create_string_buffer(struct.pack("I", 128) + bytes(132))
+    out["make"] = call("name_to_handle_at", -100, b"own", room, ctypes.create_string_buffer(8), 0)
+    write("own")
+    """
+    async with jailed(host_work_dir=work) as jail:
+        given = {"handle": bytes(handle)[:size].hex()}
+        assert set((await attack(jail, code, given=given)).values()) == {"EPERM"}
+    assert Path(work, "own").exists()
+    if made == 0 and os.geteuid() == 0:
+        at = os.open(work, os.O_RDONLY)
+        fd = libc.open_by_handle_at(at, ctypes.byref(handle), os.O_RDONLY)
+        os.close(at)
+        if fd >= 0:
+            assert os.read(fd, 100) == SECRET.encode()
+            os.close(fd)
+
+
+_CHANGES = """
+top, file = given["path"], given["path"] + "/secret"
+fd = os.open(file, os.O_RDONLY)
+import mmap
+out["tries"] = {
+    "write": attempt(write, file, "x", os.O_WRONLY), "append": attempt(write, file, "x", os.O_WRONLY | os.O_APPEND),
+    "create": attempt(write, top + "/new"), "truncate": attempt(os.truncate, file, 0),
+    "trunc": attempt(os.open, file, os.O_RDONLY | os.O_TRUNC), "tmpfile": attempt(os.open, top, os.O_TMPFILE | os.O_RDWR),
+    "reopen": attempt(write, f"/proc/self/fd/{fd}", "x", os.O_WRONLY),
+    "fchmod": attempt(os.fchmod, fd, 0o600), "chmod": attempt(os.chmod, file, 0o600),
+    "chown": attempt(os.chown, file, os.getuid(), os.getgid()), "utime": attempt(os.utime, file, (1, 1)),
+    "setxattr": attempt(os.setxattr, file, "user.x", b"x"), "mkdir": attempt(os.mkdir, top + "/d"),
+    "symlink": attempt(os.symlink, "x", top + "/l"), "link": attempt(os.link, file, top + "/h"),
+    "fifo": attempt(os.mkfifo, top + "/f"), "bind": attempt(write, top + "/inner/deep", "x", os.O_RDWR),
+    "mmap": attempt(mmap.mmap, fd, 4, mmap.MAP_SHARED, mmap.PROT_WRITE),
+    "remount": call("mount", b"none", top.encode(), None, 4096 | 32, None),
+    "umount": call("umount2", top.encode(), 2),
+    "setattr": call("mount_setattr", -100, top.encode(), 0, struct.pack("QQQQ", 0, 1, 0, 0), 32),
+    "rename": attempt(os.rename, file, top + "/moved"), "replace": attempt(os.rename, top, top + "-gone"),
+    "rmdir": attempt(os.rmdir, top + "/empty"), "unlink": attempt(os.unlink, file),
+}
+out["read"] = read(file) if os.path.exists(file) else ""
+"""
+
+
+@pytest.mark.spec("E4")
+async def test_a_read_only_path_cannot_be_changed(jailed: OpenSession, plant: Path) -> None:
+    """THREATS 28. Two dozen ways; the same path given for writing is the control."""
+    (plant / "empty").mkdir()
+    before = snapshot(plant)
+    async with jailed(read_only_paths=[str(plant)]) as jail:
+        found = await attack(jail, _CHANGES, given={"path": str(plant)})
+    assert found["read"] == SECRET
+    assert "ok" not in found["tries"].values(), found
+    assert len(found["tries"]) >= 10
+    assert snapshot(plant) == before
+    async with jailed(read_write_paths=[str(plant)]) as jail:
+        found = (await attack(jail, _CHANGES, given={"path": str(plant)}))["tries"]
+    done = {name for name, result in found.items() if result == "ok"}
+    assert done >= {"write", "append", "create", "truncate", "mkdir", "symlink", "rename"}, found
+    assert found["remount"] == found["umount"] == found["setattr"] == "EPERM"
+
+
+@pytest.mark.spec("B5")
+async def test_the_owners_packages_cannot_be_changed(jail: sb.Session) -> None:
+    """THREATS 29. The interpreter's own library dirs are there to be read only."""
+    paths = sysconfig.get_paths()
+    dirs = sorted({paths["purelib"], paths["platlib"], paths["stdlib"], paths["scripts"]})
+    code = """
+    for place in given["dirs"]:
+        first = os.path.join(place, sorted(os.listdir(place))[0])
+        out[place] = [attempt(write, place + "/plant.pth"), attempt(write, place + "/sitecustomize.py"),
+                      attempt(os.mkdir, place + "/plant"), attempt(os.utime, place), attempt(os.utime, first),
+                      attempt(os.chmod, first, 0o777), attempt(os.rename, first, first + "2")]
+    """
+    found = await attack(jail, code, given={"dirs": dirs})
+    assert sorted(found) == dirs
+    assert all("ok" not in tries for tries in found.values()), found
+    for place in dirs:
+        assert not Path(place, "plant.pth").exists()
+    assert await jail.run_code("import pytest; print('seen')") == "seen\n"

@@ -1,0 +1,108 @@
+"""The launcher under sanitizers, its decoder under mutation, and the ways it can be missing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import session_of
+from union import sandbox as sb
+from union.sandbox._core import plan as p
+from union.sandbox._linux import launcher
+
+NATIVE = Path(__file__).parents[2] / "native"
+SOURCES = sorted(str(path) for path in NATIVE.glob("*.c"))
+FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1")
+SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# Leak checking needs ptrace, and nothing the launcher holds is ever given back one by one.
+OPTIONS = 'const char *__asan_default_options(void); const char *__asan_default_options(void) { return "detect_leaks=0"; }\n'
+MUTATIONS = 300_000
+
+
+def cc() -> str:
+    found = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if found is None:
+        pytest.skip("no C compiler: apt-get install gcc libc6-dev")
+    return found
+
+
+def build(out: Path, *arguments: str) -> Path:
+    subprocess.run([cc(), *FLAGS, *arguments, "-o", str(out)], check=True)
+    return out
+
+
+@pytest.fixture
+def other_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Makes the next session start its own launcher from a path the test fills."""
+    path = tmp_path / "sandbox-launcher"
+    monkeypatch.setattr(launcher, "BINARY", path)
+    monkeypatch.setattr(launcher.Launcher, "_current", None)
+    return path
+
+
+async def test_the_launcher_runs_clean_under_address_and_undefined_sanitizers(
+    other_launcher: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "options.c").write_text(OPTIONS)
+    build(other_launcher, *SANITIZE, *SOURCES, str(tmp_path / "options.c"))
+    async with session_of("userns", resources=sb.Resources(memory="256Mi")) as sbx:
+        assert (await sbx.exec("echo fine; exit 3")).returncode == 3
+        assert await sbx.run_code("print(6 * 7)") == "42\n"
+        assert (await sbx.exec("echo " + "x" * 300_000)).ok
+        assert (await sbx.exec("sleep 9", timeout_s=0.2)).termination_reason == "timeout"
+        proc = await sbx.run(["/nothing/here"], stdout=True)
+        with pytest.raises(sb.SandboxExecutionError, match="no such program"):
+            await proc.wait()
+
+
+def test_no_mutation_of_a_plan_makes_the_decoder_read_outside_it(tmp_path: Path) -> None:
+    corpus = []
+    for number, steps in enumerate(
+        (
+            (p.Mkdir("/a"), p.Bind("/usr", "/usr"), p.File("/f", b"\0" * 9)),
+            (p.Root("/tmp", "size=1m"), p.Proc("/proc"), p.Detach(), p.Seccomp(b"12345678")),
+            (),
+        )
+    ):
+        file = tmp_path / f"plan{number}"
+        file.write_bytes(p.Plan(steps=steps, clone_flags=0).encode())
+        corpus.append(str(file))
+    target = build(
+        tmp_path / "fuzz", *SANITIZE, str(NATIVE / "fuzz/fuzz_plan.c"), str(NATIVE / "plan.c")
+    )
+    done = subprocess.run(
+        [target, "1", str(MUTATIONS), *corpus], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) >= MUTATIONS
+
+
+def test_stricter_warnings_and_the_analyzer_find_nothing(tmp_path: Path) -> None:
+    gcc = shutil.which("gcc")
+    if gcc is None:
+        pytest.skip("the analyzer is gcc's: apt-get install gcc")
+    for source in SOURCES:
+        subprocess.run(
+            [gcc, *FLAGS, "-Wshadow", "-Wconversion", "-O2", "-fanalyzer", "-c", source, "-o", str(tmp_path / "o")],
+            check=True,
+        )
+
+
+async def test_a_launcher_that_was_not_built_is_named_with_its_remedy(other_launcher: Path) -> None:
+    del other_launcher
+    with pytest.raises(sb.BackendUnavailableError, match="was not built") as caught:
+        await session_of("userns").open()
+    assert "C compiler" in caught.value.hint
+
+
+async def test_a_launcher_of_another_architecture_is_named_as_such(other_launcher: Path) -> None:
+    elf = bytearray(Path("/bin/sh").read_bytes()[:4096])
+    elf[18:20] = b"\xf3\x00"  # e_machine: RISC-V
+    other_launcher.write_bytes(elf)
+    other_launcher.chmod(0o755)
+    with pytest.raises(sb.BackendUnavailableError, match="another architecture") as caught:
+        await session_of("userns").open()
+    assert "reinstall" in caught.value.hint

@@ -1,0 +1,127 @@
+"""The doors on plain loopback sockets, with a resolver and servers of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+
+from union.sandbox._core.hosts import NetworkRules, parse_entries
+from union.sandbox._net.server import Egress
+
+
+def rules(allow=(), deny=()):
+    return NetworkRules(
+        allow=None if allow is None else parse_entries(list(allow), argument="network_allowlist"),
+        deny=parse_entries(list(deny), argument="network_denylist"),
+    )
+
+
+class FakeResolver:
+    """Answers from a table; a list of lists answers a different one each time."""
+
+    def __init__(self, table):
+        self.table = table
+        self.asked = []
+
+    async def resolve(self, name):
+        self.asked.append(name)
+        if name not in self.table:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        answers = self.table[name]
+        if answers and isinstance(answers[0], list):
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+        return answers
+
+
+def listener(host="127.0.0.1", kind=socket.SOCK_STREAM):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, kind)
+    sock.bind((host, 0))
+    if kind == socket.SOCK_STREAM:
+        sock.listen(512)
+    return sock
+
+
+class Doors:
+    """An Egress with all its doors, and how to knock at them."""
+
+    def __init__(self, policy, *, table=None, destination=None, **options):
+        self.decisions = []
+        self.resolver = FakeResolver(table or {})
+        self.destination = destination
+        sockets = {
+            "http": listener(),
+            "socks": listener(),
+            "dns_tcp": listener(),
+            "dns_udp": listener(kind=socket.SOCK_DGRAM),
+            "tcp_transparent": listener(),
+        }
+        self.ports = {name: sock.getsockname()[1] for name, sock in sockets.items()}
+        options.setdefault("resolver", self.resolver)
+        self.egress = Egress(
+            policy,
+            on_decision=self.decisions.append,
+            destination=self._destination,
+            **sockets,
+            **options,
+        )
+        self.egress.start()
+
+    def _destination(self, sock):
+        if self.destination is None:
+            raise OSError("not redirected")
+        host, port = self.destination
+        return ipaddress.ip_address(host), port
+
+    async def knock(self, door):
+        return await asyncio.open_connection("127.0.0.1", self.ports[door])
+
+    async def http(self, data, *, end=True):
+        """Send bytes to the HTTP door and return all that comes back."""
+        reader, writer = await self.knock("http")
+        writer.write(data)
+        if end:
+            writer.write_eof()
+        answer = await asyncio.wait_for(read_all(reader), 10)
+        writer.close()
+        return answer
+
+    async def aclose(self):
+        await self.egress.aclose()
+
+
+async def read_all(reader):
+    data = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while piece := await reader.read(65536):
+            data += piece
+    return bytes(data)
+
+
+@contextlib.asynccontextmanager
+async def serving(handler, host="127.0.0.1"):
+    """A server on loopback; yields its port."""
+
+    async def handle(reader, writer):
+        try:
+            await handler(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, host, 0, backlog=512)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def echo(reader, writer):
+    """Sends back what it gets, and ends when the client has."""
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()

@@ -1,0 +1,96 @@
+"""Resolve once, check every address, dial what was checked."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from tests.net.harness import FakeResolver, echo, rules, serving
+
+from union.sandbox._net import decide
+from union.sandbox._net.connect import HostResolver
+from union.sandbox._net.decide import Dialer, DialError, RefusedError
+
+
+async def test_only_addresses_that_pass_are_dialled():
+    async with serving(echo) as port:
+        resolver = FakeResolver({"a.example": ["10.0.0.1", "::1", "127.0.0.1", "fe80::1%1"]})
+        dialer = Dialer(rules(["a.example", "127.0.0.1"]), resolver=resolver)
+        connected = await dialer.dial("a.example", port)
+        assert (connected.address, connected.name) == ("127.0.0.1", "a.example")
+        assert connected.verdict.rule == "127.0.0.1"
+        assert resolver.asked == ["a.example"]
+        connected.stream.close()
+
+
+async def test_a_dead_first_address_costs_little():
+    async with serving(echo) as port:
+        dialer = Dialer(
+            rules(["a.example", "127.0.0.0/8", "::1"]),
+            resolver=FakeResolver({"a.example": ["::1", "127.0.0.2", "127.0.0.1"]}),
+        )
+        connected = await asyncio.wait_for(dialer.dial("a.example", port), 2)
+        assert connected.address in {"127.0.0.1", "127.0.0.2"}
+        connected.stream.close()
+
+
+async def test_an_address_that_never_answers_is_overtaken(monkeypatch):
+    full = socket.socket()
+    full.bind(("127.0.0.3", 0))
+    full.listen(0)
+    port = full.getsockname()[1]
+    fillers = []
+    for _ in range(4):
+        filler = socket.socket()
+        filler.setblocking(False)
+        filler.connect_ex(("127.0.0.3", port))
+        fillers.append(filler)
+    good = socket.socket()
+    good.bind(("127.0.0.4", port))
+    good.listen(1)
+    dialer = Dialer(
+        rules(["a.example", "127.0.0.0/8"]),
+        resolver=FakeResolver({"a.example": ["127.0.0.3", "127.0.0.4"]}),
+    )
+    connected = await asyncio.wait_for(dialer.dial("a.example", port), 3)
+    assert connected.address == "127.0.0.4"
+    connected.stream.close()
+    for sock in (full, good, *fillers):
+        sock.close()
+
+
+async def test_a_resolver_that_hangs_or_fails_means_no(monkeypatch):
+    monkeypatch.setattr(decide, "RESOLVE_TIMEOUT_S", 0.05)
+
+    class Hanging:
+        async def resolve(self, name):
+            await asyncio.sleep(60)
+
+    with pytest.raises(DialError, match="timed out"):
+        await Dialer(rules(["a.example"]), resolver=Hanging()).dial("a.example", 80)
+    for table in ({}, {"a.example": []}, {"a.example": ["junk", "fe80::1%1"]}):
+        with pytest.raises(DialError):
+            await Dialer(rules(["a.example"]), resolver=FakeResolver(table)).dial("a.example", 80)
+
+
+async def test_all_addresses_inside_is_a_refusal_that_says_where_it_leads():
+    dialer = Dialer(
+        rules(["a.example"]), resolver=FakeResolver({"a.example": ["10.0.0.1", "127.0.0.1"]})
+    )
+    with pytest.raises(RefusedError) as info:
+        await dialer.dial("a.example", 80)
+    assert info.value.verdict.suggestion == "10.0.0.1:80"
+
+
+async def test_a_denied_address_is_not_dialled_for_an_allowed_name():
+    dialer = Dialer(
+        rules(["a.example", "127.0.0.0/8"], ["127.0.0.1"]),
+        resolver=FakeResolver({"a.example": ["127.0.0.1"]}),
+    )
+    with pytest.raises(RefusedError, match=r"denied by 127\.0\.0\.1"):
+        await dialer.dial("a.example", 80)
+
+
+async def test_the_host_resolves_its_own_names():
+    assert set(await HostResolver().resolve("localhost")) & {"127.0.0.1", "::1"}

@@ -1,0 +1,107 @@
+"""The resolver inside: allowed names get an address of ours, nothing is asked of anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+import pytest
+from tests.net.harness import rules
+
+from union.sandbox._core import dns
+
+OPT = struct.pack(">BHHIH", 0, 41, 1232, 0, 0)
+
+
+def query(name, kind=dns.A, *, opt=b""):
+    head = struct.pack(">HHHHHH", 7, 0x0100, 1, 0, 0, 1 if opt else 0)
+    return head + dns.encode_name(name) + struct.pack(">HH", kind, 1) + opt
+
+
+async def ask(doors, data):
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, ("127.0.0.1", doors.ports["dns_udp"]))
+        await loop.sock_sendall(sock, data)
+        return await asyncio.wait_for(loop.sock_recv(sock, 4096), 5)
+
+
+def rcode(answer):
+    return answer[3] & 0xF
+
+
+async def test_an_allowed_name_has_one_lasting_address(open_doors):
+    doors = open_doors(rules(["a.example", "*.b.example:443"]))
+    first = await ask(doors, query("a.example"))
+    assert first[-4:-2] == bytes((198, 18))
+    assert await ask(doors, query("A.Example")) != first
+    assert (await ask(doors, query("A.Example")))[-4:] == first[-4:]
+    other = await ask(doors, query("x.b.example"))
+    assert other[-4:-2] == bytes((198, 18))
+    assert other[-4:] != first[-4:]
+    assert doors.resolver.asked == []
+    assert doors.decisions == []
+
+
+@pytest.mark.parametrize(
+    "name", ["secret-data.evil.example", "b.example", "127.1", "a.example.evil"]
+)
+async def test_other_names_do_not_exist_and_are_not_sent_anywhere(open_doors, name):
+    doors = open_doors(rules(["a.example", "*.b.example"]))
+    answer = await ask(doors, query(name, opt=OPT))
+    assert rcode(answer) == dns.NXDOMAIN
+    await ask(doors, query(name, dns.AAAA))
+    assert doors.resolver.asked == []
+    (decision,) = doors.decisions
+    assert (decision.door, decision.host, decision.allowed) == ("dns", name, False)
+
+
+async def test_the_reason_travels_to_clients_that_ask_for_it(open_doors):
+    doors = open_doors(rules(["a.example"]))
+    assert b"evil.example is not on the allow-list" in await ask(
+        doors, query("evil.example", opt=OPT)
+    )
+
+
+@pytest.mark.parametrize("kind", [dns.AAAA, 15, 16, 65])
+async def test_other_kinds_of_an_allowed_name_are_empty(open_doors, kind):
+    answer = await ask(open_doors(rules(["a.example"])), query("a.example", kind))
+    assert (rcode(answer), answer[6:8]) == (dns.NOERROR, b"\0\0")
+
+
+async def test_localhost_is_the_sandboxes_own(open_doors):
+    assert (await ask(open_doors(rules([])), query("localhost")))[-4:] == bytes((127, 0, 0, 1))
+
+
+async def test_reverse_look_ups_know_only_what_was_handed_out(open_doors):
+    doors = open_doors(rules(["a.example"]))
+    address = (await ask(doors, query("a.example")))[-4:]
+    reverse = ".".join(str(byte) for byte in reversed(address)) + ".in-addr.arpa"
+    assert (await ask(doors, query(reverse, dns.PTR))).endswith(dns.encode_name("a.example"))
+    assert rcode(await ask(doors, query("1.0.0.10.in-addr.arpa", dns.PTR))) == dns.NXDOMAIN
+    assert doors.decisions == []
+
+
+async def test_open_with_a_deny_list_names_everything_but_what_is_denied(open_doors):
+    doors = open_doors(rules(None, ["*.evil.example"]))
+    assert rcode(await ask(doors, query("any.example"))) == dns.NOERROR
+    assert rcode(await ask(doors, query("x.evil.example"))) == dns.NXDOMAIN
+
+
+async def test_questions_over_tcp(open_doors):
+    doors = open_doors(rules(["a.example"]))
+    reader, writer = await doors.knock("dns_tcp")
+    for name, code in (("a.example", dns.NOERROR), ("evil.example", dns.NXDOMAIN)):
+        data = query(name)
+        writer.write(len(data).to_bytes(2, "big") + data)
+        size = int.from_bytes(await reader.readexactly(2), "big")
+        assert rcode(await reader.readexactly(size)) == code
+    writer.close()
+
+
+async def test_garbage_is_answered_as_such_and_the_next_question_as_ever(open_doors):
+    doors = open_doors(rules(["a.example"]))
+    assert rcode(await ask(doors, query("a.example") + b"junk")) == dns.FORMERR
+    assert rcode(await ask(doors, query("a.example"))) == dns.NOERROR

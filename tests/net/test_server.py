@@ -1,0 +1,285 @@
+"""The run's network as a whole: many connections, hostile ones, large transfers, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import socket
+import time
+
+import pytest
+from tests.net.harness import echo, listener, read_all, rules, serving
+
+LOOPBACK = "127.0.0.0/8"
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def tunnel_to(doors, port):
+    reader, writer = await doors.knock("http")
+    writer.write(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode())
+    assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    return reader, writer
+
+
+async def test_closing_ends_everything_and_leaves_nothing(open_doors):
+    async with serving(echo) as port:
+        gc.collect()
+        before = descriptors()
+        tasks = asyncio.all_tasks()
+        doors = open_doors(rules([LOOPBACK]), destination=("127.0.0.1", port))
+        clients = [await tunnel_to(doors, port) for _ in range(5)]
+        clients += [
+            await doors.knock(door) for door in ("tcp_transparent", "socks", "http", "dns_tcp")
+        ]
+        await asyncio.sleep(0.05)
+        started = time.monotonic()
+        await doors.aclose()
+        assert time.monotonic() - started < 1
+        for reader, writer in clients:
+            assert await asyncio.wait_for(read_all(reader), 2) == b""
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        await asyncio.sleep(0.05)
+        assert descriptors() == before
+        assert {t for t in asyncio.all_tasks() if "Egress" in repr(t)} == set()
+        assert len(asyncio.all_tasks() - tasks) == 0
+        with pytest.raises(ConnectionRefusedError):
+            await doors.knock("http")
+    # What was under way when the run ended is accounted for.
+    assert len([d for d in doors.decisions if d.allowed]) == 6
+
+
+async def test_a_connection_accepted_in_the_last_moment_is_closed_too(open_doors):
+    doors = open_doors(rules([]))
+    sock = socket.create_connection(("127.0.0.1", doors.ports["http"]))
+    for listening, door in doors.egress._listeners:
+        if listening.getsockname()[1] == doors.ports["http"]:
+            doors.egress._accept(listening, door)
+    # The task has not had its first turn when it is cancelled.
+    await doors.aclose()
+    sock.settimeout(2)
+    with pytest.raises(ConnectionResetError):
+        sock.recv(1)
+    sock.close()
+
+
+async def test_half_close_goes_through_both_ways(open_doors):
+    async def answer_at_the_end(reader, writer):
+        data = await reader.read()
+        writer.write(b"%d" % len(data))
+        writer.write_eof()
+
+    async with serving(answer_at_the_end) as port:
+        doors = open_doors(rules([LOOPBACK]))
+        reader, writer = await tunnel_to(doors, port)
+        writer.write(b"x" * 1_000_000)
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), 10) == b"1000000"
+        writer.close()
+
+
+async def test_a_reset_goes_through(open_doors):
+    async def reset(reader, writer):
+        await reader.read(1)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+    async with serving(reset) as port:
+        doors = open_doors(rules([LOOPBACK]))
+        reader, writer = await tunnel_to(doors, port)
+        writer.write(b"x")
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+
+
+async def test_a_slow_reader_slows_the_sender(open_doors):
+    sent = 0
+
+    async def pour(reader, writer):
+        nonlocal sent
+        while sent < 200_000_000:
+            writer.write(b"x" * 65536)
+            await writer.drain()
+            sent += 65536
+
+    async with serving(pour) as port:
+        doors = open_doors(rules([LOOPBACK]))
+        _reader, writer = await tunnel_to(doors, port)
+        writer.transport.pause_reading()
+        await asyncio.sleep(0.3)
+        first = sent
+        await asyncio.sleep(0.3)
+        # Only what the kernel's own buffers hold: a few MiB, and no more with time.
+        assert sent == first
+        assert sent < 40_000_000
+        writer.transport.abort()
+        await doors.aclose()
+
+
+async def test_two_hundred_connections_at_once(open_doors):
+    async with serving(echo) as port:
+        doors = open_doors(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
+
+        async def one(number):
+            reader, writer = await tunnel_to(doors, port)
+            data = b"%d" % number * 1000
+            writer.write(data)
+            await asyncio.sleep(0.2)
+            writer.write_eof()
+            assert await asyncio.wait_for(read_all(reader), 20) == data
+            writer.close()
+
+        await asyncio.gather(*(one(number) for number in range(200)))
+        await doors.aclose()
+    assert len(doors.decisions) == 200
+    assert all(d.allowed and d.bytes_up == d.bytes_down for d in doors.decisions)
+
+
+@pytest.mark.parametrize(
+    "door,crumb", [("http", b"GET http://a"), ("socks", b"\x05"), ("dns_tcp", b"\0")]
+)
+async def test_half_open_connections_do_not_keep_others_out(open_doors, door, crumb):
+    async with serving(echo) as port:
+        doors = open_doors(rules([LOOPBACK]))
+        idle = []
+        for _ in range(150):
+            reader, writer = await doors.knock(door)
+            writer.write(crumb)
+            idle.append((reader, writer))
+        started = time.monotonic()
+        reader, writer = await tunnel_to(doors, port)
+        writer.write(b"hello")
+        assert await asyncio.wait_for(reader.readexactly(5), 5) == b"hello"
+        assert time.monotonic() - started < 1
+        for _reader, other in [*idle, (reader, writer)]:
+            other.close()
+
+
+async def test_garbage_does_not_disturb_others(open_doors):
+    async with serving(echo) as port:
+        doors = open_doors(rules([LOOPBACK]))
+        for door in ("http", "socks", "dns_tcp"):
+            for data in (b"\0" * 5000, b"\xff" * 5000, b"\r\n\r\n", os.urandom(5000)):
+                reader, writer = await doors.knock(door)
+                writer.write(data)
+                writer.write_eof()
+                await asyncio.wait_for(read_all(reader), 10)
+                writer.close()
+        _reader, writer = await tunnel_to(doors, port)
+        writer.close()
+
+
+async def test_there_is_a_limit_to_the_descriptors_one_run_takes(open_doors):
+    async with serving(echo) as port:
+        doors = open_doors(rules([LOOPBACK]))
+        doors.egress._most = 3
+        held = [await tunnel_to(doors, port) for _ in range(3)]
+        # A reset, in the connect itself or right after it.
+        with contextlib.suppress(ConnectionResetError):
+            reader, writer = await doors.knock("http")
+            assert await asyncio.wait_for(read_all(reader), 2) == b""
+            writer.close()
+        held.pop()[1].close()
+        await asyncio.sleep(0.05)
+        _, writer = await tunnel_to(doors, port)
+        writer.close()
+        for _reader, other in held:
+            other.close()
+
+
+async def test_log_lines_about_refusals_have_an_end(open_doors, caplog, monkeypatch):
+    monkeypatch.setattr("union.sandbox._net.ledger._MOST_LINES", 3)
+    doors = open_doors(rules([]))
+    for _ in range(6):
+        await doors.http(b"CONNECT evil.example:443 HTTP/1.1\r\n\r\n")
+    assert len(doors.decisions) == 6
+    assert len([r for r in caplog.records if r.name == "union.sandbox.network"]) == 4
+
+
+async def test_decisions_that_are_kept_have_an_end(open_doors, monkeypatch):
+    monkeypatch.setattr("union.sandbox._net.ledger._MOST_DECISIONS", 2)
+    doors = open_doors(rules([]))
+    for _ in range(5):
+        await doors.http(b"CONNECT evil.example:443 HTTP/1.1\r\n\r\n")
+    assert (len(doors.decisions), doors.egress.unrecorded) == (2, 3)
+
+
+async def test_two_runs_do_not_share_anything(open_doors):
+    async with serving(echo) as port:
+        wide = open_doors(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
+        narrow = open_doors(rules([]))
+        request = f"CONNECT a.example:{port} HTTP/1.1\r\n\r\n".encode()
+        assert b" 200 " in await wide.http(request)
+        assert b" 403 " in await narrow.http(request)
+        await wide.aclose()
+        assert b" 403 " in await narrow.http(request)
+        assert len(narrow.decisions) == 2
+
+
+def measure(port, size, door=None, target=None):
+    """Receive ``size`` bytes over a blocking socket and return the seconds."""
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        buffer = bytearray(1 << 20)
+        started = time.monotonic()
+        left = size
+        while left > 0:
+            got = sock.recv_into(buffer)
+            if not got:
+                raise AssertionError("ended early")
+            left -= got
+        return time.monotonic() - started
+
+
+@pytest.mark.slow
+async def test_a_large_transfer_keeps_up_with_a_direct_one(open_doors):
+    size = 256 << 20
+    source = listener()
+    piece = memoryview(bytes(1 << 20))
+
+    def pour():
+        sock, _ = source.accept()
+        with sock, contextlib.suppress(ConnectionError):
+            for _ in range(size >> 20):
+                sock.sendall(piece)
+
+    # The far ends are other processes, as in life: threads would share our interpreter's lock.
+    ratios = []
+    for _ in range(3):
+        seconds = []
+        for through in (False, True):
+            sender = os.fork()
+            if sender == 0:
+                pour()
+                os._exit(0)
+            doors = open_doors(
+                rules([LOOPBACK]), destination=("127.0.0.1", source.getsockname()[1])
+            )
+            port = doors.ports["tcp_transparent"] if through else source.getsockname()[1]
+            reading, writing = os.pipe()
+            receiver = os.fork()
+            if receiver == 0:
+                os.write(writing, str(measure(port, size)).encode())
+                os._exit(0)
+            loop = asyncio.get_running_loop()
+            ready = asyncio.Event()
+            loop.add_reader(reading, ready.set)
+            await asyncio.wait_for(ready.wait(), 30)
+            loop.remove_reader(reading)
+            seconds.append(float(os.read(reading, 100)))
+            os.close(reading)
+            os.close(writing)
+            os.waitpid(receiver, 0)
+            os.waitpid(sender, 0)
+            await doors.aclose()
+        ratios.append(seconds[0] / seconds[1])
+    source.close()
+    print("through the door, as a share of direct:", [round(ratio, 2) for ratio in ratios])
+    # Half on a quiet machine with a core to spare; here three processes may share two cores.
+    assert max(ratios) >= 0.25

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import pytest
+from tests.net.harness import echo, read_all, rules, serving
+
+LOOPBACK = "127.0.0.0/8"
+
+
+def by_name(name, port, command=1):
+    raw = name if isinstance(name, bytes) else name.encode()
+    return bytes((5, command, 0, 3, len(raw))) + raw + struct.pack(">H", port)
+
+
+def by_address(packed, port):
+    return bytes((5, 1, 0, 1 if len(packed) == 4 else 4)) + packed + struct.pack(">H", port)
+
+
+async def talk(doors, request, payload=b""):
+    reader, writer = await doors.knock("socks")
+    writer.write(b"\x05\x01\x00")
+    assert await reader.readexactly(2) == b"\x05\x00"
+    writer.write(request)
+    reply = await asyncio.wait_for(reader.readexactly(10), 10)
+    answer = b""
+    if reply[1] == 0:
+        writer.write(payload)
+        writer.write_eof()
+        answer = await asyncio.wait_for(read_all(reader), 10)
+    writer.close()
+    return reply[1], answer
+
+
+async def test_names_and_addresses(open_doors):
+    async with serving(echo) as port:
+        doors = open_doors(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
+        assert await talk(doors, by_name("A.example.", port), b"one") == (0, b"one")
+        assert await talk(doors, by_address(b"\x7f\0\0\1", port), b"two") == (0, b"two")
+        mapped = bytes(10) + b"\xff\xff\x7f\0\0\1"
+        assert await talk(doors, by_address(mapped, port), b"three") == (0, b"three")
+        assert await talk(doors, by_name("127.1", port), b"four") == (0, b"four")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "evil.example",
+        "10.0.0.1",
+        "0x7f.1",
+        "::1",
+        b"a.example\0.evil",
+        b"a.example\0",
+        b"a.example ",
+        b"a.example\r\n",
+        b"\xff\xfe",
+        b"",
+        "metadata.google.internal",
+        "a.example/x",
+        "u@a.example",
+    ],
+)
+async def test_refused_names_are_not_resolved(open_doors, name):
+    doors = open_doors(rules(["a.example"]), table={"a.example": ["127.0.0.1"]})
+    assert (await talk(doors, by_name(name, 80)))[0] == 2
+    assert doors.resolver.asked == []
+    (decision,) = doors.decisions
+    assert (decision.door, decision.allowed) == ("socks", False)
+    assert decision.host.isprintable()
+
+
+@pytest.mark.parametrize("inner", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "0.0.0.0"])
+async def test_an_allowed_name_that_leads_inwards_is_refused(open_doors, inner):
+    doors = open_doors(rules(["a.example"]), table={"a.example": [inner]})
+    assert (await talk(doors, by_name("a.example", 80)))[0] == 2
+
+
+@pytest.mark.parametrize("command", [2, 3, 9])
+async def test_only_connect_is_served(open_doors, command):
+    doors = open_doors(rules(["a.example"]))
+    assert (await talk(doors, by_name("a.example", 80, command)))[0] == 7
+
+
+async def test_unreachable_is_not_refused(open_doors):
+    async with serving(echo) as port:
+        pass
+    doors = open_doors(rules([LOOPBACK, "gone.example"]))
+    assert (await talk(doors, by_address(b"\x7f\0\0\1", port)))[0] == 5
+    assert (await talk(doors, by_name("gone.example", port)))[0] == 4
+    assert [d.allowed for d in doors.decisions] == [True, True]
+    assert all(d.error for d in doors.decisions)
+
+
+async def test_credentials_are_needed_where_there_are_any(open_doors):
+    async with serving(echo) as port:
+        doors = open_doors(rules([LOOPBACK]), credentials="run:secret")
+        reader, writer = await doors.knock("socks")
+        writer.write(b"\x05\x01\x00")
+        assert await reader.readexactly(2) == b"\x05\xff"
+        writer.close()
+        for password, fine in ((b"secret", True), (b"wrong", False)):
+            reader, writer = await doors.knock("socks")
+            writer.write(b"\x05\x02\x00\x02")
+            assert await reader.readexactly(2) == b"\x05\x02"
+            writer.write(b"\x01\x03run" + bytes((len(password),)) + password)
+            assert (await reader.readexactly(2) == b"\x01\x00") is fine
+            if fine:
+                writer.write(by_address(b"\x7f\0\0\1", port))
+                assert (await reader.readexactly(10))[1] == 0
+            writer.close()
+
+
+async def test_other_versions_are_let_go(open_doors):
+    doors = open_doors(rules([]))
+    reader, writer = await doors.knock("socks")
+    writer.write(b"\x04\x01\x00\x50\x7f\0\0\1\0")
+    assert await asyncio.wait_for(read_all(reader), 5) == b""
+    writer.close()

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from union.sandbox import Resources, constants
+from union.sandbox._core.resources import limits_from
+from union.sandbox._core.spec import Limits
+from union.sandbox.errors import SandboxUsageError
+
+MIB = 2**20
+
+
+def test_nothing_asked_is_the_safe_defaults():
+    limits = limits_from(None)
+    assert limits == limits_from(Resources()) == Limits()
+    assert limits.processes == constants.DEFAULT_PROCESSES
+    assert limits.open_files == constants.DEFAULT_OPEN_FILES
+    assert limits.tmp_bytes == constants.DEFAULT_TMP_MIB * MIB
+    assert limits.memory_bytes is None
+    assert limits.cpus is None
+
+
+@pytest.mark.parametrize(
+    "text, number",
+    [
+        ("512Mi", 512 * MIB),
+        ("1Gi", 2**30),
+        ("1.5Gi", 3 * 2**29),
+        ("2G", 2 * 10**9),
+        ("65536Ki", 64 * MIB),
+        ("1Ti", 2**40),
+        ("134217728", 2**27),
+        (2**27, 2**27),
+        (" 1Gi ", 2**30),
+    ],
+)
+def test_sizes(text, number):
+    assert limits_from(Resources(memory=text)).memory_bytes == number
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "x",
+        "1 Gi",
+        "-1Gi",
+        "1Xi",
+        "0",
+        0,
+        -5,
+        math.nan,
+        math.inf,
+        True,
+        [],
+        "1e9",
+        "Gi",
+        b"1Gi",
+        "9" * 400,
+    ],
+)
+def test_wrong_sizes(value):
+    with pytest.raises(SandboxUsageError, match="resources: memory must be") as caught:
+        limits_from(Resources(memory=value))
+    assert caught.value.argument == "resources"
+
+
+@pytest.mark.parametrize(
+    "value, cpus", [(1, 1.0), (0.5, 0.5), ("500m", 0.5), ("2", 2.0), ((1, 4), 4.0)]
+)
+def test_processors(value, cpus):
+    assert limits_from(Resources(cpu=value)).cpus == pytest.approx(cpus)
+
+
+@pytest.mark.parametrize("name", ["processes", "open_files"])
+def test_counts(name):
+    assert getattr(limits_from(Resources(**{name: 7})), name) == 7
+    for value in (0, -1, 1.5, "7", True):
+        with pytest.raises(SandboxUsageError, match=name):
+            limits_from(Resources(**{name: value}))
+
+
+def test_too_little_memory_is_said():
+    with pytest.raises(SandboxUsageError, match="8Mi"):
+        limits_from(Resources(memory="1Mi"))
+    assert limits_from(Resources(memory="8Mi")).memory_bytes == 8 * MIB
+
+
+@given(st.integers(8 * MIB, 2**40), st.integers(1, 2**40), st.integers(1, 2**40))
+def test_scratch_never_exceeds_memory(memory, tmp, shm):
+    limits = limits_from(Resources(memory=memory, tmp=tmp, shm=shm))
+    assert limits.tmp_bytes == min(tmp, memory)
+    assert limits.shm_bytes == min(shm, memory)
+
+
+@pytest.mark.parametrize("value", [{"memory": "1Gi"}, "1Gi", 5, object(), Limits()])
+def test_other_types_are_refused(value):
+    with pytest.raises(SandboxUsageError, match=r"union\.sandbox\.Resources or a flyte\.Resources"):
+        limits_from(value)
+
+
+@pytest.fixture
+def flyte_resources():
+    """A type with the shape and the home of Flyte's own."""
+
+    @dataclasses.dataclass
+    class FlyteResources:
+        cpu: object = None
+        memory: object = None
+        gpu: object = None
+        disk: object = None
+        shm: object = None
+
+    FlyteResources.__module__ = "flyte._resources"
+    sys.modules.setdefault("flyte._resources", types.ModuleType("flyte._resources"))
+    yield FlyteResources
+    sys.modules.pop("flyte._resources", None)
+
+
+def test_flytes_type_is_told_by_its_shape(flyte_resources):
+    limits = limits_from(flyte_resources(cpu=("1", "2"), memory=("256Mi", "1Gi"), shm="auto"))
+    assert (limits.cpus, limits.memory_bytes) == (2.0, 2**30)
+    assert limits.shm_bytes == constants.DEFAULT_SHM_MIB * MIB
+    assert limits_from(flyte_resources(shm="64Mi")).shm_bytes == 64 * MIB
+
+
+def test_a_gpu_needs_another_backend(flyte_resources):
+    with pytest.raises(SandboxUsageError, match="GPU"):
+        limits_from(flyte_resources(gpu="T4:1"))
+
+
+def test_resources_are_values():
+    assert Resources(cpu=1) == Resources(cpu=1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Resources().cpu = 2
