@@ -204,7 +204,6 @@ async def test_out_of_memory_is_reported_as_such(open_session: OpenSession) -> N
         assert dict(session.isolation.limits)["memory"] in {"cgroup-v2", "cgroup-v1", "watch"}
         hungry = """
             import time
-from collections.abc import AsyncIterator
             print("start", flush=True)
             held = []
             for _ in range(100):
@@ -213,7 +212,7 @@ from collections.abc import AsyncIterator
             print("never")
         """
         result = await session.exec(hungry, script_type="python", timeout_s=20)
-        assert (result.returncode, result.termination_reason) == (137, "oom")
+        assert (result.returncode, result.termination_reason) == (137, "oom"), result
         assert result.stdout == "start\n"
         assert (result.usage.peak_memory_bytes or 0) > 30 << 20
         modest = await session.exec("x = bytearray(16 << 20); print('fits')", script_type="python")

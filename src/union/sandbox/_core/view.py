@@ -132,8 +132,10 @@ def mount_steps(view: View) -> list[p.Step]:
 def _add_dev(out: _Layout, view: View) -> None:
     out.directory("/dev")
     for name in _DEVICES:
-        # A device must stay usable as one, so these binds alone lack nodev.
-        out.steps.append(p.Bind(f"/dev/{name}", f"/dev/{name}", p.NOSUID | p.NOEXEC))
+        # A device must stay usable as one, so these binds alone lack nodev. Read-only guards the
+        # node itself; what is written to a device does not count.
+        attrs = p.RDONLY | p.NOSUID | p.NOEXEC
+        out.steps.append(p.Bind(f"/dev/{name}", f"/dev/{name}", attrs))
     for name, target in _DEV_LINKS:
         out.steps.append(p.Symlink(f"/dev/{name}", target))
     out.directory("/dev/shm")  # noqa: S108 - a name inside the sandbox

@@ -287,8 +287,8 @@ class Channel:
                 data = self._sock.recv(_SIMPLE.size)
             except BlockingIOError:
                 return
-            except OSError:
-                data = b""
+            except ConnectionResetError:
+                continue  # ended with a message of ours unread; said once, what it sent still comes
             if not data:
                 self._on_lost()
                 return

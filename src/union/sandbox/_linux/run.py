@@ -99,6 +99,7 @@ class LocalRun:
         self._stdin_waiters: list[asyncio.Future[None]] = []
         self._timers: list[asyncio.TimerHandle] = []
         self._cause = ""
+        self._program = ""
         self._ended = False
         self.started: asyncio.Future[None] = self._loop.create_future()
         self.finished: asyncio.Future[None] = self._loop.create_future()
@@ -110,6 +111,7 @@ class LocalRun:
     ) -> None:
         """Sends the request; from here on the sink is told everything."""
         sock = self._sandbox.sock
+        self._program = command.argv[0]
         sent: list[int] = []
         flags = 0
         with contextlib.ExitStack() as far_ends:
@@ -177,8 +179,9 @@ class LocalRun:
                 data, fds, _, _ = socket.recv_fds(self._sandbox.sock, 64, 8)
             except BlockingIOError:
                 return
-            except OSError:
-                data, fds = b"", []
+            except ConnectionResetError:
+                # It ended with a message of ours unread. Said once; its last words still come.
+                continue
             if not data:
                 self._on_lost()
                 return
@@ -193,7 +196,7 @@ class LocalRun:
             elif kind == _FAILED:
                 _, where, error, _ = _SIMPLE.unpack(data)
                 self.failure = (where, error)
-                self._fail(_explain(where, error))
+                self._fail(_explain(where, error, self._program))
 
     def _on_exit(self, data: bytes) -> None:
         _, status, user_us, system_us, maxrss_kib = _EXIT.unpack(data)
@@ -410,12 +413,14 @@ def _close_all(fds: list[int]) -> None:
         os.close(fd)
 
 
-def _explain(where: int, error: int) -> Failed:
+def _explain(where: int, error: int, program: str) -> Failed:
     op = where & 0xFF
     name = OP_NAMES.get(op, f"step {op}")
     what = os.strerror(error)
     if op == _OP_EXEC and error == errno.ENOENT:
-        return Failed("spawn", "no such program inside the sandbox", "program-not-found")
+        return Failed(
+            "spawn", f"no such program inside the sandbox: {program!r}", "program-not-found"
+        )
     if op == _OP_EXEC and error == errno.E2BIG:
         return Failed(
             "spawn",
@@ -425,6 +430,10 @@ def _explain(where: int, error: int) -> Failed:
         )
     if op == _OP_EXEC and error == errno.ENOEXEC:
         return Failed(
-            "spawn", "not a program for this machine", hint="a script needs a '#!' first line"
+            "spawn",
+            f"not a program for this machine: {program!r}",
+            hint="a script needs a '#!' first line",
         )
+    if op == _OP_EXEC:
+        name = f"{name} {program!r}"
     return Failed("spawn", f"{name}: {what}", f"spawn-{errno.errorcode.get(error, error)}")

@@ -19,6 +19,7 @@ from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from union.sandbox._core.decision import Decision
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._session.transport import Run
@@ -105,6 +106,7 @@ class SandboxProcess:
         self._collected: dict[int, Collector] = {}
         self._reading: set[int] = set()
         self._pumps: list[asyncio.Task[None]] = []
+        self._decisions: list[Decision] = []
         self.backend = backend
         self.isolation = isolation
         self.stdin: ProcessStdin | None = ProcessStdin() if spec.stdin == "pipe" else None
@@ -132,6 +134,9 @@ class SandboxProcess:
                 self._end()
                 for fd in (1, 2):
                     self.end_of_output(fd)
+
+    def decision(self, decision: Decision) -> None:
+        self._decisions.append(decision)
 
     def output(self, fd: int, data: bytes) -> bool:
         collector = self._collected.get(fd)
@@ -217,6 +222,11 @@ class SandboxProcess:
     def usage(self) -> Usage:
         """CPU time and memory of the command with all its children, once it has ended."""
         return Usage() if self._exited is None else self._exited.usage
+
+    @property
+    def network(self) -> tuple[Decision, ...]:
+        """What the command asked of the network, and what was decided, in order."""
+        return tuple(self._decisions)
 
     @property
     def truncated(self) -> tuple[str, ...]:

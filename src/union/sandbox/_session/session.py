@@ -263,6 +263,10 @@ class Session:
         self, path: str, data: bytes, *, mode: int = 0o644, overwrite: bool = True
     ) -> int:
         """Writes a file under the work dir, creating its parents; returns the number of bytes."""
+        if not isinstance(overwrite, bool):
+            raise SandboxUsageError(
+                f"overwrite must be True or False, not {overwrite!r}", argument="overwrite"
+            )
         return await self._live().put(path, data, mode=mode, overwrite=overwrite)
 
     async def get_bytes(self, path: str, *, max_bytes: int = 0) -> bytes:

@@ -30,6 +30,8 @@ class StreamBuffer:
         self._chunks: deque[bytes] = deque()
         self._start = 0
         """How much of the first chunk was taken already, as lines."""
+        self._partial: list[bytes] = []
+        """The beginning of a line whose end has not come; kept if its reader gives up."""
         self._size = 0
         self._line_decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._limit = _READ_AHEAD
@@ -58,8 +60,15 @@ class StreamBuffer:
         """This stream is being read."""
         self._limit = _READ_AHEAD
 
+    def _take_partial(self) -> bytes:
+        taken = b"".join(self._partial)
+        self._partial.clear()
+        return taken
+
     async def read(self) -> bytes:
         """The next chunk; empty at the end of the stream."""
+        if self._partial:
+            return self._take_partial()
         if not self._chunks:
             await self._more()
         return self._take() if self._chunks else b""
@@ -70,27 +79,24 @@ class StreamBuffer:
         A line longer than ``most`` bytes comes in pieces, never split inside a character. What was
         not taken stays for the next reader, whichever way it reads.
         """
-        parts: list[bytes] = []
-        held = 0
         while True:
             if not self._chunks and not await self._more():
-                rest = b"".join(parts)
+                rest = self._take_partial()
                 return self._line_decoder.decode(rest, final=True) if rest else None
             first = self._chunks[0]
-            end = first.find(b"\n", self._start, self._start + most - held)
+            stop = self._start + most - sum(map(len, self._partial))
+            end = first.find(b"\n", self._start, stop)
             if end >= 0:
-                parts.append(first[self._start : end])
+                self._partial.append(first[self._start : end])
                 self._advance(end + 1)
-                line = b"".join(parts)
+                line = self._take_partial()
                 text = self._line_decoder.decode(line.removesuffix(b"\r"), final=True)
                 self._line_decoder.reset()
                 return text
-            piece = first[self._start : self._start + most - held]
-            parts.append(piece)
-            held += len(piece)
-            self._advance(self._start + len(piece))
-            if held >= most:
-                return self._line_decoder.decode(b"".join(parts))
+            self._partial.append(first[self._start : stop])
+            self._advance(min(stop, len(first)))
+            if stop <= len(first):
+                return self._line_decoder.decode(self._take_partial())
 
     async def _more(self) -> bool:
         """Waits until there is a chunk; False at the end of the stream."""

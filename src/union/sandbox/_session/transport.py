@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from union.sandbox._core.decision import Decision
     from union.sandbox._core.events import Event
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec
@@ -22,6 +23,9 @@ class Sink(Protocol):
         ...
 
     def end_of_output(self, fd: int) -> None: ...
+
+    def decision(self, decision: Decision) -> None:
+        """Takes what was decided about one connection or look-up."""
 
 
 class Run(Protocol):

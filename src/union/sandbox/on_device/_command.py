@@ -50,7 +50,7 @@ class CommandBuilder:
         if spec.kind == "argv":
             programs, argv = _candidates(spec.argv[0], env.get("PATH", ""), cwd), spec.argv
         elif spec.kind == "shell" and _is_short(spec.text):
-            programs, argv = (_SHELL,), ("sh", "-c", spec.text)
+            programs, argv = (_SHELL,), ("sh", "-c", "--", spec.text)
         else:
             program = f"{self._venv}/bin/python" if spec.kind == "python" else _SHELL
             path, slot = _SLOTS[spec.kind]

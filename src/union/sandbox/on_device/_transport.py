@@ -49,6 +49,7 @@ class _Posture:
 
     plan: Plan
     encoded: int
+    fds: tuple[int, ...]
     setting: HostSetting
     isolation: Isolation
 
@@ -101,13 +102,14 @@ class LocalTransport:
         channel = self._line()
         looked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         _, sock = channel.prepare(
-            posture.plan, posture.encoded, fds=posture.setting.fds, on_pid=looked.set_result
+            posture.plan, posture.encoded, fds=posture.fds, on_pid=looked.set_result
         )
         return await _probe.look(sock, looked, posture.isolation)
 
     def _forget_postures(self) -> None:
         for posture in self._postures.values():
-            os.close(posture.encoded)
+            for fd in (posture.encoded, *posture.fds):
+                os.close(fd)
         self._postures.clear()
 
     async def aclose(self) -> None:
@@ -199,6 +201,7 @@ class LocalTransport:
         return _Posture(
             plan=plan,
             encoded=sealed_memfd("plan", plan.encode()),
+            fds=tuple(os.dup(fd) for fd in found.fds),
             setting=found,
             isolation=self._backend.isolation(setting, limits=tuple(limits.items())),
         )
@@ -244,7 +247,7 @@ class LocalTransport:
                 posture.plan,
                 posture.encoded,
                 cgroups=group.procs if group else (),
-                fds=posture.setting.fds,
+                fds=posture.fds,
                 on_gone=group.remove if group else None,
                 on_pid=pid.set_result if pid else None,
             )
