@@ -240,6 +240,7 @@ class _ScriptedRun:
         self._loop = asyncio.get_running_loop()
         self._spec = spec
         self._sink = sink
+        self.isolation = Isolation(backend=_BACKEND)
         self._reply = reply
         self._on_call = on_call
         self._open = {fd: mode != "devnull" for fd, mode in ((1, spec.stdout), (2, spec.stderr))}

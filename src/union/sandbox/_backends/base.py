@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
-    from union.sandbox._core.plan import Plan
-    from union.sandbox._core.spec import NetworkMode
+    from union.sandbox._core.plan import Plan, Step
     from union.sandbox._core.view import View
 
-__all__ = ["Backend", "Identity", "Setting"]
+__all__ = ["Backend", "Identity", "NetworkShape", "Setting"]
+
+NetworkShape = Literal["blocked", "filtered", "open"]
+"""Loopback only; a namespace whose only ways out are doors of ours; the host's own network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,10 @@ class Setting:
 
     view: View
     identity: Identity
-    network: NetworkMode
+    network: NetworkShape
+    network_steps: tuple[Step, ...]
+    egress: str
+    """What enforces the network policy; see Isolation."""
     landlock_abi: int
     seccomp: bytes
 

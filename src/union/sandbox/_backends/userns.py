@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core import plan as p
 from union.sandbox._core.isolation import Isolation
-from union.sandbox._core.netlink import loopback_setup
 from union.sandbox._core.seccomp import digest
 from union.sandbox._core.view import landlock_steps, mount_steps
 
@@ -36,8 +35,7 @@ class Userns:
 
     def plan(self, setting: Setting) -> p.Plan:
         steps: list[p.Step] = [*mount_steps(setting.view), p.Hostname("sandbox")]
-        if setting.network != "open":
-            steps.extend(p.Netlink(s.protocol, s.data, s.acks) for s in loopback_setup())
+        steps.extend(setting.network_steps)
         steps.append(p.Remount("/"))
         steps.append(p.Lockdown())
         steps.extend(landlock_steps(setting.view, abi=setting.landlock_abi))
@@ -64,5 +62,5 @@ class Userns:
             capabilities=(),
             no_new_privs=True,
             limits=limits,
-            egress="none" if setting.network == "open" else "kernel",
+            egress=setting.egress,
         )

@@ -6,7 +6,6 @@ the value and says what is accepted.
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
@@ -26,6 +25,7 @@ _MODES: Final[tuple[str, ...]] = get_args(NetworkMode)
 _MAX_ENV_BYTES: Final = 1024 * 1024
 _MAX_ARG_BYTES: Final = 128 * 1024 - 1
 """The kernel's limit on one argument or one variable (MAX_ARG_STRLEN)."""
+_LONGEST_S: Final = 10 * 365 * 86400
 _STREAMS: Final[dict[object, StreamMode]] = {
     Stream.PIPE: "pipe",
     Stream.INHERIT: "inherit",
@@ -48,7 +48,7 @@ def settled_timeout(argument: str, value: object) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong(argument, value, "a number of seconds, or None for no limit")
-    if not math.isfinite(value) or value <= 0:
+    if not 0 < value <= _LONGEST_S:  # also false for NaN
         raise _wrong(argument, value, "a positive, finite number of seconds, or None for no limit")
     return float(value)
 

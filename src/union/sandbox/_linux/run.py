@@ -23,8 +23,9 @@ from union.sandbox._linux.launcher import sealed_memfd, send_with_fds
 from union.sandbox.constants import KILL_GRACE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from union.sandbox._core.isolation import Isolation
     from union.sandbox._session.transport import Sink
 
 __all__ = ["Command", "LocalRun", "Sandbox"]
@@ -85,8 +86,11 @@ class Sandbox:
 class LocalRun:
     """A command in flight (the Run protocol), feeding a Sink."""
 
-    def __init__(self, sandbox: Sandbox, sink: Sink, *, pipes: tuple[bool, bool]) -> None:
+    def __init__(
+        self, sandbox: Sandbox, sink: Sink, *, pipes: tuple[bool, bool], isolation: Isolation
+    ) -> None:
         self._loop = asyncio.get_running_loop()
+        self.isolation = isolation
         self._sandbox = sandbox
         self._sink = sink
         self._wanted = pipes
@@ -105,6 +109,8 @@ class LocalRun:
         self.finished: asyncio.Future[None] = self._loop.create_future()
         self.failure: tuple[int, int] | None = None
         self.on_doors: Callable[[list[int]], None] = _close_all
+        self.close_doors: Callable[[], Awaitable[None]] | None = None
+        self._closing_doors: asyncio.Task[None] | None = None
 
     def begin(
         self, command: Command, *, stdin: bytes | str | None, timeout_s: float | None
@@ -234,16 +240,25 @@ class LocalRun:
 
     def _fail(self, failed: Failed) -> None:
         self._release()
-        self._sink.event(failed)
-        self._end_all()
+        self._finish(failed)
 
-    def _finish(self, exited: Exited) -> None:
+    def _finish(self, end: Exited | Failed) -> None:
         # Streams that wait for their reader stay open; the rest of the run is over.
-        self._sink.event(exited)
+        self._ended = True
+        if self.close_doors is None:
+            self._sink.event(end)
+            self._end_all()
+        else:
+            # What was decided for connections that were open is known when they are closed.
+            self._closing_doors = self._loop.create_task(self._finish_after_doors(end))
+
+    async def _finish_after_doors(self, end: Exited | Failed) -> None:
+        if self.close_doors is not None:
+            await self.close_doors()
+        self._sink.event(end)
         self._end_all()
 
     def _end_all(self) -> None:
-        self._ended = True
         for timer in self._timers:
             timer.cancel()
         if self._sandbox.sock.fileno() >= 0:

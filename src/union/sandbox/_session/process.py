@@ -154,6 +154,7 @@ class SandboxProcess:
 
     def _attach(self, run: Run) -> None:
         self._run = run
+        self.isolation = run.isolation
         if self.stdin is not None:
             self.stdin._attach(run)  # noqa: SLF001 - two halves of one handle
 

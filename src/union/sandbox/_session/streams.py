@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Collector", "StreamBuffer"]
 
+_LINE_END: Final = 2
 _READ_AHEAD: Final = 1024 * 1024
 """What is held of a stream that has a reader, or that nobody reads: then the writer is slowed."""
 
@@ -84,7 +85,8 @@ class StreamBuffer:
                 rest = self._take_partial()
                 return self._line_decoder.decode(rest, final=True) if rest else None
             first = self._chunks[0]
-            stop = self._start + most - sum(map(len, self._partial))
+            # An end of two characters may follow what is just as long as it may be.
+            stop = self._start + most + _LINE_END - sum(map(len, self._partial))
             end = first.find(b"\n", self._start, stop)
             if end >= 0:
                 self._partial.append(first[self._start : end])
@@ -95,8 +97,11 @@ class StreamBuffer:
                 return text
             self._partial.append(first[self._start : stop])
             self._advance(min(stop, len(first)))
-            if stop <= len(first):
-                return self._line_decoder.decode(self._take_partial())
+            held = sum(map(len, self._partial))
+            if held >= most + _LINE_END:
+                piece = self._take_partial()
+                self._partial.append(piece[most:])
+                return self._line_decoder.decode(piece[:most])
 
     async def _more(self) -> bool:
         """Waits until there is a chunk; False at the end of the stream."""

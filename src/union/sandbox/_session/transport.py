@@ -31,6 +31,11 @@ class Sink(Protocol):
 class Run(Protocol):
     """One command in flight."""
 
+    @property
+    def isolation(self) -> Isolation:
+        """What is enforced for this one command."""
+        ...
+
     def resume(self, fd: int) -> None:
         """There is room again for a stream whose ``output`` had answered False."""
 

@@ -12,6 +12,7 @@ from union.sandbox._core.paths import work_path
 from union.sandbox._core.view import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
 from union.sandbox._linux import host
 from union.sandbox._linux.run import Command
+from union.sandbox.on_device._network import proxy_variables
 from union.sandbox.on_device._venv import DIRECTORY
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class CommandBuilder:
         self._scratch = scratch
 
     def build(self, spec: RunSpec, *, ca: Mapping[str, str], count_processes: bool) -> Command:
-        env = {**self._environment(), **ca, **dict(spec.env)}
+        env = {**self._environment(), **proxy_variables(spec.network), **ca, **dict(spec.env)}
         cwd = self._cwd(spec.cwd)
         script: bytes | None = None
         slot = 0

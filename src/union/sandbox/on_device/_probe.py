@@ -31,7 +31,7 @@ __all__ = ["Facts", "Outcome", "look", "settle"]
 _READY: Final = 40
 _SIMPLE = struct.Struct("=IIii")
 _PATIENCE_S: Final = 30.0
-_BIND, _ROOT, _PROC, _LL_CREATE, _SECCOMP = 1, 2, 7, 15, 18
+_BIND, _ROOT, _PROC, _NETLINK = 1, 2, 7, 11
 _CLONE, _IDMAP, _IDS, _PRIVATE = 101, 102, 104, 105
 _NS_FILES: Final = {"mount": "mnt"}
 
@@ -42,6 +42,8 @@ class Facts:
 
     fresh_proc: bool = True
     idmap: bool = True
+    redirect: bool = True
+    """Whether nf_tables can lead every connection to our door."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ async def settle(trial: Callable[[Facts], Awaitable[Outcome]], spec: SessionSpec
     """Finds the facts under which a sandbox can be built for this session."""
     facts = _known.get(spec.backend, Facts())
     if spec.strict:
-        facts = dataclasses.replace(facts, fresh_proc=True)
+        facts = dataclasses.replace(facts, fresh_proc=True, redirect=True)
     while True:
         failure = (await trial(facts)).failure
         if failure is None:
@@ -108,6 +110,8 @@ async def settle(trial: Callable[[Facts], Awaitable[Outcome]], spec: SessionSpec
         op, error = failure
         if op == _PROC and error == errno.EPERM and facts.fresh_proc and not spec.strict:
             facts = dataclasses.replace(facts, fresh_proc=False)
+        elif op == _NETLINK and facts.redirect and not spec.strict:
+            facts = dataclasses.replace(facts, redirect=False)
         elif op == _IDMAP and facts.idmap:
             facts = dataclasses.replace(facts, idmap=False)
         else:
@@ -145,6 +149,13 @@ def _cause(op: int, error: int) -> _Cause:
             "drop strict=True, or run the container with an unmasked /proc "
             "(Kubernetes: procMount: Unmasked with hostUsers: false; Docker: "
             "--security-opt systempaths=unconfined)",
+        )
+    if op == _NETLINK:
+        return _Cause(
+            "the kernel refuses the rule that leads every connection to the policy, and "
+            "strict=True rules out proxies alone",
+            "load nf_tables and nft_chain_nat (as root: modprobe nf_tables nft_chain_nat), or "
+            "drop strict=True",
         )
     if op == _IDS and os.geteuid() == 0:
         return _Cause(

@@ -12,9 +12,11 @@ from union.sandbox._core.view import Shown, View
 from union.sandbox._linux import cgroup, host, kernel
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox.errors import PolicyError
+from union.sandbox.on_device._network import resolv_conf
 
 if TYPE_CHECKING:
-    from union.sandbox._core.spec import Limits, NetworkMode, SessionSpec
+    from union.sandbox._backends.base import NetworkShape
+    from union.sandbox._core.spec import Limits, SessionSpec
     from union.sandbox.on_device._workdir import WorkDir
 
 __all__ = ["HostSetting", "gather", "limit_report"]
@@ -105,7 +107,7 @@ class _Mapper:
 def gather(
     spec: SessionSpec,
     work: WorkDir,
-    network: NetworkMode,
+    network: NetworkShape,
     *,
     fresh_proc: bool = True,
     idmap: bool = True,
@@ -142,7 +144,7 @@ def gather(
     if network == "open":
         binds = (*binds, *_open_names())
     else:
-        files += [("/etc/hosts", _HOSTS), ("/etc/resolv.conf", b"")]
+        files += [("/etc/hosts", _HOSTS), ("/etc/resolv.conf", resolv_conf(network))]
     return HostSetting(
         identity=identity,
         view=View(

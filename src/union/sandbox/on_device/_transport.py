@@ -23,19 +23,22 @@ from union.sandbox._linux.run import LocalRun, Sandbox
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._command import CommandBuilder
+from union.sandbox.on_device._network import network_steps, open_doors, shape_of
 from union.sandbox.on_device._settings import HostSetting, gather, limit_report
 from union.sandbox.on_device._venv import Venv
 from union.sandbox.on_device._workdir import WorkDir
 
 if TYPE_CHECKING:
+    from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.plan import Plan
-    from union.sandbox._core.spec import NetworkMode, RunSpec, SessionSpec
+    from union.sandbox._core.spec import RunSpec, SessionSpec
     from union.sandbox._session.transport import Sink
 
 __all__ = ["LocalTransport"]
 
 _CHDIR: Final = 110
+_EGRESS: Final = {"blocked": "kernel", "filtered": "kernel", "open": "none"}
 
 
 @functools.cache
@@ -63,8 +66,9 @@ class LocalTransport:
         self._bare = spec.backend == "none"
         self._work: WorkDir | None = None
         self._channel: Channel | None = None
-        self._postures: dict[NetworkMode, _Posture] = {}
+        self._postures: dict[NetworkShape, _Posture] = {}
         self._facts = _probe.Facts()
+        self._tried: set[NetworkShape] = set()
         self._groups: cgroup.Hierarchy | None = None
         self._runs: set[LocalRun] = set()
         self._scratch: str | None = None
@@ -77,7 +81,7 @@ class LocalTransport:
             warnings.warn(
                 "backend='none' isolates nothing: commands run with all of this process's rights",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
         self._work = WorkDir(self._spec.host_work_dir)
         if self._bare:
@@ -86,7 +90,7 @@ class LocalTransport:
         self._venv().ensure()
         self._channel = Channel()
         if not self._bare:
-            self._facts = await _probe.settle(self._trial, self._spec)
+            await self._try_out(shape_of(self._spec.network))
 
     def _wants_group(self) -> bool:
         limits = self._spec.limits
@@ -94,14 +98,20 @@ class LocalTransport:
         # The host's root is exempt from the process limit that everybody else obeys.
         return wanted or (kernel.is_root() and not self._bare and not kernel.can_map_mounts())
 
-    async def _trial(self, facts: _probe.Facts) -> _probe.Outcome:
-        """One throw-away sandbox with this session's own plan, looked at from outside."""
-        self._facts = facts
-        self._forget_postures()
-        posture = self._posture(self._spec.network.mode)
-        channel = self._line()
+    async def _try_out(self, shape: NetworkShape) -> None:
+        """Finds the facts for one shape of network, with one throw-away sandbox or a few."""
+        tried = functools.partial(self._trial, shape)
+        self._facts = await _probe.settle(tried, self._spec)
+        self._tried.add(shape)
+
+    async def _trial(self, shape: NetworkShape, facts: _probe.Facts) -> _probe.Outcome:
+        """One sandbox with this session's own plan, looked at from outside."""
+        if facts != self._facts:
+            self._facts = facts
+            self._forget_postures()
+        posture = self._posture(shape)
         looked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        _, sock = channel.prepare(
+        _, sock = self._line().prepare(
             posture.plan, posture.encoded, fds=posture.fds, on_pid=looked.set_result
         )
         return await _probe.look(sock, looked, posture.isolation)
@@ -167,10 +177,10 @@ class LocalTransport:
 
     @property
     def isolation(self) -> Isolation:
-        return self._posture(self._spec.network.mode).isolation
+        return self._posture(shape_of(self._spec.network)).isolation
 
     def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
-        view = self._posture(self._spec.network.mode).setting.view
+        view = self._posture(shape_of(self._spec.network)).setting.view
         read_only = [s.path for s in (*view.system, *view.added) if not s.writable]
         writable = [s.path for s in view.added if s.writable]
         return {
@@ -178,13 +188,13 @@ class LocalTransport:
             "read_write": ("/dev/shm", "/tmp", *sorted(writable)),  # noqa: S108 - names inside
         }
 
-    def _posture(self, network: NetworkMode) -> _Posture:
+    def _posture(self, network: NetworkShape) -> _Posture:
         posture = self._postures.get(network)
         if posture is None:
             posture = self._postures[network] = self._make_posture(network)
         return posture
 
-    def _make_posture(self, network: NetworkMode) -> _Posture:
+    def _make_posture(self, network: NetworkShape) -> _Posture:
         facts = self._facts
         found = gather(
             self._spec, self._dir(), network, fresh_proc=facts.fresh_proc, idmap=facts.idmap
@@ -193,6 +203,8 @@ class LocalTransport:
             view=found.view,
             identity=found.identity,
             network=network,
+            network_steps=network_steps(network, redirect=facts.redirect),
+            egress=_EGRESS[network] if facts.redirect or network != "filtered" else "proxy-only",
             landlock_abi=kernel.landlock_abi(),
             seccomp=_filter(kernel.machine()),
         )
@@ -209,14 +221,19 @@ class LocalTransport:
     # Running.
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
-        posture = self._posture(spec.network.mode)
+        shape = shape_of(spec.network)
+        if shape == "filtered" and shape not in self._tried and not self._bare:
+            await self._try_out(shape)
+        posture = self._posture(shape)
         self._venv().ensure()
         command = self._commands.build(
             spec, ca=posture.setting.ca, count_processes=posture.setting.identity.host_uid != 0
         )
         sandbox, group, pid = self._prepare(posture)
         pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
-        run = LocalRun(sandbox, sink, pipes=pipes)
+        run = LocalRun(sandbox, sink, pipes=pipes, isolation=posture.isolation)
+        if shape == "filtered" and not self._bare:
+            run.on_doors = functools.partial(self._serve, run, spec, sink)
         self._runs.add(run)
         run.finished.add_done_callback(lambda _: self._runs.discard(run))
         self._watch_memory(run, sandbox, group, pid)
@@ -233,6 +250,9 @@ class LocalTransport:
                 hint=f"the work dir is {self.work_dir}; paths outside need read_only_paths",
             )
         return run
+
+    def _serve(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
+        run.close_doors = open_doors(spec.network, fds, sink.decision).aclose
 
     def _prepare(
         self, posture: _Posture

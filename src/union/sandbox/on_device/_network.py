@@ -1,0 +1,126 @@
+"""The network of one run: its shape, the steps that build it, and who serves its doors.
+
+``blocked`` has loopback and nothing else, ``open`` is the host's network. ``filtered`` (an
+allow-list, or ``open`` with a deny-list) is a namespace whose only ways out are sockets of ours
+inside it: a transparent door for every TCP connection, a resolver, and two proxies. Their
+descriptors come to the host's event loop, which asks the policy and dials.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._core import plan as p
+from union.sandbox._core.hosts import NetworkRules
+from union.sandbox._core.netlink import egress_setup, loopback_setup
+from union.sandbox._core.upstream import parse_upstream
+from union.sandbox._net.server import Egress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from union.sandbox._backends.base import NetworkShape
+    from union.sandbox._core.decision import Decision
+    from union.sandbox._core.spec import NetworkSpec
+
+__all__ = ["network_steps", "open_doors", "proxy_variables", "resolv_conf", "shape_of"]
+
+_HTTP, _SOCKS, _TRANSPARENT, _DNS = 3128, 1080, 3129, 53
+_RESOLVER: Final = "127.0.0.53"
+_LOOPBACK, _LOOPBACK6 = "127.0.0.1", "::1"
+_BACKLOG: Final = 512
+_NO_PROXY: Final = "localhost,127.0.0.1,::1"
+
+
+def shape_of(network: NetworkSpec) -> NetworkShape:
+    """How the namespace of a call is built."""
+    if network.mode == "open":
+        return "filtered" if network.deny else "open"
+    return "filtered" if network.mode == "allowlist" else "blocked"
+
+
+def has_ipv6() -> bool:
+    return os.path.exists("/proc/net/if_inet6")
+
+
+def network_steps(shape: NetworkShape, *, redirect: bool) -> tuple[p.Step, ...]:
+    """What is done inside the namespace; nothing where it is the host's own."""
+    if shape == "open":
+        return ()
+    if shape == "blocked":
+        found = loopback_setup()
+    else:
+        found = egress_setup(_TRANSPARENT, ipv6=has_ipv6(), redirect=redirect)
+    steps: list[p.Step] = [p.Netlink(s.protocol, s.data, s.acks) for s in found]
+    if shape == "filtered":
+        steps += [_listen(_LOOPBACK, _HTTP), _listen(_LOOPBACK, _SOCKS)]
+        steps += [_listen(_RESOLVER, _DNS, kind=socket.SOCK_DGRAM), _listen(_RESOLVER, _DNS)]
+        steps.append(_listen(_LOOPBACK, _TRANSPARENT))
+        if has_ipv6():
+            steps.append(_listen(_LOOPBACK6, _TRANSPARENT))
+    return tuple(steps)
+
+
+def _listen(address: str, port: int, *, kind: int = socket.SOCK_STREAM) -> p.Listen:
+    if ":" in address:
+        raw = socket.inet_pton(socket.AF_INET6, address)
+        packed = struct.pack("=H", socket.AF_INET6) + struct.pack(">HI16sI", port, 0, raw, 0)
+        return p.Listen(socket.AF_INET6, kind, packed, _BACKLOG)
+    packed = struct.pack("=H", socket.AF_INET)
+    packed += struct.pack(">H4s8x", port, socket.inet_pton(socket.AF_INET, address))
+    return p.Listen(socket.AF_INET, kind, packed, _BACKLOG)
+
+
+def resolv_conf(shape: NetworkShape) -> bytes:
+    if shape == "filtered":
+        return f"nameserver {_RESOLVER}\noptions timeout:5 attempts:1\n".encode()
+    return b""
+
+
+def proxy_variables(network: NetworkSpec) -> dict[str, str]:
+    """The variables that clients read, in both spellings.
+
+    All of them name the HTTP proxy, which tunnels any TCP connection: a client that finds a SOCKS
+    address in ALL_PROXY and lacks the package for it gives up before it tries.
+    """
+    shape = shape_of(network)
+    if shape == "filtered":
+        http: str | None = f"http://{_LOOPBACK}:{_HTTP}"
+        socks: str | None = f"socks5h://{_LOOPBACK}:{_SOCKS}"
+    elif shape == "open":
+        http, socks = network.proxy_url, network.socks_url
+    else:
+        return {}
+    everything = http or socks
+    found = {"HTTP_PROXY": http, "HTTPS_PROXY": http, "ALL_PROXY": everything, "SOCKS_PROXY": socks}
+    variables = {name: value for name, value in found.items() if value is not None}
+    if variables:
+        variables["NO_PROXY"] = _NO_PROXY
+    return variables | {name.lower(): value for name, value in variables.items()}
+
+
+def open_doors(
+    network: NetworkSpec, fds: list[int], on_decision: Callable[[Decision], None]
+) -> Egress:
+    """Begins to serve the sockets that a sandbox handed out; owns them from here on."""
+    http, socks, dns_udp, dns_tcp, transparent, *rest = (socket.socket(fileno=fd) for fd in fds)
+    url = network.proxy_url or network.socks_url
+    egress = Egress(
+        NetworkRules(
+            allow=None if network.mode == "open" else network.allow,
+            deny=network.deny,
+        ),
+        http=http,
+        socks=socks,
+        tcp_transparent=transparent,
+        tcp_transparent6=rest[0] if rest else None,
+        dns_udp=dns_udp,
+        dns_tcp=dns_tcp,
+        upstream=None if url is None else parse_upstream(url, argument="network_proxy_url"),
+        on_decision=on_decision,
+    )
+    egress.start()
+    return egress
