@@ -25,7 +25,7 @@ _MODES: Final[tuple[str, ...]] = get_args(NetworkMode)
 _MAX_ENV_BYTES: Final = 1024 * 1024
 _MAX_ARG_BYTES: Final = 128 * 1024 - 1
 """The kernel's limit on one argument or one variable (MAX_ARG_STRLEN)."""
-_LONGEST_S: Final = 10 * 365 * 86400
+_LONGEST_S: Final = 100 * 365 * 86400
 _STREAMS: Final[dict[object, StreamMode]] = {
     Stream.PIPE: "pipe",
     Stream.INHERIT: "inherit",

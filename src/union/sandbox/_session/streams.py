@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Collector", "StreamBuffer"]
 
-_LINE_END: Final = 2
+_LONGEST_END: Final = b"\r\n"
 _READ_AHEAD: Final = 1024 * 1024
 """What is held of a stream that has a reader, or that nobody reads: then the writer is slowed."""
 
@@ -84,28 +84,37 @@ class StreamBuffer:
             if not self._chunks and not await self._more():
                 rest = self._take_partial()
                 return self._line_decoder.decode(rest, final=True) if rest else None
-            first = self._chunks[0]
-            # An end of two characters may follow what is just as long as it may be.
-            stop = self._start + most + _LINE_END - sum(map(len, self._partial))
-            end = first.find(b"\n", self._start, stop)
-            if end >= 0:
-                self._partial.append(first[self._start : end])
-                self._advance(end + 1)
-                line = self._take_partial()
-                text = self._line_decoder.decode(line.removesuffix(b"\r"), final=True)
+            room = most - sum(map(len, self._partial))
+            # The end of a line may follow just behind the most that it may hold.
+            window = self._chunks[0][self._start : self._start + room + len(_LONGEST_END)]
+            content, end, _ = window.partition(b"\n")
+            if end and len(content.removesuffix(b"\r")) <= room:
+                self._partial.append(content)
+                self._advance(self._start + len(content) + 1)
+                line = self._take_partial().removesuffix(b"\r")
+                text = self._line_decoder.decode(line, final=True)
                 self._line_decoder.reset()
                 return text
-            self._partial.append(first[self._start : stop])
-            self._advance(min(stop, len(first)))
-            held = sum(map(len, self._partial))
-            if held >= most + _LINE_END:
-                piece = self._take_partial()
-                self._partial.append(piece[most:])
-                return self._line_decoder.decode(piece[:most])
+            if len(window) <= room:
+                self._partial.append(window)
+                self._advance(self._start + len(window))
+            elif len(window) == room + len(_LONGEST_END) or not await self._join_next():
+                self._partial.append(window[:room])
+                self._advance(self._start + room)
+                return self._line_decoder.decode(self._take_partial())
 
-    async def _more(self) -> bool:
-        """Waits until there is a chunk; False at the end of the stream."""
-        while not self._chunks:
+    async def _join_next(self) -> bool:
+        """Makes one chunk of the first two; False when there is no second."""
+        if len(self._chunks) == 1 and not await self._more(beyond=1):
+            return False
+        first = self._chunks.popleft()[self._start :]
+        self._start = 0
+        self._chunks[0] = first + self._chunks[0]
+        return True
+
+    async def _more(self, *, beyond: int = 0) -> bool:
+        """Waits until there are more than ``beyond`` chunks; False at the end of the stream."""
+        while len(self._chunks) <= beyond:
             if self._ended:
                 return False
             if self._waiter is not None:
