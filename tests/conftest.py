@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -90,6 +91,12 @@ def sandbox_processes() -> set[int]:
 
     launcher = Launcher._current
     return descendants(launcher.pid) if launcher is not None else set()
+
+
+def interpreter_under(place: str) -> set[str]:
+    """The name in ``place`` that leads to our own interpreter, which every sandbox shows."""
+    ours = {os.path.relpath(prefix, place) for prefix in (sys.prefix, sys.base_prefix)}
+    return {path.split("/")[0] for path in ours} - {".", ".."}
 
 
 def eventually(check: Callable[[], bool], *, within_s: float = 3.0) -> bool:

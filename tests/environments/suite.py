@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PROJECT = Path(__file__).resolve().parents[2]
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 OLDEST_PYTHON = (3, 11)
-TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
+TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
 BUILD_LIMIT_S = 300.0
 # Not part of what a wheel is built from; copying or hashing them would only cost time.
 NOT_SOURCE = (".*", "__pycache__", "*.egg-info", "*.pyc", "build", "dist", "tests", "bench", "docs")

@@ -12,6 +12,9 @@ import pytest
 from tests.conftest import descriptors, eventually, sandbox_processes, session_of
 from union import sandbox as sb
 
+# Counts and memory of the whole machine are compared.
+pytestmark = pytest.mark.alone
+
 RUNS = 1000
 CYCLES = 200
 

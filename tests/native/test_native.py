@@ -18,7 +18,10 @@ SOURCES = sorted(str(path) for path in NATIVE.glob("*.c"))
 FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 # Leak checking needs ptrace, and nothing the launcher holds is ever given back one by one.
-OPTIONS = 'const char *__asan_default_options(void); const char *__asan_default_options(void) { return "detect_leaks=0"; }\n'
+OPTIONS = """\
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "detect_leaks=0"; }
+"""
 MUTATIONS = 300_000
 
 
@@ -84,11 +87,9 @@ def test_stricter_warnings_and_the_analyzer_find_nothing(tmp_path: Path) -> None
     gcc = shutil.which("gcc")
     if gcc is None:
         pytest.skip("the analyzer is gcc's: apt-get install gcc")
+    strict = (*FLAGS, "-Wshadow", "-Wconversion", "-O2", "-fanalyzer")
     for source in SOURCES:
-        subprocess.run(
-            [gcc, *FLAGS, "-Wshadow", "-Wconversion", "-O2", "-fanalyzer", "-c", source, "-o", str(tmp_path / "o")],
-            check=True,
-        )
+        subprocess.run([gcc, *strict, "-c", source, "-o", str(tmp_path / "o")], check=True)
 
 
 async def test_a_launcher_that_was_not_built_is_named_with_its_remedy(other_launcher: Path) -> None:

@@ -67,6 +67,7 @@ class Inside:
         loop.remove_reader(ours)
         _data, fds, _flags, _address = socket.recv_fds(ours, 1, 6)
         if len(fds) != 6:
+            ours.close()
             raise AssertionError((await process.communicate())[0].decode())
         names = ("tcp_transparent", "tcp_transparent6", "dns_udp", "dns_tcp", "http", "socks")
         egress = Egress(
@@ -114,7 +115,10 @@ def inside(request, tmp_path):
         uid, interpreter = NOBODY, interpreter_for(NOBODY)
         if interpreter is None:
             pytest.skip("no Python 3.11+ that user nobody can start: install python3")
-        for path in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        # Up to the directory for temporary files, however many levels pytest has made below it.
+        for path in (tmp_path, *tmp_path.parents):
+            if path.stat().st_mode & 0o005 == 0o005:
+                break
             path.chmod(0o755)
     return lambda allow=(), deny=(), table=None: Inside(
         tmp_path, rules(allow, deny), table or {}, uid=uid, interpreter=interpreter

@@ -25,6 +25,7 @@ _MODES: Final[tuple[str, ...]] = get_args(NetworkMode)
 _MAX_ENV_BYTES: Final = 1024 * 1024
 _MAX_ARG_BYTES: Final = 128 * 1024 - 1
 """The kernel's limit on one argument or one variable (MAX_ARG_STRLEN)."""
+_MOST_WARM: Final = 32
 _LONGEST_S: Final = 100 * 365 * 86400
 _STREAMS: Final[dict[object, StreamMode]] = {
     Stream.PIPE: "pipe",
@@ -195,6 +196,7 @@ def resolve_session(
     read_write_paths: object = (),
     resources: object = None,
     strict: object = False,
+    warm: object = True,
 ) -> SessionSpec:
     """The session that these arguments describe, or an error that names the wrong one."""
     work_dir = None if host_work_dir is None else _absolute("host_work_dir", host_work_dir)
@@ -214,7 +216,14 @@ def resolve_session(
         read_write_paths=_paths("read_write_paths", read_write_paths),
         limits=limits_from(resources),
         strict=_flag("strict", strict),
+        warm=_warm(warm),
     )
+
+
+def _warm(value: object) -> int:
+    if not isinstance(value, int) or not 0 <= value <= _MOST_WARM:
+        raise _wrong("warm", value, f"True, False, or a number of sandboxes from 0 to {_MOST_WARM}")
+    return int(value)
 
 
 def _stream(argument: str, value: object) -> StreamMode:

@@ -54,6 +54,8 @@ class SessionSpec:
     read_write_paths: tuple[str, ...] = ()
     limits: Limits = Limits()
     strict: bool = False
+    warm: int = 1
+    """How many sandboxes of each posture are kept ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._session.transport import Sink
 
-__all__ = ["Command", "LocalRun", "Sandbox"]
+__all__ = ["READY", "Command", "LocalRun", "Sandbox"]
 
 _EXEC, _SIGNAL = 30, 31
-_READY, _STARTED, _EXITED, _FAILED = 40, 41, 42, 43
+READY, _STARTED, _EXITED, _FAILED = 40, 41, 42, 43
 _HAS_SCRIPT, _HAS_PAYLOAD = 8, 16
 _SIMPLE = struct.Struct("=IIii")
 _EXIT = struct.Struct("=IiQQQ")
@@ -69,8 +69,16 @@ class Sandbox:
     """A prepared sandbox: its socket, and what must happen when it has ended."""
 
     def __init__(
-        self, number: int, sock: socket.socket, *, kill: Callable[[int], None], owner: int | None
+        self,
+        number: int,
+        sock: socket.socket,
+        *,
+        kill: Callable[[int], None],
+        owner: int | None,
+        first_pid: asyncio.Future[int] | None = None,
     ) -> None:
+        self.first_pid = first_pid
+        """The number of its first process on the host, where that was asked for."""
         self.number = number
         self.sock = sock
         self.owner = owner
@@ -192,7 +200,7 @@ class LocalRun:
                 self._on_lost()
                 return
             kind = int.from_bytes(data[:4], sys.byteorder)
-            if kind == _READY:
+            if kind == READY:
                 self.on_doors(fds)
             elif kind == _STARTED:
                 self._sink.event(Started(_SIMPLE.unpack(data)[2]))

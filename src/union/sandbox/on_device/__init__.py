@@ -29,12 +29,14 @@ def session(
     read_write_paths: Sequence[str] = (),
     resources: object = None,
     strict: bool = False,
+    warm: bool | int = True,
 ) -> Session:
     r"""Describes a session; ``async with`` or ``await ....open()`` opens it. Does no I/O.
 
     ``backend`` is used or refused, never replaced. ``host_work_dir`` is an existing directory to
     work in; without it the session makes a private one and removes it at close. ``strict`` refuses
-    to open where a layer would be weaker than usual (see ``Session.isolation``).
+    to open where a layer would be weaker than usual (see ``Session.isolation``). ``warm`` is the
+    number of sandboxes kept ready, so that a command starts at once; 0 keeps none.
 
     >>> async def main():
     ...     async with session(backend="userns") as sbx:
@@ -58,6 +60,7 @@ def session(
         read_write_paths=read_write_paths,
         resources=resources,
         strict=strict,
+        warm=warm,
     )
 
     def transport() -> LocalTransport:

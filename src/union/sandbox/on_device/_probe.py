@@ -11,16 +11,17 @@ import asyncio
 import dataclasses
 import errno
 import os
+import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from union.sandbox._core.plan import OP_NAMES
+from union.sandbox._linux.run import READY
 from union.sandbox.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Awaitable, Callable
 
     from union.sandbox._core.isolation import Isolation
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Facts", "Outcome", "look", "settle"]
 
-_READY: Final = 40
 _SIMPLE = struct.Struct("=IIii")
 _PATIENCE_S: Final = 30.0
 _BIND, _ROOT, _PROC, _NETLINK = 1, 2, 7, 11
@@ -54,20 +54,28 @@ class Outcome:
 
 
 async def look(sock: socket.socket, pid: asyncio.Future[int], isolation: Isolation) -> Outcome:
-    """Waits for a sandbox to be ready, verifies it from outside, and lets it go."""
+    """Waits for a sandbox to be ready and verifies it from outside; it can still be used then."""
+    async with asyncio.timeout(_PATIENCE_S):
+        data = await _first_message(sock)
+        if not data:
+            return Outcome((_CLONE, errno.ECHILD))
+        kind, where, error, _ = _SIMPLE.unpack(data[: _SIMPLE.size])
+        if kind != READY:
+            return Outcome((where & 0xFF, error))
+        _verify(await pid, isolation)
+        return Outcome(None)
+
+
+async def _first_message(sock: socket.socket) -> bytes:
+    """Reads a message without taking it."""
     loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(sock.fileno(), readable.set)
     try:
-        async with asyncio.timeout(_PATIENCE_S):
-            data = await loop.sock_recv(sock, 64)
-            if not data:
-                return Outcome((_CLONE, errno.ECHILD))
-            kind, where, error, _ = _SIMPLE.unpack(data[: _SIMPLE.size])
-            if kind != _READY:
-                return Outcome((where & 0xFF, error))
-            _verify(await pid, isolation)
-            return Outcome(None)
+        await readable.wait()
     finally:
-        sock.close()
+        loop.remove_reader(sock.fileno())
+    return sock.recv(64, socket.MSG_PEEK)
 
 
 def _verify(pid: int, isolation: Isolation) -> None:

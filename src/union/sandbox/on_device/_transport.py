@@ -7,54 +7,33 @@ import functools
 import os
 import tempfile
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends import registry
-from union.sandbox._backends.base import Setting
 from union.sandbox._core.paths import work_path
-from union.sandbox._core.seccomp import filter_program
 from union.sandbox._core.view import RUN_DIR
-from union.sandbox._linux import cgroup, host, kernel
-from union.sandbox._linux.launcher import Channel, sealed_memfd
-from union.sandbox._linux.memory import MemoryWatch
+from union.sandbox._linux import host, kernel
+from union.sandbox._linux.launcher import Channel
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox._linux.run import LocalRun, Sandbox
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._command import CommandBuilder
-from union.sandbox.on_device._network import network_steps, open_doors, shape_of
-from union.sandbox.on_device._settings import HostSetting, gather, limit_report
+from union.sandbox.on_device._network import open_doors, shape_of
+from union.sandbox.on_device._posture import Posture
+from union.sandbox.on_device._sandboxes import Sandboxes
 from union.sandbox.on_device._venv import Venv
 from union.sandbox.on_device._workdir import WorkDir
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.isolation import Isolation
-    from union.sandbox._core.plan import Plan
     from union.sandbox._core.spec import RunSpec, SessionSpec
     from union.sandbox._session.transport import Sink
 
 __all__ = ["LocalTransport"]
 
 _CHDIR: Final = 110
-_EGRESS: Final = {"blocked": "kernel", "filtered": "kernel", "open": "none"}
-
-
-@functools.cache
-def _filter(machine: str) -> bytes:
-    return filter_program(machine=machine)
-
-
-@dataclass(frozen=True, slots=True)
-class _Posture:
-    """A plan ready to be sent, and what it enforces."""
-
-    plan: Plan
-    encoded: int
-    fds: tuple[int, ...]
-    setting: HostSetting
-    isolation: Isolation
 
 
 class LocalTransport:
@@ -66,10 +45,15 @@ class LocalTransport:
         self._bare = spec.backend == "none"
         self._work: WorkDir | None = None
         self._channel: Channel | None = None
-        self._postures: dict[NetworkShape, _Posture] = {}
+        self._postures: dict[NetworkShape, Posture] = {}
         self._facts = _probe.Facts()
         self._tried: set[NetworkShape] = set()
-        self._groups: cgroup.Hierarchy | None = None
+        self._sandboxes = Sandboxes(
+            self._line,
+            spec.limits,
+            groups=self._wants_group(),
+            keep=0 if self._bare else spec.warm,
+        )
         self._runs: set[LocalRun] = set()
         self._scratch: str | None = None
         self._kept_venv: tuple[tuple[int, int] | None, Venv] | None = None
@@ -86,7 +70,6 @@ class LocalTransport:
         self._work = WorkDir(self._spec.host_work_dir)
         if self._bare:
             self._scratch = tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-scripts-")
-        self._groups = cgroup.hierarchy() if self._wants_group() else None
         self._venv().ensure()
         self._channel = Channel()
         if not self._bare:
@@ -111,18 +94,29 @@ class LocalTransport:
             self._forget_postures()
         posture = self._posture(shape)
         looked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        _, sock = self._line().prepare(
+        number, sock = self._line().prepare(
             posture.plan, posture.encoded, fds=posture.fds, on_pid=looked.set_result
         )
-        return await _probe.look(sock, looked, posture.isolation)
+        try:
+            outcome = await _probe.look(sock, looked, posture.isolation)
+        except BaseException:
+            sock.close()
+            raise
+        if outcome.failure is None and self._sandboxes.is_plain:
+            kill = self._line().kill
+            self._sandboxes.keep(posture, Sandbox(number, sock, kill=kill, owner=posture.owner))
+        else:
+            sock.close()
+        return outcome
 
     def _forget_postures(self) -> None:
+        self._sandboxes.let_go()
         for posture in self._postures.values():
-            for fd in (posture.encoded, *posture.fds):
-                os.close(fd)
+            posture.close()
         self._postures.clear()
 
     async def aclose(self) -> None:
+        self._sandboxes.close()
         for run in tuple(self._runs):
             run.end_now("closed")
         if self._channel is not None:
@@ -180,7 +174,7 @@ class LocalTransport:
         return self._posture(shape_of(self._spec.network)).isolation
 
     def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
-        view = self._posture(shape_of(self._spec.network)).setting.view
+        view = self._posture(shape_of(self._spec.network)).view
         read_only = [s.path for s in (*view.system, *view.added) if not s.writable]
         writable = [s.path for s in view.added if s.writable]
         return {
@@ -188,35 +182,18 @@ class LocalTransport:
             "read_write": ("/dev/shm", "/tmp", *sorted(writable)),  # noqa: S108 - names inside
         }
 
-    def _posture(self, network: NetworkShape) -> _Posture:
-        posture = self._postures.get(network)
+    def _posture(self, shape: NetworkShape) -> Posture:
+        posture = self._postures.get(shape)
         if posture is None:
-            posture = self._postures[network] = self._make_posture(network)
+            posture = self._postures[shape] = Posture(
+                self._spec,
+                shape,
+                backend=self._backend,
+                work=self._dir(),
+                facts=self._facts,
+                groups=self._sandboxes.groups,
+            )
         return posture
-
-    def _make_posture(self, network: NetworkShape) -> _Posture:
-        facts = self._facts
-        found = gather(
-            self._spec, self._dir(), network, fresh_proc=facts.fresh_proc, idmap=facts.idmap
-        )
-        setting = Setting(
-            view=found.view,
-            identity=found.identity,
-            network=network,
-            network_steps=network_steps(network, redirect=facts.redirect),
-            egress=_EGRESS[network] if facts.redirect or network != "filtered" else "proxy-only",
-            landlock_abi=kernel.landlock_abi(),
-            seccomp=_filter(kernel.machine()),
-        )
-        plan = self._backend.plan(setting)
-        limits = limit_report(self._spec.limits, found.identity, self._groups)
-        return _Posture(
-            plan=plan,
-            encoded=sealed_memfd("plan", plan.encode()),
-            fds=tuple(os.dup(fd) for fd in found.fds),
-            setting=found,
-            isolation=self._backend.isolation(setting, limits=tuple(limits.items())),
-        )
 
     # Running.
 
@@ -227,22 +204,23 @@ class LocalTransport:
         posture = self._posture(shape)
         self._venv().ensure()
         command = self._commands.build(
-            spec, ca=posture.setting.ca, count_processes=posture.setting.identity.host_uid != 0
+            spec, ca=posture.ca, count_processes=posture.counts_processes
         )
-        sandbox, group, pid = self._prepare(posture)
+        sandbox = self._sandboxes.take(posture)
         pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
         run = LocalRun(sandbox, sink, pipes=pipes, isolation=posture.isolation)
         if shape == "filtered" and not self._bare:
             run.on_doors = functools.partial(self._serve, run, spec, sink)
         self._runs.add(run)
         run.finished.add_done_callback(lambda _: self._runs.discard(run))
-        self._watch_memory(run, sandbox, group, pid)
+        self._sandboxes.watch_memory(run, sandbox)
         run.begin(command, stdin=spec.stdin, timeout_s=spec.timeout_s)
         try:
             await asyncio.shield(run.started)
         except asyncio.CancelledError:
             run.end_now("closed")
             raise
+        asyncio.get_running_loop().call_soon(self._keep_one, posture)
         if run.failure is not None and run.failure[0] & 0xFF == _CHDIR:
             raise SandboxUsageError(
                 f"cwd={spec.cwd!r}: {os.strerror(run.failure[1])} inside the sandbox",
@@ -254,56 +232,10 @@ class LocalTransport:
     def _serve(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
         run.close_doors = open_doors(spec.network, fds, sink.decision).aclose
 
-    def _prepare(
-        self, posture: _Posture
-    ) -> tuple[Sandbox, cgroup.Group | None, asyncio.Future[int] | None]:
-        group = None if self._groups is None else cgroup.Group(self._groups, self._spec.limits)
-        pid: asyncio.Future[int] | None = None
-        if group is None and self._spec.limits.memory_bytes is not None:
-            pid = asyncio.get_running_loop().create_future()
-        channel = self._line()
-        try:
-            number, sock = channel.prepare(
-                posture.plan,
-                posture.encoded,
-                cgroups=group.procs if group else (),
-                fds=posture.fds,
-                on_gone=group.remove if group else None,
-                on_pid=pid.set_result if pid else None,
-            )
-        except BaseException:
-            if group is not None:
-                group.release_procs()
-                group.remove()
-            raise
-        if group is not None:
-            group.release_procs()
-        who = posture.setting.identity
-        owner = who.host_uid if who.kind == "unprivileged" else None
-        return Sandbox(number, sock, kill=channel.kill, owner=owner), group, pid
-
-    def _watch_memory(
-        self,
-        run: LocalRun,
-        sandbox: Sandbox,
-        group: cgroup.Group | None,
-        pid: asyncio.Future[int] | None,
-    ) -> None:
-        limit = self._spec.limits.memory_bytes
-        if group is not None:
-            sandbox.was_out_of_memory = group.was_out_of_memory
-            sandbox.peak_memory = group.peak_memory
-        elif pid is not None and limit is not None:
-
-            def begin(found: asyncio.Future[int]) -> None:
-                if run.finished.done():
-                    return
-                watch = MemoryWatch(found.result(), limit, sandbox.kill)
-                sandbox.was_out_of_memory = lambda: watch.exceeded
-                sandbox.peak_memory = lambda: watch.peak
-                run.finished.add_done_callback(lambda _: watch.stop())
-
-            pid.add_done_callback(begin)
+    def _keep_one(self, posture: Posture) -> None:
+        """Off the critical path: the next command finds a sandbox ready."""
+        if self._postures.get(posture.shape) is posture:
+            self._sandboxes.keep(posture)
 
     # Files.
 

@@ -1,0 +1,172 @@
+"""Makes the sandboxes of one session, and keeps some ready."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import sys
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._linux import cgroup
+from union.sandbox._linux.memory import MemoryWatch
+from union.sandbox._linux.run import READY, LocalRun, Sandbox
+from union.sandbox._linux.spares import IDLE_S, Budget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from union.sandbox._core.spec import Limits
+    from union.sandbox._linux.launcher import Channel
+    from union.sandbox.on_device._posture import Posture
+
+__all__ = ["Sandboxes"]
+
+_AGAIN_S: Final = 0.02
+_TRIES: Final = 250
+
+
+class _Spare:
+    """A prepared sandbox that waits; whoever claims its ticket owns it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.ticket = Budget.add(sandbox.sock.close)
+
+    def let_go(self) -> None:
+        if Budget.claim(self.ticket):
+            self.sandbox.sock.close()  # its first process sees that and ends
+
+    def take(self) -> Sandbox | None:
+        """The sandbox, if it is still there and well."""
+        if not Budget.claim(self.ticket):
+            return None
+        if _is_well(self.sandbox.sock):
+            return self.sandbox
+        self.sandbox.sock.close()
+        return None
+
+
+class Sandboxes:
+    """Prepares sandboxes through a channel; ``keep`` of each posture are kept ready."""
+
+    def __init__(
+        self, line: Callable[[], Channel], limits: Limits, *, groups: bool, keep: int
+    ) -> None:
+        self._line = line
+        self._limits = limits
+        self._groups = cgroup.hierarchy() if groups else None
+        self._keep = keep
+        self._spares: defaultdict[Posture, deque[_Spare]] = defaultdict(deque)
+        self._expiry: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a sandbox needs nothing that ``prepare`` would add to it."""
+        return self._groups is None and self._limits.memory_bytes is None
+
+    @property
+    def groups(self) -> cgroup.Hierarchy | None:
+        return self._groups
+
+    def prepare(self, posture: Posture) -> Sandbox:
+        """Begins a sandbox now."""
+        group = None if self._groups is None else cgroup.Group(self._groups, self._limits)
+        channel = self._line()
+        pid: asyncio.Future[int] | None = None
+        if group is None and self._limits.memory_bytes is not None:
+            pid = asyncio.get_running_loop().create_future()
+        try:
+            number, sock = channel.prepare(
+                posture.plan,
+                posture.encoded,
+                cgroups=group.procs if group else (),
+                fds=posture.fds,
+                on_gone=None if group is None else lambda: _remove(group),
+                on_pid=pid.set_result if pid else None,
+            )
+        except BaseException:
+            if group is not None:
+                group.release_procs()
+                group.remove()
+            raise
+        sandbox = Sandbox(number, sock, kill=channel.kill, owner=posture.owner, first_pid=pid)
+        if group is not None:
+            group.release_procs()
+            sandbox.was_out_of_memory = group.was_out_of_memory
+            sandbox.peak_memory = group.peak_memory
+        return sandbox
+
+    def take(self, posture: Posture) -> Sandbox:
+        """A sandbox that is ready, or one that is begun now."""
+        waiting = self._spares[posture]
+        while waiting:
+            sandbox = waiting.popleft().take()
+            if sandbox is not None:
+                return sandbox
+        return self.prepare(posture)
+
+    def keep(self, posture: Posture, sandbox: Sandbox | None = None) -> None:
+        """Has one more ready for next time, unless there are enough."""
+        waiting = self._spares[posture]
+        if self._closed or len(waiting) >= self._keep:
+            if sandbox is not None:
+                sandbox.sock.close()
+            return
+        waiting.append(_Spare(sandbox or self.prepare(posture)))
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = asyncio.get_running_loop().call_later(IDLE_S, self.let_go)
+
+    def let_go(self) -> None:
+        """Lets every spare go."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        for waiting in self._spares.values():
+            while waiting:
+                waiting.popleft().let_go()
+        self._spares.clear()
+
+    def close(self) -> None:
+        self._closed = True
+        self.let_go()
+
+    def watch_memory(self, run: LocalRun, sandbox: Sandbox) -> None:
+        """Enforces the memory limit by looking, where there is no control group to do it."""
+        limit = self._limits.memory_bytes
+        if sandbox.first_pid is None or limit is None:
+            return
+
+        def begin(found: asyncio.Future[int]) -> None:
+            if run.finished.done():
+                return
+            watch = MemoryWatch(found.result(), limit, sandbox.kill)
+            sandbox.was_out_of_memory = lambda: watch.exceeded
+            sandbox.peak_memory = lambda: watch.peak
+            run.finished.add_done_callback(lambda _: watch.stop())
+
+        sandbox.first_pid.add_done_callback(begin)
+
+
+def _is_well(sock: socket.socket) -> bool:
+    """Whether a waiting sandbox is ready or still being built; its message is left in place."""
+    try:
+        first = sock.recv(4, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return int.from_bytes(first, sys.byteorder) == READY
+
+
+def _remove(group: cgroup.Group, tries: int = _TRIES) -> None:
+    """Removes a group whose processes are gone, or soon will be if the launcher died."""
+    try:
+        group.remove()
+    except OSError as exc:
+        if exc.errno != errno.EBUSY or tries == 0:
+            raise
+        asyncio.get_running_loop().call_later(_AGAIN_S, _remove, group, tries - 1)

@@ -1,0 +1,172 @@
+"""What the network tests share: servers on loopback, a resolver of the test's own, sessions."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.conftest import ISOLATED, OpenSession, session_of
+from tests.network.services import Services, services
+
+from union import sandbox as sb
+from union.sandbox._net import decide
+
+NAMES = [
+    "allowed.test",
+    "*.allowed.test",
+    "other.test",
+    "xn--bcher-kva.test",
+    *sb.PYPI_HOSTS,
+]
+CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO")
+PUBLIC = "93.184.216.34"
+"""An address of the internet. No test connects to it: `Dialled` leads it to loopback."""
+
+
+@pytest.fixture(scope="session")
+def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    for tool in ("openssl", "git", "curl"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed: apt-get install {tool}")
+    place = tmp_path_factory.mktemp("services")
+    for directory in (place, *place.parents[:2]):
+        directory.chmod(0o755)
+    with services(place, names=NAMES) as found:
+        yield found
+
+
+@pytest.fixture
+def served(_served: Services, monkeypatch: pytest.MonkeyPatch) -> Services:
+    """The servers; their authority is the one that sessions opened in this test trust."""
+    for name in CA_VARIABLES:
+        monkeypatch.setenv(name, str(_served.ca))
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    for site in _served.sites:
+        site.requests.clear()
+        site.connections = 0
+    return _served
+
+
+class Resolver:
+    """Stands in for the host's resolver: answers from a table and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.table: dict[str, list[str]] = {}
+        self.turns: dict[str, list[list[str]]] = {}
+        self.asked: list[str] = []
+        self._real = socket.getaddrinfo
+
+    def __call__(self, host, port, *args, **options):
+        if isinstance(host, bytes):
+            host = host.decode()
+        try:
+            socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
+        except OSError:
+            pass
+        else:
+            return self._real(host, port, *args, **options)
+        self.asked.append(host)
+        turns = self.turns.get(host)
+        answers = turns.pop(0) if turns else self.table.get(host)
+        if answers is None:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return [entry for text in answers for entry in self._real(text, port, *args, **options)]
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
+    """Every name of the tests leads to loopback, where the servers are."""
+    found = Resolver()
+    names = [name for name in NAMES if "*" not in name]
+    found.table = {name: ["127.0.0.1"] for name in [*names, "sub.allowed.test"]}
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    return found
+
+
+class Dialled:
+    """Sees every connection that the doors make; what is not loopback is led there or refused."""
+
+    def __init__(self, real) -> None:
+        self.addresses: list[str] = []
+        self.to_loopback: set[str] = set()
+        self._real = real
+
+    async def __call__(self, addresses, port):
+        self.addresses += [str(address) for address in addresses]
+        first = addresses[0]
+        if str(first) in self.to_loopback:
+            sock, _ = await self._real([type(first)("127.0.0.1")], port)
+            return sock, first
+        if not first.is_loopback:
+            raise ConnectionRefusedError(111, "the test connects nowhere else")
+        return await self._real(addresses, port)
+
+
+@pytest.fixture
+def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
+    """Watch what the doors dial."""
+    found = Dialled(decide.connect_any)
+    monkeypatch.setattr(decide, "connect_any", found)
+    return found
+
+
+@pytest.fixture(params=ISOLATED)
+def cell(request: pytest.FixtureRequest) -> str:
+    """The name of an isolating way."""
+    return request.param
+
+
+@pytest.fixture
+def jailed(cell: str, served: Services, resolver: Resolver) -> OpenSession:
+    """Makes sessions of an isolating way, with the servers and the resolver in place."""
+    return lambda **options: session_of(cell, **options)
+
+
+@pytest.fixture
+async def net(jailed: OpenSession) -> AsyncIterator[sb.Session]:
+    """An open session, blocked unless a call says otherwise."""
+    async with jailed() as session:
+        if not await _redirects(session):
+            pytest.skip("this kernel lacks nf_tables: as root, modprobe nf_tables nft_chain_nat")
+        yield session
+
+
+async def _redirects(session: sb.Session) -> bool:
+    proc = await session.run("true", network_mode="allowlist", network_allowlist=["a.test"])
+    return proc.isolation.egress == "kernel"
+
+
+@pytest.fixture
+def plants() -> Iterator[Callable[[int, int, object], socket.socket]]:
+    """Makes listening sockets of the host that must hear nothing."""
+    made: list[tuple[socket.socket, object]] = []
+
+    def make(family: int, kind: int, address: object) -> socket.socket:
+        sock = socket.socket(family, kind)
+        made.append((sock, address))
+        sock.bind(address)  # type: ignore[arg-type]  # as the family wants it
+        if kind == socket.SOCK_STREAM:
+            sock.listen()
+        sock.setblocking(False)
+        return sock
+
+    yield make
+    for sock, address in made:
+        sock.close()
+        if isinstance(address, str) and address.startswith("/"):
+            Path(address).unlink(missing_ok=True)
+
+
+def silent(sock: socket.socket) -> bool:
+    """Whether nobody has come to ``sock``."""
+    try:
+        if sock.type == socket.SOCK_STREAM:
+            sock.accept()[0].close()
+        else:
+            sock.recv(100)
+    except BlockingIOError:
+        return True
+    return False

@@ -1,0 +1,117 @@
+"""Programs that run inside, and what comes back: what they found, and what the caller was told."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from union import sandbox as sb
+
+_PRELUDE = """
+import errno, json, os, socket, ssl, struct, sys, threading, time
+out = {}
+HTTP, SOCKS, DNS = ("127.0.0.1", 3128), ("127.0.0.1", 1080), ("127.0.0.53", 53)
+
+def attempt(function, *args, **options):
+    # [what it gave, or the name of the error; the seconds it took]
+    begun = time.monotonic()
+    try:
+        found = function(*args, **options)
+    except OSError as exc:
+        found = errno.errorcode.get(exc.errno, type(exc).__name__)
+        if isinstance(exc, (socket.gaierror, ssl.SSLError)):
+            found = type(exc).__name__
+    except Exception as exc:
+        found = type(exc).__name__
+    return [found, time.monotonic() - begun]
+
+def read_all(s):
+    data = b""
+    try:
+        while piece := s.recv(65536):
+            data += piece
+    except ConnectionResetError:
+        if not data:
+            raise
+    return data
+
+def ask(address, data=b"hello", end=True):
+    # Connects, says something, and returns all that comes back.
+    with socket.create_connection(tuple(address), timeout=10) as s:
+        s.sendall(data)
+        end and s.shutdown(socket.SHUT_WR)
+        return read_all(s).decode("latin-1")
+
+def status(data):
+    # The first status that the HTTP proxy gives to these bytes.
+    text = ask(HTTP, data if isinstance(data, bytes) else data.encode("latin-1"))
+    return int(text.split()[1]) if text else 0
+
+def tunnel(host, port):
+    # A socket through the HTTP proxy, or its refusal.
+    s = socket.create_connection(HTTP, timeout=10)
+    s.sendall(f"CONNECT {host}:{port} HTTP/1.1\\r\\nHost: {host}:{port}\\r\\n\\r\\n".encode())
+    head = b""
+    while b"\\r\\n\\r\\n" not in head:
+        piece = s.recv(1)
+        if not piece:
+            break
+        head += piece
+    if b" 200 " not in head:
+        raise PermissionError(13, head.decode("latin-1"))
+    return s
+
+def socks(name, port, command=1):
+    # The reply code of the SOCKS proxy.
+    raw = name if isinstance(name, bytes) else name.encode()
+    with socket.create_connection(SOCKS, timeout=10) as s:
+        s.sendall(b"\\x05\\x01\\x00" + bytes((5, command, 0, 3, len(raw))) + raw + struct.pack(">H", port))
+        s.recv(2)
+        return s.recv(10)[1]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the program reported, and the handle of its run."""
+
+    out: dict[str, Any]
+    proc: sb.SandboxProcess
+
+    @property
+    def refusals(self) -> list[Any]:
+        return [decision for decision in self.proc.network if not decision.allowed]
+
+    @property
+    def grants(self) -> list[Any]:
+        return [decision for decision in self.proc.network if decision.allowed]
+
+
+async def look(
+    session: sb.Session,
+    code: str,
+    *,
+    allow: list[str] | None = None,
+    given: dict[str, Any] | None = None,
+    **options: Any,
+) -> Seen:
+    """Run a program under an allow-list (or, with none, as ``options`` say)."""
+    if allow is not None:
+        options |= {"network_mode": "allowlist", "network_allowlist": allow}
+    options.setdefault("timeout_s", 30)
+    proc = await session.run(program(code, given), script_type="python", **options)
+    stdout, stderr = await proc.communicate_text()
+    assert proc.returncode == 0, f"{proc.returncode} {proc.termination_reason}\n{stdout}\n{stderr}"
+    return Seen(json.loads(stdout.splitlines()[-1]), proc)
+
+
+def program(code: str, given: dict[str, Any] | None = None) -> str:
+    """The whole source."""
+    facts = json.dumps(json.dumps(given or {}))
+    return (
+        f"{_PRELUDE}\ngiven = json.loads({facts})\n{textwrap.dedent(code)}\n"
+        "print(json.dumps(out), flush=True)\n"
+    )
