@@ -32,7 +32,7 @@ struct command {
     const struct exec_msg *head;
     const struct exec_rlimit *rlimits;
     char *cwd, **programs, **argv, **envp;
-    int stdio[3];
+    int stdio[3], wait, slot;
     /* Written by the child, which shares our memory until it has exec'd. */
     volatile uint32_t failed_op;
     volatile int error;
@@ -101,6 +101,8 @@ static int child(void *arg)
         if (fd < 3 || dup2(fd, i) < 0)
             return child_fail(c, OP_STDIO);
     }
+    if (c->wait >= 0 && (dup2(c->wait, WAIT_FD) < 0 || dup2(c->slot, SLOT_FD) < 0))
+        return child_fail(c, OP_STDIO);
     if ((c->head->flags & EXEC_TTY) && ioctl(0, TIOCSCTTY, 0) < 0)
         return child_fail(c, OP_TTY);
     for (uint32_t i = 0; i < c->head->rlimits; i++) {
@@ -111,7 +113,9 @@ static int child(void *arg)
     umask(022);
     if (chdir(c->cwd) < 0)
         return child_fail(c, OP_CHDIR);
-    syscall(SYS_close_range, 3U, ~0U, 0);
+    syscall(SYS_close_range, 3U, c->wait >= 0 ? WAIT_FD - 1U : ~0U, 0);
+    if (c->wait >= 0)
+        syscall(SYS_close_range, SLOT_FD + 1U, ~0U, 0);
     int denied = 0;
     for (char **program = c->programs; *program; program++) {
         execve(*program, c->argv, c->envp);
@@ -222,7 +226,7 @@ _Noreturn void runner_main(int socket, const struct built *built)
     /* Sandboxed code will share this process's ids: no look into it, whatever else allows it. */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     int wanted = 0;
-    for (uint32_t bit = EXEC_STDIN; bit <= EXEC_PAYLOAD; bit <<= 1)
+    for (uint32_t bit = EXEC_STDIN; bit <= EXEC_WAIT; bit <<= 1)
         wanted += (h->flags & bit) != 0;
     if (wanted != nfds)
         fail(socket, OP_REQUEST, EPROTO);
@@ -233,8 +237,6 @@ _Noreturn void runner_main(int socket, const struct built *built)
             fail(socket, OP_SCRIPT, errno);
         close(fds[next++]);
     }
-    for (int i = 0; i < built->nslots; i++)
-        close(built->slots[i]);
     char *body = request.bytes + sizeof *h;
     size_t size = (size_t)got - sizeof *h;
     if (h->flags & EXEC_PAYLOAD) {
@@ -243,6 +245,13 @@ _Noreturn void runner_main(int socket, const struct built *built)
         if (body == MAP_FAILED)
             fail(socket, OP_REQUEST, errno);
         close(fds[next++]);
+    }
+    c.wait = -1;
+    if (h->flags & EXEC_WAIT) {
+        if (h->slot >= (uint32_t)built->nslots)
+            fail(socket, OP_REQUEST, EPROTO);
+        c.wait = fds[next++];
+        c.slot = built->slots[h->slot];
     }
     if (decode(&c, body, size) < 0)
         fail(socket, OP_REQUEST, EPROTO);
@@ -262,6 +271,10 @@ _Noreturn void runner_main(int socket, const struct built *built)
     for (int i = 0; i < 3; i++)
         if (c.stdio[i] >= 0)
             close(c.stdio[i]);
+    for (int i = 0; i < built->nslots; i++)
+        close(built->slots[i]);
+    if (c.wait >= 0)
+        close(c.wait);
     struct simple_msg started = {.type = MSG_STARTED, .a = (int32_t)pid};
     if (send_message(socket, &started, sizeof started, NULL, 0) < 0) {
         end_everything();

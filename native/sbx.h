@@ -75,7 +75,10 @@ struct prepare_msg {
     uint32_t cgroups, zero;
 };
 
-enum { EXEC_STDIN = 1, EXEC_STDOUT = 2, EXEC_STDERR = 4, EXEC_SCRIPT = 8, EXEC_PAYLOAD = 16, EXEC_TTY = 32 };
+enum { EXEC_STDIN = 1, EXEC_STDOUT = 2, EXEC_STDERR = 4, EXEC_SCRIPT = 8, EXEC_PAYLOAD = 16, EXEC_WAIT = 32, EXEC_TTY = 64 };
+
+/* Where a program that was started ahead of its command finds what to wait on, and the slot to fill. */
+enum { WAIT_FD = 100, SLOT_FD = 101 };
 
 /* Then, here or in the payload descriptor: rlimits (24 bytes each), cwd, programs to try, argv, env; all NUL-terminated. */
 struct exec_msg { uint32_t type, flags, slot, rlimits, programs, argc, envc, size; };

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from union import sandbox as sb
+if TYPE_CHECKING:
+    from union import sandbox as sb
 
 
 @pytest.mark.spec("B1", "C1", "D1")

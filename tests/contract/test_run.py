@@ -223,7 +223,7 @@ async def test_unicode_in_commands_and_scripts(sbx: sb.Session) -> None:
     assert await sbx.run_code("print('žlutý 🐎', len('🐎'))") == "žlutý 🐎 1\n"
 
 
-@pytest.mark.spec("C9")
+@pytest.mark.spec("C9", "F2")
 async def test_the_call_replaces_the_sessions_network(jail: sb.Session) -> None:
     def interfaces(**options: str) -> asyncio.Future[sb.ExecResult]:
         return jail.exec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -14,8 +15,30 @@ from tests.environments.suite import BUILD_LIMIT_S, Suite, staged_suite
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SUITES = ("tests/contract", "tests/escape")
+# Each place keeps all processors busy by itself.
+pytestmark = pytest.mark.alone
+
+SUITES = ("tests/contract", "tests/escape", "tests/posture")
+# Tests marked slow put load on this machine rather than on the place, so once is enough.
+OPTIONS = ("-q", "-ra", "-p", "no:cacheprovider", "-m", "not slow", "-n", "4")
+# Root without any capability may map no id into a namespace, so nothing can be opened there.
+REFUSING = "pod-root"
 COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|xpassed|deselected)")
+
+OPENING = """\
+import asyncio, json
+from union import sandbox as sb
+
+async def main():
+    try:
+        async with sb.on_device.session(backend="userns") as sbx:
+            told = {"opened": (await sbx.exec("echo inside")).stdout}
+    except sb.BackendUnavailableError as error:
+        told = {"message": str(error), "hint": error.hint, "code": error.code}
+    print(json.dumps(told))
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +57,19 @@ def counts(output: str) -> dict[str, int]:
     return {word: int(number) for number, word in COUNT.findall(lines[-1] if lines else "")}
 
 
-@pytest.mark.timeout(LIMIT_S + BUILD_LIMIT_S)
-@pytest.mark.parametrize("name", NAMES)
-def test_suite_passes_in(name: str, suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 0, something passed, and nothing of it outlives the run."""
+def _require(name: str) -> None:
     lacking = missing(name)
     if lacking is not None:
         pytest.skip(lacking)
-    command = [suite.python, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", *SUITES]
+
+
+@pytest.mark.spec("B1", "C1", "G2")
+@pytest.mark.timeout(LIMIT_S + BUILD_LIMIT_S)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != REFUSING])
+def test_suite_passes_in(name: str, suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0, something passed, and nothing of it outlives the run."""
+    _require(name)
+    command = [suite.python, "-m", "pytest", *OPTIONS, *SUITES]
     with open_place(name, readable=suite.readable) as place:
         try:
             done = place.run(command, env=suite.environment(), cwd=suite.root, timeout_s=LIMIT_S)
@@ -55,3 +83,24 @@ def test_suite_passes_in(name: str, suite: Suite, capsys: pytest.CaptureFixture[
     assert done.returncode == 0, told
     assert found.get("passed", 0) > 0, told
     assert done.left_behind == 0, told
+
+
+def _opened_in(name: str, suite: Suite) -> dict[str, str]:
+    _require(name)
+    with open_place(name, readable=suite.readable) as place:
+        done = place.run([suite.python, "-c", OPENING], env=suite.environment(), timeout_s=30)
+    assert done.returncode == 0, done.stderr
+    assert done.left_behind == 0
+    told: dict[str, str] = json.loads(done.stdout)
+    return told
+
+
+@pytest.mark.spec("G1")
+@pytest.mark.timeout(60 + BUILD_LIMIT_S)
+def test_where_no_id_can_be_mapped_opening_says_why_and_what_to_do(suite: Suite) -> None:
+    """With root that has the capability as the control."""
+    told = _opened_in(REFUSING, suite)
+    assert "CAP_SETFCAP" in told["message"]
+    assert told["hint"]
+    assert told["code"]
+    assert _opened_in("pod-default-caps", suite) == {"opened": "inside\n"}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.conftest import interpreter_under
 from tests.escape.inside import attack, outside, program
 from tests.escape.plants import SECRET, drive, snapshot
 

@@ -59,6 +59,7 @@ def _silent(sock: socket.socket) -> bool:
     [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET, "0.0.0.0")],
     ids=["v4", "v6", "any"],
 )
+@pytest.mark.spec("F2")
 async def test_a_listener_on_the_hosts_loopback_is_unreachable(
     jail: sb.Session, family: int, address: str
 ) -> None:

@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-
 from tests.conftest import descriptors, eventually, sandbox_processes, session_of
+
 from union import sandbox as sb
 
 # Counts and memory of the whole machine are compared.

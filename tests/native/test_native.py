@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from tests.conftest import session_of
+
 from union import sandbox as sb
 from union.sandbox._core import plan as p
 from union.sandbox._linux import launcher

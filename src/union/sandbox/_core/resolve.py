@@ -197,6 +197,7 @@ def resolve_session(
     resources: object = None,
     strict: object = False,
     warm: object = True,
+    preload: object = (),
 ) -> SessionSpec:
     """The session that these arguments describe, or an error that names the wrong one."""
     work_dir = None if host_work_dir is None else _absolute("host_work_dir", host_work_dir)
@@ -217,7 +218,17 @@ def resolve_session(
         limits=limits_from(resources),
         strict=_flag("strict", strict),
         warm=_warm(warm),
+        preload=_modules(preload),
     )
+
+
+def _modules(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise _wrong("preload", value, "a list of module names")
+    for name in value:
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+            raise _wrong("preload", name, "a list of module names")
+    return tuple(value)
 
 
 def _warm(value: object) -> int:

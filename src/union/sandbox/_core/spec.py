@@ -56,6 +56,8 @@ class SessionSpec:
     strict: bool = False
     warm: int = 1
     """How many sandboxes of each posture are kept ready."""
+    preload: tuple[str, ...] = ()
+    """Modules that a waiting Python has imported already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import os
 import signal
@@ -25,6 +26,8 @@ from union.sandbox.constants import KILL_GRACE_S
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from union.sandbox._core.decision import Decision
+    from union.sandbox._core.events import Event
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._session.transport import Sink
 
@@ -32,7 +35,7 @@ __all__ = ["READY", "Command", "LocalRun", "Sandbox"]
 
 _EXEC, _SIGNAL = 30, 31
 READY, _STARTED, _EXITED, _FAILED = 40, 41, 42, 43
-_HAS_SCRIPT, _HAS_PAYLOAD = 8, 16
+_HAS_SCRIPT, _HAS_PAYLOAD, _HAS_WAIT = 8, 16, 32
 _SIMPLE = struct.Struct("=IIii")
 _EXIT = struct.Struct("=IiQQQ")
 _EXEC_MSG = struct.Struct("=8I")
@@ -58,6 +61,9 @@ class Command:
     rlimits: Sequence[tuple[int, int, int]] = ()
     script: bytes | None = None
     slot: int = 0
+
+    def with_env(self, *items: str) -> Command:
+        return dataclasses.replace(self, env=(*self.env, *items))
 
     def body(self) -> bytes:
         limits = b"".join(_RLIMIT.pack(r, 0, soft, hard) for r, soft, hard in self.rlimits)
@@ -91,16 +97,33 @@ class Sandbox:
         self._kill(self.number)
 
 
+class _Nobody:
+    """Listens to a run that has not been handed to anybody yet."""
+
+    def event(self, event: Event) -> None:
+        raise RuntimeError(f"nobody listens: {event}")
+
+    def output(self, fd: int, data: bytes) -> bool:
+        raise RuntimeError(f"nobody listens: {len(data)} bytes of {fd}")
+
+    def end_of_output(self, fd: int) -> None:
+        raise RuntimeError(f"nobody listens: end of {fd}")
+
+    def decision(self, decision: Decision) -> None:
+        raise RuntimeError(f"nobody listens: {decision}")
+
+
+_NOBODY: Final = _Nobody()
+
+
 class LocalRun:
     """A command in flight (the Run protocol), feeding a Sink."""
 
-    def __init__(
-        self, sandbox: Sandbox, sink: Sink, *, pipes: tuple[bool, bool], isolation: Isolation
-    ) -> None:
+    def __init__(self, sandbox: Sandbox, *, pipes: tuple[bool, bool], isolation: Isolation) -> None:
         self._loop = asyncio.get_running_loop()
         self.isolation = isolation
         self._sandbox = sandbox
-        self._sink = sink
+        self._sink: Sink = _NOBODY
         self._wanted = pipes
         self._pipes: dict[int, int] = {}
         self._paused: set[int] = set()
@@ -112,6 +135,8 @@ class LocalRun:
         self._timers: list[asyncio.TimerHandle] = []
         self._cause = ""
         self._program = ""
+        self.pid = 0
+        self._doors: list[int] = []
         self._ended = False
         self.started: asyncio.Future[None] = self._loop.create_future()
         self.finished: asyncio.Future[None] = self._loop.create_future()
@@ -121,10 +146,30 @@ class LocalRun:
         self._closing_doors: asyncio.Task[None] | None = None
 
     def begin(
-        self, command: Command, *, stdin: bytes | str | None, timeout_s: float | None
+        self,
+        command: Command,
+        sink: Sink,
+        *,
+        stdin: bytes | str | None,
+        timeout_s: float | None,
     ) -> None:
         """Sends the request; from here on the sink is told everything."""
-        sock = self._sandbox.sock
+        self._sink = sink
+        try:
+            self.send(command, stdin=stdin)
+        except OSError as exc:
+            self._release()
+            self._fail(Failed("spawn", f"the command could not be handed over: {exc.strerror}"))
+            return
+        self.attach(sink, timeout_s=timeout_s)
+
+    def send(
+        self, command: Command, *, stdin: bytes | str | None = None, wait: int | None = None
+    ) -> None:
+        """Hands the command over. ``wait`` is a descriptor that the program will wait on.
+
+        On an OSError the near ends of pipes are still to be released.
+        """
         self._program = command.argv[0]
         sent: list[int] = []
         flags = 0
@@ -136,34 +181,62 @@ class LocalRun:
                 sent.append(fd)
                 flags |= bit
 
-            try:
-                self._make_stdin(stdin, give)
-                for fd, wanted in zip((1, 2), self._wanted, strict=True):
-                    if wanted:
-                        near, far = self._pipe()
-                        self._pipes[fd] = near
-                        give(far, 1 << fd)
-                if command.script is not None:
-                    give(sealed_memfd("script", command.script), _HAS_SCRIPT)
-                body = command.body()
-                size = len(body)
-                if size > _INLINE:
-                    give(sealed_memfd("request", body), _HAS_PAYLOAD)
-                    body = b""
-                counts = (len(command.rlimits), len(command.programs))
-                head = _EXEC_MSG.pack(
-                    _EXEC, flags, command.slot, *counts, len(command.argv), len(command.env), size
-                )
-                send_with_fds(sock, head + body, sent)
-            except OSError as exc:
-                self._release()
-                self._fail(Failed("spawn", f"the command could not be handed over: {exc.strerror}"))
-                return
-        self._loop.add_reader(sock.fileno(), self._on_message)
+            self._make_stdin(stdin, give)
+            for fd, wanted in zip((1, 2), self._wanted, strict=True):
+                if wanted:
+                    near, far = self._pipe()
+                    self._pipes[fd] = near
+                    give(far, 1 << fd)
+            if command.script is not None:
+                give(sealed_memfd("script", command.script), _HAS_SCRIPT)
+            body = command.body()
+            size = len(body)
+            if size > _INLINE:
+                give(sealed_memfd("request", body), _HAS_PAYLOAD)
+                body = b""
+            if wait is not None:
+                give(wait, _HAS_WAIT)
+            counts = (len(command.rlimits), len(command.programs))
+            head = _EXEC_MSG.pack(
+                _EXEC, flags, command.slot, *counts, len(command.argv), len(command.env), size
+            )
+            send_with_fds(self._sandbox.sock, head + body, sent)
+
+    def attach(self, sink: Sink, *, timeout_s: float | None) -> None:
+        """Begins to listen."""
+        self._sink = sink
+        if self._doors:
+            self.on_doors(self._doors)
+            self._doors = []
+        self._loop.add_reader(self._sandbox.sock.fileno(), self._on_message)
         for fd in tuple(self._pipes):
             self._loop.add_reader(self._pipes[fd], self._on_output, fd)
         if timeout_s is not None:
             self._timers.append(self._loop.call_later(timeout_s, self.end, "timeout"))
+
+    def is_well(self) -> bool:
+        """Before anybody listens: whether a waiting program is there, or on its way."""
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sandbox.sock, 64, 8)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            self._doors += fds
+            kind = int.from_bytes(data[:4], sys.byteorder)
+            if kind == _STARTED:
+                self.pid = int(_SIMPLE.unpack(data)[2])
+                _settle(self.started)
+            elif kind != READY:
+                return False
+
+    def discard(self) -> None:
+        """Lets an unused sandbox and its pipes go; nobody listens to it."""
+        self._sandbox.sock.close()
+        _close_all(self._doors)
+        while self._pipes:
+            os.close(self._pipes.popitem()[1])
 
     def _pipe(self) -> tuple[int, int]:
         near, far = os.pipe2(os.O_CLOEXEC)

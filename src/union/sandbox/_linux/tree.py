@@ -216,6 +216,18 @@ class WorkTree:
                     os.chown(f"{where}/{name}", uid, gid, follow_symlinks=False)
             os.chown(base, uid, gid)
 
+    def names(self, rel: str, *, suffix: str) -> tuple[str, ...]:
+        """The names in a directory that end so, sorted; none if it cannot be read."""
+        with self._root() as root:
+            try:
+                fd = open_beneath(root, _encoded(rel), flags=_READ_DIR)
+            except OSError:
+                return ()
+            try:
+                return tuple(sorted(name for name in os.listdir(fd) if name.endswith(suffix)))
+            finally:
+                os.close(fd)
+
     def fingerprint(self, names: tuple[str, ...]) -> tuple[tuple[int, int], ...] | None:
         """(inode, change time) of each name; None if one is missing. Tells change, nothing else."""
         with self._root() as root:

@@ -60,6 +60,7 @@ class Sandboxes:
         self._keep = keep
         self._spares: defaultdict[Posture, deque[_Spare]] = defaultdict(deque)
         self._expiry: asyncio.TimerHandle | None = None
+        self._also: Callable[[], None] | None = None
         self._closed = False
 
     @property
@@ -116,9 +117,23 @@ class Sandboxes:
                 sandbox.sock.close()
             return
         waiting.append(_Spare(sandbox or self.prepare(posture)))
+        self.touch()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed
+
+    def touch(self, also: Callable[[], None] | None = None) -> None:
+        """The session is in use: what waits may wait longer, until ``also`` is called too."""
+        self._also = also or self._also
         if self._expiry is not None:
             self._expiry.cancel()
-        self._expiry = asyncio.get_running_loop().call_later(IDLE_S, self.let_go)
+        self._expiry = asyncio.get_running_loop().call_later(IDLE_S, self._expire)
+
+    def _expire(self) -> None:
+        self.let_go()
+        if self._also is not None:
+            self._also()
 
     def let_go(self) -> None:
         """Lets every spare go."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import os
 import tempfile
@@ -11,16 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends import registry
 from union.sandbox._core.paths import work_path
+from union.sandbox._core.spec import RunSpec
 from union.sandbox._core.view import RUN_DIR
 from union.sandbox._linux import host, kernel
 from union.sandbox._linux.launcher import Channel
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox._linux.run import LocalRun, Sandbox
-from union.sandbox.errors import SandboxUsageError
+from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._network import open_doors, shape_of
 from union.sandbox.on_device._posture import Posture
+from union.sandbox.on_device._pythons import WaitingPythons, can_wait, listen
 from union.sandbox.on_device._sandboxes import Sandboxes
 from union.sandbox.on_device._venv import Venv
 from union.sandbox.on_device._workdir import WorkDir
@@ -28,7 +31,8 @@ from union.sandbox.on_device._workdir import WorkDir
 if TYPE_CHECKING:
     from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.isolation import Isolation
-    from union.sandbox._core.spec import RunSpec, SessionSpec
+    from union.sandbox._core.spec import SessionSpec
+    from union.sandbox._linux.run import Command
     from union.sandbox._session.transport import Sink
 
 __all__ = ["LocalTransport"]
@@ -53,6 +57,9 @@ class LocalTransport:
             spec.limits,
             groups=self._wants_group(),
             keep=0 if self._bare else spec.warm,
+        )
+        self._pythons = WaitingPythons(
+            keep=0 if self._bare else min(spec.warm, 1), preload=spec.preload
         )
         self._runs: set[LocalRun] = set()
         self._scratch: str | None = None
@@ -111,12 +118,14 @@ class LocalTransport:
 
     def _forget_postures(self) -> None:
         self._sandboxes.let_go()
+        self._pythons.let_go()
         for posture in self._postures.values():
             posture.close()
         self._postures.clear()
 
     async def aclose(self) -> None:
         self._sandboxes.close()
+        self._pythons.let_go()
         for run in tuple(self._runs):
             run.end_now("closed")
         if self._channel is not None:
@@ -203,24 +212,30 @@ class LocalTransport:
             await self._try_out(shape)
         posture = self._posture(shape)
         self._venv().ensure()
-        command = self._commands.build(
-            spec, ca=posture.ca, count_processes=posture.counts_processes
-        )
-        sandbox = self._sandboxes.take(posture)
-        pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
-        run = LocalRun(sandbox, sink, pipes=pipes, isolation=posture.isolation)
+        command = self._build(spec, posture)
+        waited = self._waiting_python(posture, spec, command)
+        if waited is not None:
+            run, sandbox = waited
+        else:
+            sandbox = self._sandboxes.take(posture)
+            pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
+            run = LocalRun(sandbox, pipes=pipes, isolation=posture.isolation)
         if shape == "filtered" and not self._bare:
             run.on_doors = functools.partial(self._serve, run, spec, sink)
         self._runs.add(run)
         run.finished.add_done_callback(lambda _: self._runs.discard(run))
         self._sandboxes.watch_memory(run, sandbox)
-        run.begin(command, stdin=spec.stdin, timeout_s=spec.timeout_s)
-        try:
-            await asyncio.shield(run.started)
-        except asyncio.CancelledError:
-            run.end_now("closed")
-            raise
-        asyncio.get_running_loop().call_soon(self._keep_one, posture)
+        if waited is not None:
+            listen(run, sink, timeout_s=spec.timeout_s)
+        else:
+            run.begin(command, sink, stdin=spec.stdin, timeout_s=spec.timeout_s)
+        if not run.started.done():
+            try:
+                await asyncio.shield(run.started)
+            except asyncio.CancelledError:
+                run.end_now("closed")
+                raise
+        asyncio.get_running_loop().call_soon(self._keep_ready, posture, spec)
         if run.failure is not None and run.failure[0] & 0xFF == _CHDIR:
             raise SandboxUsageError(
                 f"cwd={spec.cwd!r}: {os.strerror(run.failure[1])} inside the sandbox",
@@ -232,10 +247,43 @@ class LocalTransport:
     def _serve(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
         run.close_doors = open_doors(spec.network, fds, sink.decision).aclose
 
-    def _keep_one(self, posture: Posture) -> None:
+    def _waiting_python(
+        self, posture: Posture, spec: RunSpec, command: Command
+    ) -> tuple[LocalRun, Sandbox] | None:
+        if self._bare or not can_wait(spec) or not self._is_dir(spec.cwd):
+            return None
+        return self._pythons.take(posture, command, self._venv().fingerprint())
+
+    def _is_dir(self, cwd: str | None) -> bool:
+        """Whether a working directory is surely there; if not, a fresh start tells best."""
+        if cwd is None:
+            return True
+        try:
+            self._dir().tree.check_dir(
+                work_path(cwd, work_dir=self.work_dir, argument="cwd", allow_root=True)
+            )
+        except SandboxError:
+            return False
+        return True
+
+    def _keep_ready(self, posture: Posture, spec: RunSpec) -> None:
         """Off the critical path: the next command finds a sandbox ready."""
-        if self._postures.get(posture.shape) is posture:
+        if self._postures.get(posture.shape) is not posture or not self._sandboxes.is_open:
+            return
+        if spec.kind != "python":
             self._sandboxes.keep(posture)
+        elif self._pythons.wants(posture):
+            fingerprint = self._venv().fingerprint()
+            plain = RunSpec(kind="python", text="", network=spec.network)
+            command = dataclasses.replace(self._build(plain, posture), script=None)
+            self._pythons.add(posture, self._sandboxes.prepare(posture), command, fingerprint)
+            self._sandboxes.touch(self._let_pythons_go)
+
+    def _let_pythons_go(self) -> None:
+        self._pythons.let_go()
+
+    def _build(self, spec: RunSpec, posture: Posture) -> Command:
+        return self._commands.build(spec, ca=posture.ca, count_processes=posture.counts_processes)
 
     # Files.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.view import RUN_DIR
@@ -26,21 +27,18 @@ _MOST_BYTES: Final = 65536
 _OWNER: Final = 0o700
 _log = logging.getLogger("union.sandbox")
 
-# Python source that run() was given is a script of ours in a directory of its own; what a user
-# puts into the working directory should be importable from it all the same, as from a script there.
-_HOOK: Final = (
-    "import sys, os; os.path.dirname((sys.orig_argv + ['', ''])[1]) == {run_dir!r} "
-    "and sys.path[0] != os.getcwd() and sys.path.insert(0, os.getcwd())\n"
-)
+_HOOK_FILE: Final = Path(__file__).with_name("_start_hook.py")
 
 
 def _files(python: Interpreter, run_dir: str) -> dict[str, str]:
     """Relative path -> content of every regular file of the venv."""
     home = os.path.dirname(python.executable)
-    hook = _HOOK.format(run_dir=run_dir)
-    for site_dir in python.site_dirs:
+    hook = "".join(
         # As a site directory, not just a path, so that its own .pth files count too.
-        hook += f"import site; site.addsitedir({site_dir!r})\n"
+        f"import site; site.addsitedir({site_dir!r})\n"
+        for site_dir in python.site_dirs
+    )
+    hook += f"import _union_sandbox; _union_sandbox.begin({run_dir!r})\n"
     lib = f"lib/python{python.version}/site-packages"
     return {
         "pyvenv.cfg": (
@@ -50,6 +48,7 @@ def _files(python: Interpreter, run_dir: str) -> dict[str, str]:
             f"executable = {python.executable}\n"
         ),
         f"{lib}/_union_sandbox.pth": hook,
+        f"{lib}/_union_sandbox.py": _HOOK_FILE.read_text(encoding="utf-8"),
     }
 
 
@@ -83,6 +82,15 @@ class Venv:
         self._dirs = tuple(sorted(f"{DIRECTORY}/{d}" if d else DIRECTORY for d in dirs))
         self._watched = (*self._dirs, *(f"{DIRECTORY}/{name}" for name in names))
         self._seen: tuple[tuple[int, int], ...] | None = None
+
+    def fingerprint(self) -> object:
+        """Changes whenever packages are installed or anything that starts Python changes."""
+        return self._tree.fingerprint((*self._watched, *self._pth_files()))
+
+    def _pth_files(self) -> tuple[str, ...]:
+        site = f"{DIRECTORY}/lib/python{self._python.version}/site-packages"
+        names = self._tree.names(site, suffix=".pth")
+        return tuple(f"{site}/{name}" for name in names)
 
     def ensure(self) -> None:
         """Makes the venv where it is missing, repairs it where it is not as it was made."""

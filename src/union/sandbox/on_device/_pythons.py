@@ -1,0 +1,135 @@
+"""Pythons that were started ahead of their script and wait for it, inside their sandboxes.
+
+What such a Python runs then is indistinguishable from a script it was started with: it waits in the
+middle of its own start (see ``_start_hook``), before the packages of the venv are looked at.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._core.events import Started
+from union.sandbox._linux.run import LocalRun
+from union.sandbox._linux.spares import Budget
+from union.sandbox.on_device._start_hook import PRELOAD
+
+if TYPE_CHECKING:
+    from union.sandbox._core.spec import RunSpec
+    from union.sandbox._linux.run import Command, Sandbox
+    from union.sandbox._session.transport import Sink
+    from union.sandbox.on_device._posture import Posture
+
+__all__ = ["WaitingPythons", "can_wait"]
+
+_MOST_BYTES: Final = 60 * 1024
+"""What a pipe takes at once; a longer script is started with."""
+_BEFORE_START: Final = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "TZ", "SSL_")
+"""Variables that act while a program starts: with one of these it cannot be started ahead."""
+
+
+def can_wait(spec: RunSpec) -> bool:
+    """Whether a script can be given to a Python that is already there."""
+    return (
+        spec.kind == "python"
+        and spec.stdin is None
+        and len(spec.text) < _MOST_BYTES
+        and not any(name.startswith(_BEFORE_START) for name, _ in spec.env)
+    )
+
+
+class _Waiting:
+    """One waiting Python; whoever claims its ticket owns it."""
+
+    def __init__(self, run: LocalRun, sandbox: Sandbox, go: int, fingerprint: object) -> None:
+        self.run = run
+        self.sandbox = sandbox
+        self.fingerprint = fingerprint
+        self._go = go
+        self._ticket = Budget.add(self._discard)
+
+    def _discard(self) -> None:
+        os.close(self._go)
+        self.run.discard()
+
+    def let_go(self) -> None:
+        if Budget.claim(self._ticket):
+            self._discard()
+
+    def start(self, payload: bytes, fingerprint: object) -> bool:
+        """Hands the script over; False if this one cannot be used (then it is gone)."""
+        if not Budget.claim(self._ticket):
+            return False
+        if fingerprint != self.fingerprint or not self.run.is_well():
+            self._discard()
+            return False
+        try:
+            written = os.write(self._go, payload)
+        except OSError:
+            written = 0
+        if written != len(payload):
+            self._discard()
+            return False
+        os.close(self._go)
+        return True
+
+
+class WaitingPythons:
+    """The waiting Pythons of one session, by posture."""
+
+    def __init__(self, *, keep: int, preload: tuple[str, ...]) -> None:
+        self._keep = keep
+        self._preload = preload
+        self._waiting: defaultdict[Posture, deque[_Waiting]] = defaultdict(deque)
+
+    def wants(self, posture: Posture) -> bool:
+        return len(self._waiting[posture]) < self._keep
+
+    def add(
+        self, posture: Posture, sandbox: Sandbox, command: Command, fingerprint: object
+    ) -> None:
+        """Starts one in a sandbox. ``command`` is the same as with a script, but without it."""
+        run = LocalRun(sandbox, pipes=(True, True), isolation=posture.isolation)
+        far, go = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(far, True)
+        if self._preload:
+            command = command.with_env(f"{PRELOAD}={','.join(self._preload)}")
+        try:
+            run.send(command, wait=far)
+        except OSError:
+            os.close(go)
+            run.discard()
+            raise
+        self._waiting[posture].append(_Waiting(run, sandbox, go, fingerprint))
+
+    def take(
+        self, posture: Posture, command: Command, fingerprint: object
+    ) -> tuple[LocalRun, Sandbox] | None:
+        """A Python that has begun with this script; None if there is none to be had."""
+        waiting = self._waiting[posture]
+        if not waiting or command.script is None:
+            return None
+        environment = dict(item.split("=", 1) for item in command.env)
+        payload = marshal.dumps((command.script, environment, command.cwd))
+        if len(payload) > _MOST_BYTES:
+            return None
+        while waiting:
+            one = waiting.popleft()
+            if one.start(payload, fingerprint):
+                return one.run, one.sandbox
+        return None
+
+    def let_go(self) -> None:
+        for waiting in self._waiting.values():
+            while waiting:
+                waiting.popleft().let_go()
+        self._waiting.clear()
+
+
+def listen(run: LocalRun, sink: Sink, *, timeout_s: float | None) -> None:
+    """Connects a Python that was taken to whoever asked for it."""
+    if run.started.done():
+        sink.event(Started(run.pid))
+    run.attach(sink, timeout_s=timeout_s)

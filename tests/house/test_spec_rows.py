@@ -1,0 +1,84 @@
+"""Every row of the specification has a test that names it, or is known not to be built yet."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = ROOT / "docs" / "SPEC.md"
+
+# Whoever builds a row takes it out: a row that is listed here must have no test that names it.
+_REMOTE = "remote sessions and the server are not built yet"
+_CLUSTER = "sessions on a cluster are not built yet"
+_NETWORK = "allow-lists are being connected to sessions; tests/net has their parts"
+NOT_YET = {
+    "A4": "there are no console scripts yet",
+    "E3": "listing, removing and whole trees come after single files",
+    "F7": _NETWORK,
+    "H": "the command line tool is not built yet",
+    "I1": _REMOTE,
+    "I2": _REMOTE,
+    "I3": _REMOTE,
+    "I4": _CLUSTER,
+    "I5": _CLUSTER,
+    "I6": _CLUSTER,
+    "I7": _CLUSTER,
+    "I8": _CLUSTER,
+    "J": "GPUs come with the bubblewrap backend",
+}
+
+
+def rows_of(text: str) -> list[str]:
+    """Return the ids in order: `A1` of a list, or the letter of a section that is one row."""
+    found = []
+    for section in re.split(r"^## (?=[A-Z]\. )", text, flags=re.MULTILINE)[1:]:
+        rows = re.findall(rf"^- ({section[0]}[0-9]+) ", section, flags=re.MULTILINE)
+        found += rows or [section[0]]
+    return found
+
+
+def marked_in(source: str) -> set[str]:
+    """Return the rows that the tests in `source` name; text that is not code does not count."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.spec":
+            found.update(ast.literal_eval(argument) for argument in node.args)
+    return found
+
+
+ROWS = rows_of(SPEC.read_text(encoding="utf-8"))
+MARKED = {
+    row
+    for path in sorted((ROOT / "tests").rglob("test_*.py"))
+    for row in marked_in(path.read_text(encoding="utf-8"))
+}
+
+
+def test_rows_are_read_from_lists_and_from_sections_without_one():
+    text = "# S\n## A. One\n- A1 x\n- A2 y: A9\n- note\n## B. Two\ntext\n## C. Three\n- C10 z\n"
+    assert rows_of(text) == ["A1", "A2", "B", "C10"]
+
+
+def test_marks_are_read_from_code_alone():
+    source = '@pytest.mark.spec("A1", "B2")\ndef f(): ...\n# pytest.mark.spec("C3")\n"spec(D4)"\n'
+    assert marked_in(source) == {"A1", "B2"}
+
+
+def test_the_specification_is_whole():
+    assert [row[0] for row in ROWS] == sorted(row[0] for row in ROWS)
+    assert set("ABCDEFGHIJ") == {row[0] for row in ROWS}
+    assert len(ROWS) == len(set(ROWS)) > 50
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_row_has_a_test_or_is_known_not_to_be_built(row: str):
+    assert (row in MARKED) != (row in NOT_YET), NOT_YET.get(row, "no test names this row")
+
+
+def test_tests_name_only_rows_that_exist():
+    assert set(ROWS) >= MARKED
+    assert set(ROWS) >= set(NOT_YET)

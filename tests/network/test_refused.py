@@ -1,0 +1,263 @@
+"""What an allow-list does not name cannot be reached, whatever the program tries."""
+
+# ruff: noqa: E501 - an attack program keeps each try on one line
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.network.conftest import silent
+from tests.network.inside import look
+
+if TYPE_CHECKING:
+    from tests.network.conftest import Dialled, Resolver
+    from tests.network.services import Services
+
+    from union import sandbox as sb
+
+pytestmark = pytest.mark.spec("F3", "F5", "F8")
+
+ALLOW = ["allowed.test", "8.8.4.4:53"]
+FAILED = {"ECONNRESET", "ECONNREFUSED", "EPIPE", "ENETUNREACH", "EHOSTUNREACH", "EACCES", "EINVAL",
+          "gaierror"}  # fmt: skip
+METADATA = {
+    "plain": "169.254.169.254",
+    "mapped": "::ffff:169.254.169.254",
+    "mapped hex": "::ffff:a9fe:a9fe",
+    "decimal": "2852039166",
+    "octal": "0251.0376.0251.0376",
+    "hex": "0xa9.0xfe.0xa9.0xfe",
+    "one hex": "0xa9fea9fe",
+    "short": "169.254.43518",
+    "mixed": "0xa9.254.0251.254",
+    "nat64": "64:ff9b::a9fe:a9fe",
+    "aws v6": "fd00:ec2::254",
+    "google v6": "fd20:ce::254",
+}
+INTERNAL = {
+    "ten": "10.0.0.1",
+    "oneninetwo": "192.168.0.1",
+    "oneseventwo": "172.17.0.1",
+    "shared": "100.64.0.1",
+    "all": "0.0.0.0",
+    "broadcast": "255.255.255.255",
+    "private v6": "fd00::1",
+    "link v6": "fe80::1",
+    "public": "93.184.216.34",
+    "public v6": "2606:2800:220:1:248:1893:25c8:1946",
+    "allowed address, other port": "8.8.4.4",
+    "a synthetic address never handed out": "198.18.77.77",
+}
+
+_CONNECT = """
+def connect(host, port):
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = infos[0]
+    with socket.socket(family, kind, protocol) as s:
+        s.settimeout(5)
+        s.connect(address)
+        s.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
+        return "served" if s.recv(10) else "ECONNRESET"
+for name, (host, port) in given["places"].items():
+    out[name] = attempt(connect, host, port)
+"""
+
+
+@pytest.mark.parametrize("places", [METADATA, INTERNAL], ids=["metadata", "addresses"])
+async def test_a_raw_connect_to_an_address_that_is_not_allowed(
+    net: sb.Session, dialled: Dialled, resolver: Resolver, places: dict[str, str]
+) -> None:
+    """THREATS 76, 88, 89, 93. Every spelling; nothing is dialled, nothing is looked up."""
+    given = {"places": {name: (host, 80) for name, host in places.items()}}
+    seen = await look(net, _CONNECT, allow=ALLOW, given=given)
+    assert {found for found, _ in seen.out.values()} <= FAILED, seen.out
+    assert max(took for _, took in seen.out.values()) < 2
+    assert dialled.addresses == []
+    assert resolver.asked == []
+    assert not seen.grants
+
+
+async def test_the_refusal_names_the_address_whatever_its_spelling(net: sb.Session) -> None:
+    given = {"places": {"hex": ("0xa9fea9fe", 80), "mapped": ("::ffff:169.254.169.254", 8080)}}
+    seen = await look(net, _CONNECT, allow=ALLOW, given=given)
+    assert [(d.door, d.host, d.port, d.suggestion) for d in seen.refusals] == [
+        ("tcp", "169.254.169.254", 80, "169.254.169.254:80"),
+        ("tcp", "169.254.169.254", 8080, "169.254.169.254:8080"),
+    ]
+
+
+async def test_the_hosts_own_addresses_are_unreachable(
+    net: sb.Session, served: Services, plants, dialled: Dialled
+) -> None:
+    """THREATS 77. Loopback v4 and v6, a listener on all addresses, this machine's own address."""
+    listening = {"v4": plants(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
+                 "any": plants(socket.AF_INET, socket.SOCK_STREAM, ("0.0.0.0", 0)),
+                 "v6": plants(socket.AF_INET6, socket.SOCK_STREAM, ("::", 0))}  # fmt: skip
+    ports = {name: sock.getsockname()[1] for name, sock in listening.items()}
+    places = {"v4": ("127.0.0.1", ports["v4"]), "other loopback": ("127.7.7.7", ports["any"]),
+              "all": ("0.0.0.0", ports["any"]), "v6": ("::1", ports["v6"]),
+              "mapped": ("::ffff:127.0.0.1", ports["v4"])}  # fmt: skip
+    if own := _own_address():
+        places["own"] = (own, ports["any"])
+    seen = await look(net, _CONNECT, allow=ALLOW, given={"places": places})
+    assert {found for found, _ in seen.out.values()} <= FAILED, seen.out
+    assert all(map(silent, listening.values()))
+    assert dialled.addresses == []
+
+
+def _own_address() -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        return str(sock.getsockname()[0])
+
+
+async def test_the_proxies_refuse_addresses_in_every_spelling(
+    net: sb.Session, served: Services, dialled: Dialled, resolver: Resolver
+) -> None:
+    """THREATS 88, 89, 91. CONNECT, plain http and SOCKS, to metadata and to the host's loopback."""
+    code = """
+    for name, (host, port) in given["places"].items():
+        written = f"[{host}]" if ":" in host else host
+        out[f"connect {name}"] = attempt(status, f"CONNECT {written}:{port} HTTP/1.1\\r\\nHost: {written}:{port}\\r\\n\\r\\n")
+        out[f"plain {name}"] = attempt(status, f"GET http://{written}:{port}/ HTTP/1.1\\r\\nHost: {written}:{port}\\r\\n\\r\\n")
+        out[f"socks {name}"] = attempt(socks, host, port)
+    """
+    port = served.http.port
+    places = {name: (host, 80) for name, host in METADATA.items()}
+    places |= {host: (host, port) for host in ("127.0.0.1", "0x7f000001", "0177.1", "2130706433",
+                                               "127.1", "0", "::1", "::ffff:7f00:1")}  # fmt: skip
+    seen = await look(net, code, allow=ALLOW, given={"places": places})
+    for name, (found, took) in seen.out.items():
+        assert found in ({2} if name.startswith("socks") else {403, 400}), (name, found)
+        assert took < 2
+    assert dialled.addresses == []
+    assert resolver.asked == []
+    assert served.http.connections == 0
+
+
+async def test_no_datagram_leaves(net: sb.Session, plants) -> None:
+    """THREATS 76, 80. To the host's loopback, to name servers, to anybody; refused at once."""
+    plant = plants(socket.AF_INET, socket.SOCK_DGRAM, ("0.0.0.0", 0))
+    plant6 = plants(socket.AF_INET6, socket.SOCK_DGRAM, ("::1", 0))
+    code = """
+    def datagram(family, host, port):
+        with socket.socket(family, socket.SOCK_DGRAM) as s:
+            s.settimeout(1)
+            s.connect((host, port))
+            s.send(b"from inside")
+            return s.recv(100).decode("latin-1")
+    for host, port in given["places"]:
+        out[host] = attempt(datagram, socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
+    """
+    port = plant.getsockname()[1]
+    places = [("127.0.0.1", port), ("::1", plant6.getsockname()[1]), ("192.0.2.1", 53),
+              ("8.8.4.4", 53), ("10.0.0.1", port), ("169.254.169.254", 123), ("2001:db8::1", 443),
+              ("224.0.0.251", 5353)]  # fmt: skip
+    if own := _own_address():
+        places.append((own, port))
+    seen = await look(net, code, allow=ALLOW, given={"places": places})
+    multicast, _ = seen.out.pop("224.0.0.251")
+    assert multicast in FAILED | {"TimeoutError"}
+    assert {found for found, _ in seen.out.values()} <= FAILED, seen.out
+    assert silent(plant)
+    assert silent(plant6)
+
+
+async def test_no_raw_packet_or_ping_socket(net: sb.Session) -> None:
+    """THREATS 76. Nor the kernel's other families; the namespace cannot be changed."""
+    code = """
+    def opened(family, kind, protocol=0):
+        socket.socket(family, kind, protocol).close()
+    def ping():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP) as s:
+            s.sendto(b"\\x08\\0\\0\\0\\0\\0\\0\\0", ("192.0.2.1", 0))
+    out["ping"] = attempt(ping)
+    out["raw"] = attempt(opened, socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+    out["raw tcp"] = attempt(opened, socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
+    out["raw v6"] = attempt(opened, socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
+    out["packet"] = attempt(opened, socket.AF_PACKET, socket.SOCK_RAW, 0x300)
+    out["packet datagram"] = attempt(opened, socket.AF_PACKET, socket.SOCK_DGRAM, 0x300)
+    out["vsock"] = attempt(opened, socket.AF_VSOCK, socket.SOCK_STREAM)
+    out["nftables"] = attempt(opened, socket.AF_NETLINK, socket.SOCK_RAW, 12)
+    """
+    seen = await look(net, code, allow=ALLOW)
+    refused = {"EPERM", "EACCES", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT"}
+    assert seen.out.pop("nftables")[0] in refused | {None}, "opening it changes nothing"
+    assert {found for found, _ in seen.out.values()} <= refused, seen.out
+
+
+async def test_the_rules_cannot_be_removed_from_inside(net: sb.Session, dialled: Dialled) -> None:
+    """THREATS 76. Deleting the table, the route, or taking loopback down."""
+    code = """
+    def send(protocol, kind, body):
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as s:
+            s.settimeout(1)
+            s.send(struct.pack("=IHHII", 16 + len(body), kind, 5, 1, 0) + body)
+            code = -struct.unpack_from("=i", s.recv(4096), 16)[0]
+            if code:
+                raise OSError(code, "refused")
+    flush = struct.pack("=IHHII", 20, 0x10, 1, 0, 0) + struct.pack(">BBH", 0, 0, 10)
+    out["table"] = attempt(send, 12, (10 << 8) | 2, struct.pack(">BBH", 2, 0, 0))
+    out["route"] = attempt(send, 0, 25, struct.pack("=BBBBBBBBI", 2, 0, 0, 0, 255, 0, 0, 2, 0))
+    out["link"] = attempt(send, 0, 16, struct.pack("=BxHiII", 0, 0, 1, 0, 1))
+    out["user namespace"] = attempt(os.unshare, 0x10000000) if hasattr(os, "unshare") else ["EPERM", 0]
+    """
+    seen = await look(net, code, allow=ALLOW)
+    assert {found for found, _ in seen.out.values()} <= {"EPERM", "EACCES", "EAFNOSUPPORT",
+            "EPROTONOSUPPORT", "ENOSYS", "ENOSPC"}, seen.out  # fmt: skip
+
+
+@pytest.mark.spec("F1")
+async def test_unix_sockets_of_the_host_are_unreachable(net: sb.Session, plants) -> None:
+    """THREATS 78, 79. Abstract and by path, stream and datagram."""
+    name = f"\0sbx-net-{secrets.token_hex(6)}"
+    paths = [f"{place}/sbx-net-{secrets.token_hex(4)}" for place in ("/tmp", "/dev/shm")]
+    made = [plants(socket.AF_UNIX, socket.SOCK_STREAM, name),
+            plants(socket.AF_UNIX, socket.SOCK_DGRAM, name + "d"),
+            plants(socket.AF_UNIX, socket.SOCK_STREAM, paths[0]),
+            plants(socket.AF_UNIX, socket.SOCK_DGRAM, paths[1])]  # fmt: skip
+    for path in paths:
+        os.chmod(path, 0o777)
+    code = """
+    def connect(kind, address):
+        with socket.socket(socket.AF_UNIX, kind) as s:
+            s.connect(address)
+            s.send(b"hello")
+    for number, (kind, address) in enumerate(given["plants"]):
+        out[number] = attempt(connect, kind, address)
+    """
+    given = {"plants": [(1, name), (2, name + "d"), (1, paths[0]), (2, paths[1])]}
+    seen = await look(net, code, allow=ALLOW, given=given)
+    assert [found for found, _ in seen.out.values()] == [
+        "ECONNREFUSED", "ECONNREFUSED", "ENOENT", "ENOENT"]  # fmt: skip
+    assert all(map(silent, made))
+
+
+async def test_the_door_itself_leads_nowhere(net: sb.Session, dialled: Dialled) -> None:
+    """A connection to the transparent door, not through it."""
+    code = """
+    out["v4"] = attempt(ask, ("127.0.0.1", 3129))
+    out["v6"] = attempt(ask, ("::1", 3129))
+    out["dns"] = attempt(ask, ("127.0.0.53", 53), b"\\xff\\xff" + b"x" * 100)
+    """
+    seen = await look(net, code, allow=[*ALLOW, "127.0.0.0/8", "::1"])
+    assert {found for found, _ in seen.out.values()} <= FAILED | {""}, seen.out
+    assert dialled.addresses == []
+    assert {d.rule for d in seen.refusals} == {"syntax"}
+
+
+async def test_an_empty_list_allows_nothing(net: sb.Session, served: Services) -> None:
+    """THREATS 81."""
+    code = """
+    out["name"] = attempt(ask, ("allowed.test", given["port"]))
+    out["proxy"] = attempt(tunnel, "allowed.test", given["port"])
+    """
+    seen = await look(net, code, allow=[], given={"port": served.echo.port})
+    assert [found for found, _ in seen.out.values()] == ["gaierror", "EACCES"]
+    assert served.echo.connections == 0
