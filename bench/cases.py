@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bench.measure import Operation, Row, rows, sustained, take_turns
+from bench.network import allowlisted_run, door_throughput
 
 from union import sandbox as sb
 
@@ -262,4 +263,6 @@ CASES: tuple[Case, ...] = (
     put_file,
     get_file,
     import_time,
+    allowlisted_run,
+    door_throughput,
 )

@@ -86,17 +86,32 @@ def descendants(pid: int) -> set[int]:
 
 
 def sandbox_processes() -> set[int]:
-    """Processes of sandboxes: everything below our launcher, the launcher itself left out."""
+    """Processes of sandboxes: everything below our launcher, the launcher itself left out.
+
+    Sandboxes that wait to be used do not count, but no more of them than the product says it keeps.
+    """
     from union.sandbox._linux.launcher import Launcher
+    from union.sandbox._linux.spares import Budget
 
     launcher = Launcher._current
-    return descendants(launcher.pid) if launcher is not None else set()
+    if launcher is None:
+        return set()
+    found: set[int] = set()
+    spares = Budget.held()
+    for first in children_of(launcher.pid):
+        tree = descendants(first)
+        if spares and all(os.path.exists(f"/proc/{pid}/fd/100") for pid in tree):
+            spares -= 1
+        else:
+            found |= {first, *tree}
+    return found
 
 
-def interpreter_under(place: str) -> set[str]:
-    """The name in ``place`` that leads to our own interpreter, which every sandbox shows."""
-    ours = {os.path.relpath(prefix, place) for prefix in (sys.prefix, sys.base_prefix)}
-    return {path.split("/")[0] for path in ours} - {".", ".."}
+def children_of(pid: int) -> set[int]:
+    try:
+        return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except OSError:
+        return set()
 
 
 def eventually(check: Callable[[], bool], *, within_s: float = 3.0) -> bool:

@@ -39,8 +39,10 @@ def read_all(s):
     return data
 
 def ask(address, data=b"hello", end=True):
-    # Connects, says something, and returns all that comes back.
-    with socket.create_connection(tuple(address), timeout=10) as s:
+    # Connects once, by one family; says something, and returns all that comes back.
+    with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as s:
+        s.settimeout(10)
+        s.connect(tuple(address))
         s.sendall(data)
         end and s.shutdown(socket.SHUT_WR)
         return read_all(s).decode("latin-1")

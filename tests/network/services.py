@@ -37,6 +37,7 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     request_queue_size = 512
     site: Site
+    context: ssl.SSLContext | None = None
 
     def handle_error(self, request, client_address):
         """A client that went away is no news."""
@@ -44,6 +45,15 @@ class _Server(socketserver.ThreadingTCPServer):
     def process_request(self, request, client_address):
         self.site.connections += 1
         super().process_request(request, client_address)
+
+    def finish_request(self, request, client_address):
+        # In the connection's own thread: a greeting that never comes holds nobody else up.
+        if self.context is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(20)
+        with self.context.wrap_socket(request, server_side=True) as wrapped:
+            super().finish_request(wrapped, client_address)
 
 
 class _Web(http.server.BaseHTTPRequestHandler):
@@ -105,11 +115,7 @@ class _Endless(socketserver.BaseRequestHandler):
 @contextmanager
 def _serve(handler, context: ssl.SSLContext | None = None) -> Iterator[Site]:
     server = _Server(("127.0.0.1", 0), handler)
-    if context is not None:
-        # The handshake is then made by the thread that first reads.
-        server.socket = context.wrap_socket(
-            server.socket, server_side=True, do_handshake_on_connect=False
-        )
+    server.context = context
     server.site = Site(port=server.server_address[1])
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
@@ -184,9 +190,7 @@ def make_index(web: Path) -> None:
         f"{PACKAGE}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\n"
         "Root-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = "".join(
-        f"{name},sha256={_digest(text)},{len(text)}\n" for name, text in files.items()
-    )
+    record = "".join(f"{name},sha256={_digest(text)},{len(text)}\n" for name, text in files.items())
     files[f"{PACKAGE}-1.0.dist-info/RECORD"] = f"{record}{PACKAGE}-1.0.dist-info/RECORD,,\n"
     (web / "simple" / PACKAGE).mkdir(parents=True)
     (web / "files").mkdir()

@@ -1,0 +1,235 @@
+"""Many connections, large transfers, ends in the middle; and nothing is left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import descriptors
+from tests.network.inside import look, program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import OpenSession
+    from tests.network.services import Services
+
+    from union import sandbox as sb
+
+pytestmark = pytest.mark.spec("F3", "F4")
+
+ALLOW = ["allowed.test", "127.0.0.1"]
+POLICY = {"network_mode": "allowlist", "network_allowlist": ALLOW}
+
+
+@pytest.mark.parametrize("door", ["tcp", "http"])
+async def test_two_hundred_connections_at_once(
+    net: sb.Session, served: Services, door: str
+) -> None:
+    """All open before the first byte is sent; each gets its own bytes back."""
+    code = """
+    def opened():
+        if given["door"] == "http":
+            return tunnel("allowed.test", given["port"])
+        return socket.create_connection(("allowed.test", given["port"]), timeout=20)
+    held = [opened() for _ in range(200)]
+    for number, s in enumerate(held):
+        s.sendall(f"connection {number}".encode())
+        s.shutdown(socket.SHUT_WR)
+    out["right"] = sum(read_all(s) == f"connection {n}bye".encode() for n, s in enumerate(held))
+    """
+    given = {"port": served.echo.port, "door": door}
+    begun = time.monotonic()
+    seen = await look(net, code, allow=ALLOW, given=given)
+    assert seen.out == {"right": 200}
+    assert len(seen.grants) == 200
+    assert not seen.refusals
+    assert served.echo.connections == 200
+    assert time.monotonic() - begun < 15
+
+
+@pytest.mark.parametrize("door", ["tcp", "http", "socks"])
+async def test_a_half_closed_connection_still_answers(
+    net: sb.Session, served: Services, door: str
+) -> None:
+    """The server sees the end of what is sent, and its last words come back."""
+    code = """
+    if given["door"] == "tcp":
+        s = socket.create_connection(("allowed.test", given["port"]), timeout=5)
+    elif given["door"] == "http":
+        s = tunnel("allowed.test", given["port"])
+    else:
+        s = socket.create_connection(SOCKS, timeout=5)
+        s.sendall(b"\\x05\\x01\\x00\\x05\\x01\\x00\\x03\\x0callowed.test" + struct.pack(">H", given["port"]))
+        s.recv(2), s.recv(10)
+    s.sendall(b"one")
+    out["echo"] = s.recv(10).decode()
+    s.shutdown(socket.SHUT_WR)
+    out["rest"] = read_all(s).decode()
+    """  # noqa: E501
+    seen = await look(net, code, allow=ALLOW, given={"port": served.echo.port, "door": door})
+    assert seen.out == {"echo": "one", "rest": "bye"}
+
+
+@pytest.mark.parametrize("door", ["tcp", "http"])
+async def test_64_mib_both_ways_arrive_intact(net: sb.Session, served: Services, door: str) -> None:
+    code = """
+    import hashlib, random
+    block = random.Random(7).randbytes(1 << 20)
+    size = 64 << 20
+    s = tunnel("allowed.test", given["port"]) if given["door"] == "http" else socket.create_connection(("allowed.test", given["port"]))
+    def send():
+        for number in range(64):
+            s.sendall(number.to_bytes(4, "big") + block[4:])
+        s.shutdown(socket.SHUT_WR)
+    sent, got = hashlib.blake2b(), hashlib.blake2b()
+    for number in range(64):
+        sent.update(number.to_bytes(4, "big") + block[4:])
+    sent.update(b"bye")
+    threading.Thread(target=send).start()
+    total = 0
+    while piece := s.recv(1 << 18):
+        got.update(piece)
+        total += len(piece)
+    out["total"], out["same"] = total, sent.digest() == got.digest()
+    """  # noqa: E501
+    given = {"port": served.echo.port, "door": door}
+    seen = await look(net, code, allow=ALLOW, given=given)
+    assert seen.out == {"total": (64 << 20) + 3, "same": True}
+    [decision] = seen.grants
+    assert (decision.bytes_up, decision.bytes_down) == (64 << 20, (64 << 20) + 3)
+
+
+async def test_a_program_that_does_not_read_slows_the_server_down(
+    net: sb.Session, served: Services
+) -> None:
+    """Back-pressure: what the program leaves unread is not gathered by the host."""
+    code = """
+    s = socket.create_connection(("allowed.test", given["port"]))
+    s.recv(1)
+    time.sleep(1)
+    """
+    seen = await look(net, code, allow=ALLOW, given={"port": served.endless.port})
+    [decision] = seen.grants
+    assert decision.bytes_down < 32 << 20
+
+
+_TRANSFER = """
+s = socket.create_connection(("allowed.test", given["port"]))
+s.recv(1 << 20)
+print("begun", flush=True)
+while s.recv(1 << 20):
+    pass
+"""
+
+
+async def _state() -> tuple[int, int]:
+    # The loop gets a moment to close what has ended.
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+    held = descriptors()
+    return sum(count for name, count in held.items() if "pytest" not in name), len(
+        asyncio.all_tasks()
+    )
+
+
+async def _settles(before: tuple[int, int]) -> bool:
+    # Server threads of the test hold descriptors too, until they notice that the client is gone.
+    for _ in range(50):
+        now = await _state()
+        if now[0] <= before[0] and now[1] <= before[1]:
+            return True
+    return False
+
+
+async def _started(session: sb.Session, served: Services) -> sb.SandboxProcess:
+    proc = await session.run(
+        program(_TRANSFER, {"port": served.endless.port}),
+        script_type="python",
+        stdout=True,
+        **POLICY,
+    )
+    assert await anext(proc.iter_stdout_lines()) == "begun"
+    return proc
+
+
+async def _kill(session: sb.Session, served: Services) -> None:
+    proc = await _started(session, served)
+    proc.kill()
+    assert await proc.wait() == 137
+    assert [d.host for d in proc.network] == ["allowed.test"]
+    assert proc.network[0].bytes_down > 1 << 16
+
+
+async def _cancel(session: sb.Session, served: Services) -> None:
+    code = program(_TRANSFER, {"port": served.endless.port})
+    task = asyncio.create_task(session.exec(code, script_type="python", **POLICY))
+    await asyncio.sleep(0.5)
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def _time_out(session: sb.Session, served: Services) -> None:
+    code = program(_TRANSFER, {"port": served.endless.port})
+    result = await session.exec(code, script_type="python", timeout_s=0.5, **POLICY)
+    assert result.termination_reason == "timeout"
+
+
+@pytest.mark.spec("D7", "G4")
+@pytest.mark.parametrize("end", [_kill, _cancel, _time_out])
+async def test_a_run_that_ends_during_a_transfer_leaves_nothing(
+    net: sb.Session, served: Services, end: Callable
+) -> None:
+    """No descriptor, no task; and the next call works."""
+    await end(net, served)
+    before = await _state()
+    for _ in range(3):
+        await end(net, served)
+    assert await _settles(before), (before, await _state(), descriptors())
+    seen = await look(net, 'out["x"] = ask(("allowed.test", given["port"]))', allow=ALLOW,
+                      given={"port": served.echo.port})  # fmt: skip
+    assert seen.out == {"x": "hellobye"}
+
+
+@pytest.mark.spec("B6", "G4")
+async def test_closing_during_a_transfer_leaves_nothing(
+    jailed: OpenSession, served: Services
+) -> None:
+    async with jailed() as session:
+        await _started(session, served)
+    before = await _state()
+    for _ in range(3):
+        async with jailed() as session:
+            proc = await _started(session, served)
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 3
+        assert proc.termination_reason == "closed"
+    assert await _settles(before), (before, await _state(), descriptors())
+
+
+@pytest.mark.spec("G4")
+async def test_many_runs_leave_nothing(net: sb.Session, served: Services) -> None:
+    """Refused, allowed, unused doors and doors with connections still open, over and over."""
+    code = """
+    held = [socket.create_connection(("allowed.test", given["port"])) for _ in range(3)]
+    held.append(socket.create_connection(HTTP))
+    attempt(ask, ("other.test", 80)), attempt(ask, ("10.0.0.1", 80))
+    os._exit(0)
+    """
+    text = program(code, {"port": served.echo.port})
+
+    async def rounds(number: int) -> None:
+        for _ in range(number):
+            await asyncio.gather(
+                *(net.run(text, script_type="python", **POLICY) for _ in range(2)),
+                net.run("true", **POLICY),
+            )
+
+    await rounds(2)
+    before = await _state()
+    await rounds(6)
+    assert await _settles(before), (before, await _state(), descriptors())
