@@ -1,4 +1,4 @@
-"""What a network policy costs: a run under an allow-list, and bytes through the transparent door."""
+"""What a network policy costs: a run under an allow-list, and bytes through its doors."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from union.sandbox.constants import (
     UNREAD_STREAM_BYTES,
 )
 
-pytestmark = pytest.mark.spec("G3")
+# Fork bombs and full memory slow down whatever runs beside them.
+pytestmark = [pytest.mark.spec("G3"), pytest.mark.alone]
 _MIB = 2**20
 
 

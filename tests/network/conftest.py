@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import shutil
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import ISOLATED, OpenSession, session_of
-from tests.network.services import Services, services
+from tests.conftest import ISOLATED, session_of
+from tests.network.services import services
 
 from union import sandbox as sb
 from union.sandbox._net import decide
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from tests.conftest import OpenSession
+    from tests.network.services import Services
 
 NAMES = [
     "allowed.test",

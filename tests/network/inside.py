@@ -70,7 +70,8 @@ def socks(name, port, command=1):
     # The reply code of the SOCKS proxy.
     raw = name if isinstance(name, bytes) else name.encode()
     with socket.create_connection(SOCKS, timeout=10) as s:
-        s.sendall(b"\\x05\\x01\\x00" + bytes((5, command, 0, 3, len(raw))) + raw + struct.pack(">H", port))
+        place = bytes((3, len(raw))) + raw + struct.pack(">H", port)
+        s.sendall(b"\\x05\\x01\\x00" + bytes((5, command, 0)) + place)
         s.recv(2)
         return s.recv(10)[1]
 """

@@ -52,6 +52,9 @@ class _Server(socketserver.ThreadingTCPServer):
             super().finish_request(request, client_address)
             return
         request.settimeout(20)
+        # Some releases of Python leak a socket that is gone before it is wrapped.
+        if not request.recv(1, socket.MSG_PEEK):
+            return
         with self.context.wrap_socket(request, server_side=True) as wrapped:
             super().finish_request(wrapped, client_address)
 
@@ -78,7 +81,8 @@ class _Web(http.server.BaseHTTPRequestHandler):
             return
         self._send(file.read_bytes(), html=file.name == "index.html")
 
-    do_HEAD = do_GET
+    def do_HEAD(self):
+        self.do_GET()
 
     def do_POST(self):
         self.server.site.requests.append(f"{self.command} {self.headers['Host']} {self.path}")
@@ -186,7 +190,8 @@ def make_index(web: Path) -> None:
     wheel = f"{PACKAGE}-1.0-py3-none-any.whl"
     files = {
         f"{PACKAGE}.py": "answer = 42\n",
-        f"{PACKAGE}-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n",
+        f"{PACKAGE}-1.0.dist-info/METADATA": "Metadata-Version: 2.1\n"
+        f"Name: {PACKAGE}\nVersion: 1.0\n",
         f"{PACKAGE}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\n"
         "Root-Is-Purelib: true\nTag: py3-none-any\n",
     }

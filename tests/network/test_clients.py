@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import ipaddress
 import json
+import os
 import shlex
 import socket
 import ssl
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spec("F3", "F4", "F8")
 
+SYSTEM_AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "SOCKS_PROXY", "NO_PROXY")
 WITHOUT = "env " + " ".join(f"-u {name} -u {name.lower()}" for name in VARIABLES)
 
@@ -175,13 +177,16 @@ def _mirror_of_the_index() -> list[str] | None:
 
 @pytest.mark.spec("F6")
 async def test_a_package_is_installed_under_the_python_indexs_hosts(
-    cell: str, request: pytest.FixtureRequest
+    cell: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the public index where this machine reaches it, else from loopback in its name."""
     package, options, allow = "six", "", list(sb.PYPI_HOSTS)
     mirror = await asyncio.to_thread(_mirror_of_the_index)
     if mirror is not None:
         allow += mirror
+        # uv has authorities of its own; a mirror's is one that this machine trusts.
+        if "SSL_CERT_FILE" not in os.environ and os.path.exists(SYSTEM_AUTHORITIES):
+            monkeypatch.setenv("SSL_CERT_FILE", SYSTEM_AUTHORITIES)
     else:
         served = request.getfixturevalue("served")
         request.getfixturevalue("resolver")

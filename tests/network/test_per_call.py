@@ -127,7 +127,8 @@ async def test_what_an_open_call_leaves_behind_cannot_serve_a_blocked_one(
         time.sleep(60)
         os._exit(0)
     time.sleep(0.3)
-    out["alive"] = attempt(lambda: socket.create_connection(("127.0.0.1", given["port"])).close())[0]
+    here = ("127.0.0.1", given["port"])
+    out["alive"] = attempt(lambda: socket.create_connection(here).close())[0]
     """
     given = {"port": port, "echo": served.echo.port}
     seen = await look(net, daemon, given=given, network_mode="open")
@@ -246,7 +247,7 @@ async def test_arguments_are_checked_before_anything_starts(
 
 @pytest.mark.spec("B6")
 async def test_a_closed_session_leaves_no_door(jailed: OpenSession, served: Services) -> None:
-    """THREATS 96. A background run under an allow-list ends with its session, and so do its doors."""
+    """THREATS 96. A background run ends with its session, and so do its doors."""
     async with jailed() as session:
         proc = await session.run(
             program(

@@ -1,4 +1,4 @@
-"""A kernel without nf_tables: the proxies still serve, everything else is blocked, and we say so."""
+"""A kernel without nf_tables: the proxies serve, all else is blocked, and we say so."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ async def test_with_open_it_is_handed_on_as_variables(jailed: OpenSession, kind:
         blocked = await session.exec("env", network_mode="blocked")
     found = {name: value for name, value in json.loads(text).items() if "proxy" in name.lower()}
     named = ["HTTP_PROXY", "HTTPS_PROXY"] if kind == "http" else ["SOCKS_PROXY"]
-    expected = {name: url for name in [*named, "ALL_PROXY"]}
+    expected = dict.fromkeys([*named, "ALL_PROXY"], url)
     expected |= {name.lower(): url for name in expected}
     for name in ("NO_PROXY", "no_proxy"):
         assert "127.0.0.1" in found.pop(name)

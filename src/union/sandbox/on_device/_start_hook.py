@@ -46,6 +46,17 @@ def _wait() -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    _renew_main()
+
+
+def _renew_main() -> None:
+    """Makes the script's own module anew, in the collector's sight.
+
+    What a script leaves in it must be found when the program ends, or its ``__del__`` would not run.
+    """
+    main = type(sys)("__main__")
+    main.__dict__.update(sys.modules["__main__"].__dict__, __annotations__={})
+    sys.modules["__main__"] = main
 
 
 def _settle_down() -> None:

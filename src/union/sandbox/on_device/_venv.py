@@ -133,5 +133,8 @@ class Venv:
     def _write(self) -> None:
         for name, content in self._files.items():
             self._tree.put(f"{DIRECTORY}/{name}", content.encode(), owner=self._owner)
+        # Made now, or the first import of the hook would make it and look like an installation.
+        cache = f"{DIRECTORY}/lib/python{self._python.version}/site-packages/__pycache__"
+        self._tree.make_dir(cache, exist_ok=True, owner=self._owner)
         for name, target in self._links.items():
             self._tree.put_link(f"{DIRECTORY}/{name}", target, owner=self._owner)
