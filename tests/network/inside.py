@@ -43,8 +43,14 @@ def ask(address, data=b"hello", end=True):
     with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as s:
         s.settimeout(10)
         s.connect(tuple(address))
-        s.sendall(data)
-        end and s.shutdown(socket.SHUT_WR)
+        try:
+            s.sendall(data)
+            end and s.shutdown(socket.SHUT_WR)
+        except OSError as exc:
+            # What a reset looks like to whoever writes after it came.
+            if exc.errno in (errno.EPIPE, errno.ENOTCONN):
+                raise ConnectionResetError(errno.ECONNRESET, "reset") from exc
+            raise
         return read_all(s).decode("latin-1")
 
 def status(data):

@@ -52,7 +52,7 @@ def _wait() -> None:
 def _renew_main() -> None:
     """Makes the script's own module anew, in the collector's sight.
 
-    What a script leaves in it must be found when the program ends, or its ``__del__`` would not run.
+    What a script leaves there must be found when the program ends, or its ``__del__`` never runs.
     """
     main = type(sys)("__main__")
     main.__dict__.update(sys.modules["__main__"].__dict__, __annotations__={})
