@@ -114,6 +114,12 @@ def children_of(pid: int) -> set[int]:
         return set()
 
 
+def interpreter_under(place: str) -> set[str]:
+    """The name in ``place`` that leads to our own interpreter, which every sandbox shows."""
+    ours = {os.path.relpath(prefix, place) for prefix in (sys.prefix, sys.base_prefix)}
+    return {path.split("/")[0] for path in ours} - {".", ".."}
+
+
 def eventually(check: Callable[[], bool], *, within_s: float = 3.0) -> bool:
     """Whether ``check`` becomes true soon."""
     end = time.monotonic() + within_s

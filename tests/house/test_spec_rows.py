@@ -14,11 +14,9 @@ SPEC = ROOT / "docs" / "SPEC.md"
 # Whoever builds a row takes it out: a row that is listed here must have no test that names it.
 _REMOTE = "remote sessions and the server are not built yet"
 _CLUSTER = "sessions on a cluster are not built yet"
-_NETWORK = "allow-lists are being connected to sessions; tests/net has their parts"
 NOT_YET = {
     "A4": "there are no console scripts yet",
     "E3": "listing, removing and whole trees come after single files",
-    "F7": _NETWORK,
     "H": "the command line tool is not built yet",
     "I1": _REMOTE,
     "I2": _REMOTE,

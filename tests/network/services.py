@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.server
+import select
 import socket
 import socketserver
 import ssl
@@ -116,6 +117,15 @@ class _Endless(socketserver.BaseRequestHandler):
                 self.request.sendall(b"x" * PIECE)
 
 
+class _Mute(socketserver.BaseRequestHandler):
+    """Says nothing and ends nothing, whatever the client does, until the connection is gone."""
+
+    def handle(self):
+        gone = select.poll()
+        gone.register(self.request, 0)
+        gone.poll(20_000)
+
+
 @contextmanager
 def _serve(handler, context: ssl.SSLContext | None = None) -> Iterator[Site]:
     server = _Server(("127.0.0.1", 0), handler)
@@ -139,11 +149,12 @@ class Services:
     https: Site
     echo: Site
     endless: Site
+    mute: Site
     ca: Path
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        return (self.http, self.https, self.echo, self.endless)
+        return (self.http, self.https, self.echo, self.endless, self.mute)
 
 
 @contextmanager
@@ -161,6 +172,7 @@ def services(place: Path, *, names: list[str]) -> Iterator[Services]:
             stack.enter_context(_serve(web, context)),
             stack.enter_context(_serve(_Echo)),
             stack.enter_context(_serve(_Endless)),
+            stack.enter_context(_serve(_Mute)),
             ca,
         )
 

@@ -212,6 +212,28 @@ async def test_closing_during_a_transfer_leaves_nothing(
 
 
 @pytest.mark.spec("G4")
+async def test_a_server_that_never_ends_does_not_keep_a_run_or_its_doors(
+    net: sb.Session, served: Services
+) -> None:
+    """The program is gone; the other side says nothing and stays."""
+    code = """
+    held = [socket.create_connection(("allowed.test", given["port"])) for _ in range(3)]
+    for s in held:
+        s.sendall(b"x")
+    time.sleep(0.1)
+    """
+    given = {"port": served.mute.port}
+    await look(net, code, allow=ALLOW, given=given)
+    before = await _state()
+    begun = time.monotonic()
+    for _ in range(3):
+        seen = await look(net, code, allow=ALLOW, given=given)
+        assert [d.bytes_up for d in seen.grants] == [1, 1, 1]
+    assert time.monotonic() - begun < 6
+    assert await _settles(before), (before, await _state(), descriptors())
+
+
+@pytest.mark.spec("G4")
 async def test_many_runs_leave_nothing(net: sb.Session, served: Services) -> None:
     """Refused, allowed, unused doors and doors with connections still open, over and over."""
     code = """

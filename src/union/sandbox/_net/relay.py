@@ -87,13 +87,14 @@ async def _down(server: Stream, client: Stream, attempt: Attempt) -> None:
 async def _pump(source: Stream, sink: Stream) -> AsyncIterator[int]:
     """Carry bytes to the end of ``source``; yields how many went each time."""
     loop = asyncio.get_running_loop()
-    most = _PIECE
+    # One piece of memory for all of it: a fresh one each time would cost more than the copying.
+    piece = memoryview(bytearray(_PIECE))
     pieces = 0
-    while data := await loop.sock_recv(source.sock, most):
-        await loop.sock_sendall(sink.sock, data)
-        yield len(data)
-        if len(data) == most:
-            most = _LARGE_PIECE
+    while size := await loop.sock_recv_into(source.sock, piece):
+        await loop.sock_sendall(sink.sock, piece[:size])
+        yield size
+        if size == len(piece) < _LARGE_PIECE:
+            piece = memoryview(bytearray(_LARGE_PIECE))
         pieces += 1
         if pieces % _PIECES_PER_TURN == 0:
             await asyncio.sleep(0)
