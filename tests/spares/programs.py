@@ -1,5 +1,7 @@
 """Programs whose every output must be the same from a waiting Python and from a fresh one."""
 
+# ruff: noqa: E501 - one program, one line
+
 from __future__ import annotations
 
 PROGRAMS: dict[str, str] = {

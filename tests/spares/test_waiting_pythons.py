@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import zipfile
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-
 from tests.conftest import session_of
 from tests.spares.programs import PROGRAMS
+
 from union import sandbox as sb
 from union.sandbox.on_device._pythons import WaitingPythons
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -32,20 +35,21 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("work")
     (directory / "helper_module.py").write_text("VALUE = 'helped'\n")
     (directory / "statistics_shadow.py").write_text("")
-    yield directory
+    return directory
 
 
 @pytest.fixture
 async def pair(work: Path) -> AsyncIterator[tuple[sb.Session, sb.Session]]:
     """Two sessions in one work dir: one that keeps Pythons waiting, one that does not."""
     options = {"host_work_dir": str(work)}
-    async with session_of("userns", **options) as warm, session_of(
-        "userns", warm=0, **options
-    ) as cold:
+    async with (
+        session_of("userns", **options) as warm,
+        session_of("userns", warm=0, **options) as cold,
+    ):
         await warm.run_code("pass")
         yield warm, cold
 
@@ -73,8 +77,13 @@ async def test_what_an_earlier_run_installed_is_there(taken: list[bool], tmp_pat
     wheel = tmp_path / "late-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("late.py", "VALUE = 'late'\n")
-        archive.writestr("late-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
-        archive.writestr("late-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "late-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: late\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            "late-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr("late-1.0.dist-info/RECORD", "")
         archive.writestr("late.pth", "import sys; sys.late_pth = True\n")
     async with session_of("userns") as sbx:
@@ -90,7 +99,9 @@ async def test_what_an_earlier_run_installed_is_there(taken: list[bool], tmp_pat
 
 
 @pytest.mark.spec("C5")
-@pytest.mark.parametrize("name", ["PYTHONHASHSEED", "LD_LIBRARY_PATH", "LC_ALL", "MALLOC_ARENA_MAX"])
+@pytest.mark.parametrize(
+    "name", ["PYTHONHASHSEED", "LD_LIBRARY_PATH", "LC_ALL", "MALLOC_ARENA_MAX"]
+)
 async def test_what_acts_at_the_start_takes_a_fresh_one(name: str, taken: list[bool]) -> None:
     async with session_of("userns") as sbx:
         await sbx.run_code("pass")
@@ -134,6 +145,7 @@ async def test_a_waiting_one_obeys_time_limits_signals_and_cancellation(taken: l
 
 async def test_a_waiting_one_that_was_killed_is_not_used(taken: list[bool]) -> None:
     from tests.conftest import children_of, descendants
+
     from union.sandbox._linux.launcher import Launcher
 
     async with session_of("userns") as sbx:

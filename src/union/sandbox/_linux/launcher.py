@@ -247,8 +247,10 @@ class Channel:
         )
         try:
             send_with_fds(self._sock, message, [theirs.fileno(), encoded, *cgroups, *fds])
-        except BaseException:
+        except BaseException as exc:
             ours.close()
+            if isinstance(exc, BrokenPipeError | ConnectionResetError):
+                self._on_lost()
             raise
         finally:
             theirs.close()

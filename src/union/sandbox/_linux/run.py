@@ -145,31 +145,20 @@ class LocalRun:
         self.close_doors: Callable[[], Awaitable[None]] | None = None
         self._closing_doors: asyncio.Task[None] | None = None
 
-    def begin(
-        self,
-        command: Command,
-        sink: Sink,
-        *,
-        stdin: bytes | str | None,
-        timeout_s: float | None,
-    ) -> None:
-        """Sends the request; from here on the sink is told everything."""
-        self._sink = sink
-        try:
-            self.send(command, stdin=stdin)
-        except OSError as exc:
-            self._release()
-            self._fail(Failed("spawn", f"the command could not be handed over: {exc.strerror}"))
-            return
-        self.attach(sink, timeout_s=timeout_s)
-
     def send(
         self, command: Command, *, stdin: bytes | str | None = None, wait: int | None = None
     ) -> None:
         """Hands the command over. ``wait`` is a descriptor that the program will wait on.
 
-        On an OSError the near ends of pipes are still to be released.
+        After an OSError nothing was started, and everything the run held has been let go.
         """
+        try:
+            self._send(command, stdin=stdin, wait=wait)
+        except BaseException:
+            self.discard()
+            raise
+
+    def _send(self, command: Command, *, stdin: bytes | str | None, wait: int | None) -> None:
         self._program = command.argv[0]
         sent: list[int] = []
         flags = 0
@@ -235,6 +224,9 @@ class LocalRun:
         """Lets an unused sandbox and its pipes go; nobody listens to it."""
         self._sandbox.sock.close()
         _close_all(self._doors)
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None
         while self._pipes:
             os.close(self._pipes.popitem()[1])
 
@@ -310,12 +302,12 @@ class LocalRun:
 
     def _on_lost(self) -> None:
         """The first process ended without a word: it, or everything, was killed."""
-        if self._sandbox.was_out_of_memory():
+        out_of_memory = self._sandbox.was_out_of_memory()
+        if out_of_memory or self._cause:
             self._drain_pipes()
-            self._finish(Exited(128 + signal.SIGKILL, "oom", Usage()))
-        elif self._cause:
-            self._drain_pipes()
-            self._finish(Exited(128 + signal.SIGKILL, self._cause, Usage()))
+            usage = Usage(peak_memory_bytes=self._sandbox.peak_memory())
+            cause = "oom" if out_of_memory else self._cause
+            self._finish(Exited(128 + signal.SIGKILL, cause, usage))
         else:
             self._fail(Failed("stream", "the sandbox ended without reporting how"))
 
@@ -428,6 +420,12 @@ class LocalRun:
         self._timers.append(
             self._loop.call_later(KILL_GRACE_S + _OUR_KILL_DELAY_S, self._sandbox.kill)
         )
+
+    def kill_tree(self) -> None:
+        """SIGKILL to everything, by the sandbox's first process, or else by the launcher."""
+        self.signal(signal.SIGKILL)
+        if not self._ended:
+            self._timers.append(self._loop.call_later(_OUR_KILL_DELAY_S, self._sandbox.kill))
 
     def end_now(self, cause: str) -> None:
         """The same without grace, from outside."""

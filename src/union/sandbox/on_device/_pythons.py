@@ -11,7 +11,6 @@ import os
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.events import Started
 from union.sandbox._linux.run import LocalRun
 from union.sandbox._linux.spares import Budget
 from union.sandbox.on_device._start_hook import PRELOAD
@@ -19,7 +18,6 @@ from union.sandbox.on_device._start_hook import PRELOAD
 if TYPE_CHECKING:
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._linux.run import Command, Sandbox
-    from union.sandbox._session.transport import Sink
     from union.sandbox.on_device._posture import Posture
 
 __all__ = ["WaitingPythons", "can_wait"]
@@ -100,7 +98,6 @@ class WaitingPythons:
             run.send(command, wait=far)
         except OSError:
             os.close(go)
-            run.discard()
             raise
         self._waiting[posture].append(_Waiting(run, sandbox, go, fingerprint))
 
@@ -126,10 +123,3 @@ class WaitingPythons:
             while waiting:
                 waiting.popleft().let_go()
         self._waiting.clear()
-
-
-def listen(run: LocalRun, sink: Sink, *, timeout_s: float | None) -> None:
-    """Connects a Python that was taken to whoever asked for it."""
-    if run.started.done():
-        sink.event(Started(run.pid))
-    run.attach(sink, timeout_s=timeout_s)

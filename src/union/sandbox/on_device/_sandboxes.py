@@ -73,7 +73,13 @@ class Sandboxes:
         return self._groups
 
     def prepare(self, posture: Posture) -> Sandbox:
-        """Begins a sandbox now."""
+        """Begins a sandbox now; once more with a new launcher if the old one has just died."""
+        try:
+            return self._prepare(posture)
+        except (BrokenPipeError, ConnectionResetError):
+            return self._prepare(posture)
+
+    def _prepare(self, posture: Posture) -> Sandbox:
         group = None if self._groups is None else cgroup.Group(self._groups, self._limits)
         channel = self._line()
         pid: asyncio.Future[int] | None = None
@@ -158,7 +164,7 @@ class Sandboxes:
         def begin(found: asyncio.Future[int]) -> None:
             if run.finished.done():
                 return
-            watch = MemoryWatch(found.result(), limit, sandbox.kill)
+            watch = MemoryWatch(found.result(), limit, run.kill_tree)
             sandbox.was_out_of_memory = lambda: watch.exceeded
             sandbox.peak_memory = lambda: watch.peak
             run.finished.add_done_callback(lambda _: watch.stop())

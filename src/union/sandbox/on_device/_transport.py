@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import functools
 import os
 import tempfile
@@ -11,6 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends import registry
+from union.sandbox._core.events import Started
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.spec import RunSpec
 from union.sandbox._core.view import RUN_DIR
@@ -18,12 +20,12 @@ from union.sandbox._linux import host, kernel
 from union.sandbox._linux.launcher import Channel
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox._linux.run import LocalRun, Sandbox
-from union.sandbox.errors import SandboxError, SandboxUsageError
+from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._network import open_doors, shape_of
 from union.sandbox.on_device._posture import Posture
-from union.sandbox.on_device._pythons import WaitingPythons, can_wait, listen
+from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes
 from union.sandbox.on_device._venv import Venv
 from union.sandbox.on_device._workdir import WorkDir
@@ -213,22 +215,26 @@ class LocalTransport:
         posture = self._posture(shape)
         self._venv().ensure()
         command = self._build(spec, posture)
-        waited = self._waiting_python(posture, spec, command)
-        if waited is not None:
-            run, sandbox = waited
-        else:
-            sandbox = self._sandboxes.take(posture)
-            pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
-            run = LocalRun(sandbox, pipes=pipes, isolation=posture.isolation)
+        try:
+            run, sandbox = self._hand_over(posture, spec, command)
+        except OSError as exc:
+            raise SandboxExecutionError(
+                f"the command could not be handed over: {exc.strerror}",
+                backend=self._spec.backend,
+                stage="spawn",
+                code=f"spawn-{errno.errorcode.get(exc.errno or 0, 'unknown')}",
+                hint="raise the limit on open files (ulimit -n)"
+                if exc.errno in {errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS}
+                else "",
+            ) from exc
         if shape == "filtered" and not self._bare:
             run.on_doors = functools.partial(self._serve, run, spec, sink)
         self._runs.add(run)
         run.finished.add_done_callback(lambda _: self._runs.discard(run))
         self._sandboxes.watch_memory(run, sandbox)
-        if waited is not None:
-            listen(run, sink, timeout_s=spec.timeout_s)
-        else:
-            run.begin(command, sink, stdin=spec.stdin, timeout_s=spec.timeout_s)
+        if run.started.done():
+            sink.event(Started(run.pid))
+        run.attach(sink, timeout_s=spec.timeout_s)
         if not run.started.done():
             try:
                 await asyncio.shield(run.started)
@@ -243,6 +249,25 @@ class LocalTransport:
                 hint=f"the work dir is {self.work_dir}; paths outside need read_only_paths",
             )
         return run
+
+    def _hand_over(
+        self, posture: Posture, spec: RunSpec, command: Command
+    ) -> tuple[LocalRun, Sandbox]:
+        """Gives the command to a Python or a sandbox that waits, or to one that is made now."""
+        waited = self._waiting_python(posture, spec, command)
+        if waited is not None:
+            return waited
+        pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
+        sandbox = self._sandboxes.take(posture)
+        run = LocalRun(sandbox, pipes=pipes, isolation=posture.isolation)
+        try:
+            run.send(command, stdin=spec.stdin)
+        except (BrokenPipeError, ConnectionResetError):
+            # It died while it waited, so nothing was started; a new one is as good.
+            sandbox = self._sandboxes.prepare(posture)
+            run = LocalRun(sandbox, pipes=pipes, isolation=posture.isolation)
+            run.send(command, stdin=spec.stdin)
+        return run, sandbox
 
     def _serve(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
         run.close_doors = open_doors(spec.network, fds, sink.decision).aclose
