@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -219,13 +220,15 @@ async def test_a_parallel_run_of_any_session_cannot_be_read_or_signalled(
     out["hits"] = hits
     out["own"] = "LOOKER" in read("/proc/self/environ")
     """
-    async with jailed() as one, jailed() as two:
+    key = secrets.token_hex(16)  # of this test alone: where /proc is shared, so are its neighbours
+    looker = {"LOOKER": "1"}
+    async with jailed(env=looker) as one, jailed(env=looker) as two:
         holder = await one.run(
-            wait, script_type="python", env={"KEY": SECRET}, stdin=True, stdout=True, timeout_s=30
+            wait, script_type="python", env={"KEY": key}, stdin=True, stdout=True, timeout_s=30
         )
-        assert await anext(holder.iter_stdout_lines()) == SECRET
+        assert await anext(holder.iter_stdout_lines()) == key
         for session in (one, two):
-            found = await attack(session, look, given={"mark": SECRET}, env={"LOOKER": "1"})
+            found = await attack(session, look, given={"mark": key})
             assert found["own"]
             assert found["hits"] == []
             await session.exec(["kill", "-9", "-1"])

@@ -6,14 +6,26 @@ working directory. Everything after that is Python's own start, as if nothing ha
 """
 
 import os
+import site
 import sys
 
+_begun: list[bool] = []
 WAIT_FD, SLOT_FD = 100, 101
 PRELOAD = "_UNION_SANDBOX_PRELOAD"
 
 
-def begin(run_dir: str) -> None:
-    """Called from the venv's .pth file, by every Python that starts there."""
+def begin(run_dir: str, site_dirs: list[str]) -> None:
+    """Called from the venv's .pth file, by every Python that starts there.
+
+    Twice, in fact, since Python reads the file twice; once is enough.
+    """
+    if _begun:
+        sys.modules.pop(__name__, None)
+        return
+    _begun.append(True)
+    for site_dir in site_dirs:
+        # As site directories, not just paths, so that their own .pth files count too.
+        site.addsitedir(site_dir)
     if os.path.dirname([*sys.orig_argv, "", ""][1]) != run_dir:
         return
     try:
@@ -24,7 +36,6 @@ def begin(run_dir: str) -> None:
         _wait()
     if sys.path[0] != os.getcwd():
         sys.path.insert(0, os.getcwd())
-    sys.modules.pop(__name__, None)
 
 
 def _wait() -> None:

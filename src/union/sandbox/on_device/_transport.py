@@ -299,7 +299,7 @@ class LocalTransport:
             self._sandboxes.keep(posture)
         elif self._pythons.wants(posture):
             fingerprint = self._venv().fingerprint()
-            plain = RunSpec(kind="python", text="", network=spec.network)
+            plain = RunSpec(kind="python", env=self._spec.env, network=spec.network)
             command = dataclasses.replace(self._build(plain, posture), script=None)
             self._pythons.add(posture, self._sandboxes.prepare(posture), command, fingerprint)
             self._sandboxes.touch(self._let_pythons_go)

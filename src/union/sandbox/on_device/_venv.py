@@ -33,12 +33,8 @@ _HOOK_FILE: Final = Path(__file__).with_name("_start_hook.py")
 def _files(python: Interpreter, run_dir: str) -> dict[str, str]:
     """Relative path -> content of every regular file of the venv."""
     home = os.path.dirname(python.executable)
-    hook = "".join(
-        # As a site directory, not just a path, so that its own .pth files count too.
-        f"import site; site.addsitedir({site_dir!r})\n"
-        for site_dir in python.site_dirs
-    )
-    hook += f"import _union_sandbox; _union_sandbox.begin({run_dir!r})\n"
+    arguments = f"{run_dir!r}, {list(python.site_dirs)!r}"
+    hook = f"import _union_sandbox; _union_sandbox.begin({arguments})\n"
     lib = f"lib/python{python.version}/site-packages"
     return {
         "pyvenv.cfg": (
