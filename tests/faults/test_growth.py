@@ -43,9 +43,11 @@ async def test_a_thousand_runs_leave_nothing() -> None:
     async with session_of("userns") as sbx:
         for _ in range(20):
             await sbx.exec("true")
+        await asyncio.sleep(0.1)  # the sandbox that waits for the next command is in place
         before, memory = state(), resident_mib()
         for _ in range(RUNS):
             assert (await sbx.exec("true")).ok
+        await asyncio.sleep(0.1)
         assert eventually(lambda: state() == before), (before, state())
         assert resident_mib() - memory < 8
 

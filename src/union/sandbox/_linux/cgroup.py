@@ -129,6 +129,7 @@ class Group:
         name = f"sandbox-{os.getpid()}-{next(_NUMBERS)}"
         self._dirs: dict[str, Path] = {}
         self.procs: list[int] = []
+        self._end: tuple[bool, int | None] | None = None
         try:
             for controller, place in where.places:
                 directory = Path(place) / name
@@ -168,6 +169,18 @@ class Group:
             os.close(self.procs.pop())
 
     def was_out_of_memory(self) -> bool:
+        """Whether the kernel killed for memory in this group; also to be asked after its end."""
+        if self._end is None:
+            return self._saw_oom_kill()
+        return self._end[0]
+
+    def peak_memory(self) -> int | None:
+        """The most that all processes held together; also to be asked after its end."""
+        if self._end is None:
+            return self._peak()
+        return self._end[1]
+
+    def _saw_oom_kill(self) -> bool:
         name = "memory.events" if self._version == 2 else "memory.oom_control"
         for line in _lines(str(self._dirs["memory"] / name)):
             key, _, value = line.partition(" ")
@@ -175,7 +188,7 @@ class Group:
                 return True
         return False
 
-    def peak_memory(self) -> int | None:
+    def _peak(self) -> int | None:
         v2 = self._version == 2
         name = "memory.peak" if v2 else "memory.max_usage_in_bytes"
         lines = _lines(str(self._dirs["memory"] / name))
@@ -183,6 +196,8 @@ class Group:
 
     def remove(self) -> None:
         """Removes the group; its processes must be gone."""
+        if "memory" in self._dirs:
+            self._end = (self._saw_oom_kill(), self._peak())
         for directory in dict.fromkeys(self._dirs.values()):
             with contextlib.suppress(FileNotFoundError):
                 directory.rmdir()

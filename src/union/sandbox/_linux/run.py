@@ -253,6 +253,15 @@ class LocalRun:
     # Messages of the sandbox's first process.
 
     def _on_message(self) -> None:
+        try:
+            self._take_messages()
+        except Exception:
+            # A fault of ours must end this run, not be repeated for as long as it has something
+            # to say.
+            self._fail(Failed("stream", "what the sandbox said could not be dealt with"))
+            raise
+
+    def _take_messages(self) -> None:
         while not self._ended:
             try:
                 data, fds, _, _ = socket.recv_fds(self._sandbox.sock, 64, 8)
