@@ -61,13 +61,15 @@ class Session:
             )
         self._state = "opening"
         self._loop = asyncio.get_running_loop()
-        transport = self._make_transport()
+        transport: Transport | None = None
         try:
+            transport = self._make_transport()
             await transport.open()
         except BaseException:
             self._state = "closed"
             self._why_closed = "the session could not be opened"
-            await transport.aclose()
+            if transport is not None:
+                await transport.aclose()
             raise
         self._transport = transport
         self._facts = _Facts(transport.work_dir, transport.isolation)

@@ -11,7 +11,7 @@ from union.sandbox._session.session import Session
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["default_fs_allowlist", "session"]
+__all__ = ["available_backends", "default_fs_allowlist", "session"]
 
 
 def session(
@@ -74,6 +74,17 @@ def session(
     return Session(spec, transport)
 
 
+def available_backends() -> tuple[BackendStatus, ...]:
+    """Tries every backend and tells which work here: ``name``, ``available``, ``reason``, ``hint``.
+
+    >>> [status.name for status in available_backends()]
+    ['bubblewrap', 'userns', 'sandbox-exec', 'none']
+    """
+    from union.sandbox.on_device import _availability
+
+    return _availability.available_backends()
+
+
 def default_fs_allowlist() -> dict[str, tuple[str, ...]]:
     """The paths visible in every sandbox of this host: ``read_only`` and ``read_write``."""
     from union.sandbox._linux import host
@@ -87,4 +98,5 @@ def default_fs_allowlist() -> dict[str, tuple[str, ...]]:
 
 
 if TYPE_CHECKING:
+    from union.sandbox.on_device._availability import BackendStatus
     from union.sandbox.on_device._transport import LocalTransport
