@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import os
 import signal
 import socket
@@ -19,8 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Exited, Failed, Started, Usage
-from union.sandbox._core.plan import OP_NAMES
+from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import sealed_memfd, send_with_fds
+from union.sandbox._linux.stdin import StdinPipe
 from union.sandbox.constants import KILL_GRACE_S
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ _INLINE: Final = 60 * 1024
 _CHUNK: Final = 256 * 1024
 _ROUND: Final = 4
 """Chunks taken from one pipe before the other descriptors get their turn."""
-_OP_CHDIR, _OP_EXEC = 110, 111
 _OUR_KILL_DELAY_S: Final = 2.0
 """How long the sandbox's first process may take to obey before it is killed from outside."""
 
@@ -127,11 +126,7 @@ class LocalRun:
         self._wanted = pipes
         self._pipes: dict[int, int] = {}
         self._paused: set[int] = set()
-        self._stdin: int | None = None
-        self._stdin_queue = bytearray()
-        self._stdin_closing = False
-        self._stdin_broken = False
-        self._stdin_waiters: list[asyncio.Future[None]] = []
+        self._stdin: StdinPipe | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._cause = ""
         self._program = ""
@@ -225,8 +220,7 @@ class LocalRun:
         self._sandbox.sock.close()
         _close_all(self._doors)
         if self._stdin is not None:
-            os.close(self._stdin)
-            self._stdin = None
+            self._stdin.drop()
         while self._pipes:
             os.close(self._pipes.popitem()[1])
 
@@ -245,7 +239,7 @@ class LocalRun:
         elif stdin is not None:
             far, near = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(near, False)
-            self._stdin = near
+            self._stdin = StdinPipe(near)
             if self._sandbox.owner is not None:
                 os.fchown(far, self._sandbox.owner, self._sandbox.owner)
             give(far, 1)
@@ -284,7 +278,7 @@ class LocalRun:
             elif kind == _FAILED:
                 _, where, error, _ = _SIMPLE.unpack(data)
                 self.failure = (where, error)
-                self._fail(_explain(where, error, self._program))
+                self._fail(explain(where, error, self._program))
 
     def _on_exit(self, data: bytes) -> None:
         _, status, user_us, system_us, maxrss_kib = _EXIT.unpack(data)
@@ -346,7 +340,8 @@ class LocalRun:
         if self._sandbox.sock.fileno() >= 0:
             self._loop.remove_reader(self._sandbox.sock.fileno())
             self._sandbox.sock.close()
-        self._drop_stdin()
+        if self._stdin is not None:
+            self._stdin.drop()
         _settle(self.started)
         _settle(self.finished)
 
@@ -445,57 +440,16 @@ class LocalRun:
     # Standard input.
 
     def feed_stdin(self, data: bytes) -> None:
-        if self._stdin is None or self._stdin_broken:
-            return
-        idle = not self._stdin_queue
-        self._stdin_queue += data
-        if idle:
-            self._on_stdin_room()
+        if self._stdin is not None:
+            self._stdin.feed(data)
 
     async def drain_stdin(self) -> None:
-        if self._stdin_queue and not self._stdin_broken:
-            waiter = self._loop.create_future()
-            self._stdin_waiters.append(waiter)
-            await waiter
-        if self._stdin_broken:
-            raise BrokenPipeError(errno.EPIPE, "the command does not read its stdin any more")
+        if self._stdin is not None:
+            await self._stdin.drain()
 
     def close_stdin(self) -> None:
-        self._stdin_closing = True
-        if not self._stdin_queue:
-            self._drop_stdin()
-
-    def _on_stdin_room(self) -> None:
-        if self._stdin is None:
-            return
-        self._loop.remove_writer(self._stdin)
-        try:
-            del self._stdin_queue[: os.write(self._stdin, self._stdin_queue[:_CHUNK])]
-        except BlockingIOError:
-            pass  # full again: the loop tells when there is room
-        except OSError:
-            self._drop_stdin(broken=True)
-            return
-        if self._stdin_queue:
-            self._loop.add_writer(self._stdin, self._on_stdin_room)
-            return
-        self._wake_stdin()
-        if self._stdin_closing:
-            self._drop_stdin()
-
-    def _drop_stdin(self, *, broken: bool = False) -> None:
         if self._stdin is not None:
-            self._stdin_broken = broken or bool(self._stdin_queue) or not self._stdin_closing
-            self._loop.remove_writer(self._stdin)
-            os.close(self._stdin)
-            self._stdin = None
-            self._stdin_queue.clear()
-        self._wake_stdin()
-
-    def _wake_stdin(self) -> None:
-        for waiter in self._stdin_waiters:
-            _settle(waiter)
-        self._stdin_waiters.clear()
+            self._stdin.close()
 
 
 def _read_only(fd: int) -> int:
@@ -514,29 +468,3 @@ def _settle(future: asyncio.Future[None]) -> None:
 def _close_all(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def _explain(where: int, error: int, program: str) -> Failed:
-    op = where & 0xFF
-    name = OP_NAMES.get(op, f"step {op}")
-    what = os.strerror(error)
-    if op == _OP_EXEC and error == errno.ENOENT:
-        return Failed(
-            "spawn", f"no such program inside the sandbox: {program!r}", "program-not-found"
-        )
-    if op == _OP_EXEC and error == errno.E2BIG:
-        return Failed(
-            "spawn",
-            "arguments and environment together are larger than the kernel accepts",
-            "too-large",
-            "pass large data through stdin, or in a file with put_bytes()",
-        )
-    if op == _OP_EXEC and error == errno.ENOEXEC:
-        return Failed(
-            "spawn",
-            f"not a program for this machine: {program!r}",
-            hint="a script needs a '#!' first line",
-        )
-    if op == _OP_EXEC:
-        name = f"{name} {program!r}"
-    return Failed("spawn", f"{name}: {what}", f"spawn-{errno.errorcode.get(error, error)}")

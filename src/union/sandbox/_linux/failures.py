@@ -1,0 +1,41 @@
+"""What a failed step means to the caller."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final
+
+from union.sandbox._core.events import Failed
+from union.sandbox._core.plan import OP_NAMES
+
+__all__ = ["explain"]
+
+_EXEC: Final = 111
+
+
+def explain(where: int, error: int, program: str) -> Failed:
+    """The failure of one step; the low byte of ``where`` says which operation it was."""
+    op = where & 0xFF
+    name = OP_NAMES.get(op, f"step {op}")
+    if op == _EXEC and error == errno.ENOENT:
+        return Failed(
+            "spawn", f"no such program inside the sandbox: {program!r}", "program-not-found"
+        )
+    if op == _EXEC and error == errno.E2BIG:
+        return Failed(
+            "spawn",
+            "arguments and environment together are larger than the kernel accepts",
+            "too-large",
+            "pass large data through stdin, or in a file with put_bytes()",
+        )
+    if op == _EXEC and error == errno.ENOEXEC:
+        return Failed(
+            "spawn",
+            f"not a program for this machine: {program!r}",
+            hint="a script needs a '#!' first line",
+        )
+    if op == _EXEC:
+        name = f"{name} {program!r}"
+    code = f"spawn-{errno.errorcode.get(error, error)}"
+    return Failed("spawn", f"{name}: {os.strerror(error)}", code)
