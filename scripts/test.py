@@ -16,10 +16,13 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parents[1]
 # Most tests wait for a process or a clock. More workers than this were slower on two cores.
 WORKERS = "4"
+ALONE = "alone"
 RUNS = {
     "beside each other": ["-m", "not alone", "-n", WORKERS, "--dist", "loadgroup"],
-    "alone": ["-m", "alone"],
+    ALONE: ["-m", "alone"],
 }
+# What pytest returns when a test has failed.
+SOME_FAILED = 1
 # What pytest returns when its filter or its arguments leave nothing to run.
 NOTHING_COLLECTED = 5
 
@@ -38,6 +41,28 @@ def counted(report: Path) -> Counter[str]:
     return found
 
 
+def again(found: Counter[str]) -> tuple[int, Counter[str]]:
+    """Run once more, alone, what failed beside others: time limits are short and cores are few.
+
+    What fails alone has failed. How many needed this is said, so that it cannot grow unseen.
+    """
+    wanting = found["failed"] + found["errors"]
+    print(f"\n--- {wanting} once more, alone ---", flush=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--last-failed",
+        "--last-failed-no-failures=none",
+    ]
+    done = subprocess.run(command, check=False, cwd=ROOT)
+    if done.returncode == 0:
+        print(f"{wanting} tests passed only when run alone", flush=True)
+        found = Counter(passed=found["passed"] + wanting, skipped=found["skipped"])
+    return done.returncode, found
+
+
 def main(arguments: list[str]) -> int:
     """Run both; return the first exit code that is not 0."""
     total: Counter[str] = Counter()
@@ -49,8 +74,12 @@ def main(arguments: list[str]) -> int:
             report = Path(scratch, f"{number}.xml")
             command = [sys.executable, "-m", "pytest", "-q", *options, f"--junitxml={report}"]
             done = subprocess.run([*command, *arguments], check=False, cwd=ROOT)
-            codes.append(done.returncode)
-            total += counted(report)
+            found = counted(report)
+            code = done.returncode
+            if code == SOME_FAILED and name != ALONE:
+                code, found = again(found)
+            codes.append(code)
+            total += found
     if set(codes) <= {0, NOTHING_COLLECTED} and total["passed"]:
         code = 0
     else:

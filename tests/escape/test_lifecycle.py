@@ -289,7 +289,7 @@ async def test_the_work_dir_cannot_be_exchanged(jailed: OpenSession, plant: Path
 async def test_nothing_survives_a_cancelled_call(jail: sb.Session) -> None:
     """THREATS 107. The awaiting task is cancelled while daemons are up."""
     mark = _mark()
-    cmd = f"setsid sh -c 'while :; do sleep 0.1; done' {mark} & echo up > up; sleep 60"
+    cmd = f"echo up > up; setsid sh -c 'while :; do sleep 0.1; done' {mark} & sleep 60"
     task = asyncio.create_task(jail.exec(cmd))
     while not marked(mark):
         await asyncio.sleep(0.01)
