@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 
     from union.sandbox._core.plan import Plan
 
-__all__ = ["BINARY", "Channel", "Launcher", "sealed_memfd", "send_with_fds"]
+__all__ = [
+    "BINARY",
+    "Channel",
+    "Launcher",
+    "NamespaceRefusedError",
+    "sealed_memfd",
+    "send_with_fds",
+]
 
 BINARY: Final = Path(__file__).parent / "bin" / "sandbox-launcher"
 
@@ -64,6 +71,10 @@ def sealed_memfd(name: str, content: bytes, *, owner: int | None = None) -> int:
         os.close(fd)
         raise
     return fd
+
+
+class NamespaceRefusedError(OSError):
+    """The kernel, or a filter over it, made no user namespace."""
 
 
 class Launcher:
@@ -162,7 +173,7 @@ class Launcher:
             raise SandboxExecutionError("the launcher ended unexpectedly", stage="spawn")
         _, _, error, _ = _SIMPLE.unpack(data)
         if error:
-            raise OSError(error, os.strerror(error))
+            raise NamespaceRefusedError(error, os.strerror(error))
         return int(fds[0])
 
 

@@ -9,7 +9,7 @@ import functools
 import os
 import tempfile
 import warnings
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from union.sandbox._backends import registry
 from union.sandbox._core.events import Started
@@ -17,7 +17,7 @@ from union.sandbox._core.paths import work_path
 from union.sandbox._core.spec import RunSpec
 from union.sandbox._core.view import RUN_DIR
 from union.sandbox._linux import host, kernel
-from union.sandbox._linux.launcher import Channel
+from union.sandbox._linux.launcher import Channel, NamespaceRefusedError
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox._linux.run import LocalRun, Sandbox
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalTransport"]
 
-_CHDIR: Final = 110
+_CLONE, _CHDIR = 101, 110
 
 
 class LocalTransport:
@@ -101,7 +101,10 @@ class LocalTransport:
         if facts != self._facts:
             self._facts = facts
             self._forget_postures()
-        posture = self._posture(shape)
+        try:
+            posture = self._posture(shape)
+        except NamespaceRefusedError as exc:
+            return _probe.Outcome((_CLONE, exc.errno or 0))
         looked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         number, sock = self._line().prepare(
             posture.plan, posture.encoded, fds=posture.fds, on_pid=looked.set_result

@@ -1,0 +1,54 @@
+"""Where isolation is not to be had, opening says why and what to do; nothing weaker is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from union import sandbox as sb
+from union.sandbox._core.seccomp import filter_program
+from union.sandbox._linux import kernel
+
+PROJECT = Path(__file__).parents[2]
+
+# A process under our own filter is in the place of one in a container whose profile refuses user
+# namespaces: the same calls are closed to it.
+CONFINED = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[2])
+from tests.unit.seccomp_probe import install
+from union import sandbox as sb
+install(bytes.fromhex(sys.argv[1]))
+async def main():
+    try:
+        await sb.on_device.session(backend="userns").open()
+    except sb.BackendUnavailableError as error:
+        print(error.backend, error.code)
+        print(error)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.spec("G1")
+def test_no_user_namespaces_is_told_with_its_remedies() -> None:
+    program = filter_program(machine=kernel.machine()).hex()
+    done = subprocess.run(
+        [sys.executable, "-c", CONFINED, program, str(PROJECT)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.stdout.startswith("userns backend-unavailable\n"), done.stderr
+    assert "seccomp profile refuses user namespaces" in done.stdout
+    assert "hint:" in done.stdout
+    assert "seccompProfile: Unconfined" in done.stdout
+
+
+@pytest.mark.spec("G1")
+async def test_the_control_is_that_it_opens_without_the_filter() -> None:
+    async with sb.on_device.session(backend="userns") as session:
+        assert (await session.exec("echo fine")).stdout == "fine\n"
