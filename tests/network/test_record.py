@@ -41,7 +41,7 @@ async def test_an_allowed_connection_is_recorded_with_its_bytes_and_time(
     assert decision.address == "127.0.0.1"
     assert decision.rule == "127.0.0.0/8", "the name alone would not have been enough"
     assert (decision.bytes_up, decision.bytes_down) == (100_000, 100_003)
-    assert 100 <= decision.duration_ms < 10_000
+    assert 90 <= decision.duration_ms < 10_000
     assert before <= decision.time <= time.time()
     assert decision.suggestion == decision.error == ""
 
