@@ -171,6 +171,29 @@ async def test_preload_imports_ahead_and_only_inside() -> None:
     assert "colorsys" not in sys.modules
 
 
+@pytest.mark.spec("C8", "F1")
+async def test_what_an_open_run_leaves_in_the_venv_does_not_wait_with_its_network(
+    taken: list[bool],
+) -> None:
+    """A planted .pth file runs in every Python of the session; none waits on the open network."""
+    plant = (
+        "import pathlib, sysconfig\n"
+        "site = pathlib.Path(sysconfig.get_path('purelib'))\n"
+        '(site / \'A.pth\').write_text(\'import os; open(os.environ["HOME"] + "/ran", "a")'
+        '.write(os.readlink("/proc/self/ns/net") + chr(10))\\n\')'
+    )
+    async with session_of("userns") as sbx:
+        await sbx.run_code(plant, network_mode="open")
+        await sbx.run("rm -f ran")
+        await sbx.run_code("pass", network_mode="open")
+        during = (await sbx.get_bytes("ran")).split()
+        assert during, "the plant works: it ran in the run itself"
+        await asyncio.sleep(0.5)
+        assert (await sbx.get_bytes("ran")).split() == during, "and nowhere else since"
+        await sbx.run_code("pass", network_mode="open")
+    assert taken == [False, False, False]
+
+
 @pytest.mark.parametrize("wrong", ["numpy", [1], ["a b"], 5])
 def test_preload_takes_module_names(wrong: object) -> None:
     with pytest.raises(sb.SandboxUsageError, match="preload"):

@@ -189,8 +189,7 @@ def test_leaf_swapped_for_a_link_never_lets_put_or_get_out(work):
 def test_parents_that_turn_into_links_while_they_are_made(work):
     with attack(FLIP_PARENT, work):
         done, _ = storm(work, writer("new/a/b/f"))
-    # How often the tree holds still for long enough is the machine's affair.
-    assert done > 10
+    assert done > 50
 
 
 def test_a_quiet_tree_serves_everything(work):

@@ -300,7 +300,9 @@ class LocalTransport:
             return
         if spec.kind != "python":
             self._sandboxes.keep(posture)
-        elif self._pythons.wants(posture):
+        elif posture.shape != "open" and self._pythons.wants(posture):
+            # A waiting Python runs what earlier runs left in the venv (.pth files), and so must not
+            # have a network that a later, narrower run lacks. Filtered doors are not served yet.
             fingerprint = self._venv().fingerprint()
             plain = RunSpec(kind="python", env=self._spec.env, network=spec.network)
             command = dataclasses.replace(self._build(plain, posture), script=None)
