@@ -4,7 +4,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Prerequisites are steps in order here, also under -j.
 .NOTPARALLEL:
-.PHONY: help setup demo test lint types format bench clean dist system-packages
+.PHONY: help setup demo test lint types format bench bench-peers clean dist system-packages
 
 venv   := .venv
 bin    := $(venv)/bin
@@ -43,8 +43,11 @@ format: setup ## rewrite to the house format, with the safe fixes
 	@$(bin)/ruff check --fix-only --quiet .
 	@$(bin)/ruff format --quiet .
 
-bench: setup ## the numbers, on this machine
+bench: setup ## the numbers, on this machine; also for the README
 	@$(bin)/python -m bench
+
+bench-peers: setup ## what `make bench` compares with, from the package index, in .cache/peers
+	@$(bin)/python -m bench.peers.install
 
 dist: setup ## source distribution and wheel, in dist/
 	@rm -rf dist

@@ -1,4 +1,4 @@
-"""`make bench`: the numbers on this machine, as ratios to doing the same without a sandbox."""
+"""`make bench`: the numbers on this machine, as multiples of doing the same without a sandbox."""
 
 from __future__ import annotations
 
@@ -8,101 +8,179 @@ import json
 import os
 import platform
 import sys
-from itertools import groupby
+import time
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bench import cases
+from bench import chart, report
+from bench.contenders import BARE, OURS, ROOT, ContenderError, Worker, everybody
+from bench.idle import idle_sessions
+from bench.measures import MEASURES, take_turns
+from bench.server import server
 
 from union import sandbox as sb
 
 if TYPE_CHECKING:
-    from bench.measure import Row
+    from bench.contenders import Contender
 
-RESULTS = Path(__file__).parent / "results" / "latest.json"
+KEPT = ROOT / "bench" / "results"
+"""Where a whole run is written, which the README shows. Anything less goes to SCRATCH."""
+SCRATCH = ROOT / ".cache" / "bench"
+IDLE = "idle"
+QUICK = 0.1
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
+    known = [*(measure.name for measure in MEASURES), IDLE]
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", help="benchmarks to run; all of them if none is named")
+    parser.add_argument("names", nargs="*", help=f"what to measure: {', '.join(known)}")
+    parser.add_argument("--quick", action="store_true", help=f"the same as --scale {QUICK}")
+    parser.add_argument("--scale", type=float, help="multiplies rounds and seconds (default: 1)")
+    parser.add_argument("--without-peers", action="store_true", help="only bare and ours")
+    parser.add_argument("--output", type=Path, help="the directory for the JSON and the chart")
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="multiplies rounds and seconds (default: 1)"
+        "--rewrite",
+        action="store_true",
+        help="measure nothing; write the README and the chart anew from the last whole run",
     )
-    parser.add_argument("--output", type=Path, default=RESULTS, help="where to write the JSON")
-    asked = parser.parse_args()
-    known = [case.__name__ for case in cases.CASES]
+    asked = parser.parse_args(given)
     if unknown := set(asked.names) - set(known):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
+    if asked.scale is None:
+        asked.scale = QUICK if asked.quick else 1.0
     if not 0 < asked.scale <= 10:
         parser.error("--scale must be more than 0 and at most 10")
+    asked.whole = asked.scale >= 1 and not asked.names and not asked.without_peers
+    asked.names = asked.names or known
+    asked.kept = asked.whole and asked.output is None
+    asked.output = asked.output or (KEPT if asked.whole else SCRATCH)
     return asked
 
 
-def table(rows: list[Row]) -> str:
-    """Rows as a person reads them."""
-    lines = [f"{'benchmark':<40} {'contender':<14} {'median':>10} {'':<6} {'± %':>5} {'x bare':>8}"]
-    for name, group in groupby(rows, key=lambda row: row.benchmark):
-        members = list(group)
-        for row in members:
-            shown = name if row is members[0] else ""
-            lines.append(
-                f"{shown:<40} {row.contender:<14} {row.median:>10.2f} {row.unit:<6} "
-                f"{row.spread * 100:>5.0f} {row.ratio(members[0]):>8.2f}"
-            )
-    return "\n".join(lines)
+class Progress:
+    """One line that changes, for a person who watches; nothing in a pipe."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._step = 0
+        self._title = ""
+        self._watched = sys.stderr.isatty()
+        self._begun = time.monotonic()
+
+    def step(self, title: str) -> None:
+        """Something new begins."""
+        self._step += 1
+        self._title = title
+        self.note("")
+
+    def note(self, detail: str) -> None:
+        """How far it has come."""
+        if self._watched:
+            spent = time.monotonic() - self._begun
+            line = f"{spent:4.0f} s  {self._step} of {self._steps}  {self._title}  {detail}"
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        """Clears the line."""
+        if self._watched:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def facts() -> dict[str, object]:
+def about() -> dict[str, Any]:
     """What the numbers depend on; nothing that names a person or a machine."""
     return {
+        "date": datetime.now(UTC).date().isoformat(),
         "version": sb.__version__,
         "python": platform.python_version(),
         "kernel": platform.release().partition("-")[0],
-        "machine": platform.machine(),
+        "processor": _processor(),
         "cpus": os.cpu_count(),
         "root": os.geteuid() == 0,
-        "load_before": os.getloadavg()[0],
+        "load_before": round(os.getloadavg()[0], 2),
     }
 
 
-def write(path: Path, about: dict[str, object], rows: list[Row]) -> None:
-    """The results, for a machine to compare."""
-    found = [
-        row.to_dict(members[0])
-        for _, group in groupby(rows, key=lambda row: row.benchmark)
-        for members in [list(group)]
-        for row in members
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"about": about, "rows": found}, indent=2) + "\n", encoding="utf-8")
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
 
 
-async def measure(asked: argparse.Namespace) -> list[Row]:
-    """Runs the benchmarks that were asked for, in order."""
-    found: list[Row] = []
-    async with cases.bench_session() as session:
-        bench = cases.Bench(session=session, scale=asked.scale)
-        for case in cases.CASES:
-            if not asked.names or case.__name__ in asked.names:
-                print(f"{case.__name__} ...", file=sys.stderr, flush=True)
-                found += await case(bench)
-    return found
+async def measure(asked: argparse.Namespace, port: int) -> report.Results:
+    """Runs what was asked for, in order, every contender in turn."""
+    contenders = everybody(port, peers=not asked.without_peers)
+    results: report.Results = {"about": about(), "measures": [], "left_out": {}}
+    wanted = [m for m in MEASURES if m.name in asked.names]
+    progress = Progress(1 + len(wanted) + (IDLE in asked.names))
+    progress.step("start everybody")
+    async with AsyncExitStack() as stack:
+        workers = await _start(contenders, stack, results["left_out"])
+        results["about"]["versions"] = {w.name: _version(w) for w in workers}
+        for one in wanted:
+            progress.step(one.title.replace("`", ""))
+            results["measures"].append(
+                await take_turns(one, workers, scale=asked.scale, note=progress.note)
+            )
+    results["idle"] = {"results": [], "dropped": {}}
+    if IDLE in asked.names:
+        progress.step("idle sessions")
+        able = [w.contender for w in workers if "open" in w.operations and w.name != BARE]
+        results["idle"] = await idle_sessions(able, scale=asked.scale, note=progress.note)
+    results["about"]["load_after"] = round(os.getloadavg()[0], 2)
+    progress.done()
+    return results
+
+
+async def _start(
+    contenders: list[Contender], stack: AsyncExitStack, left_out: dict[str, str]
+) -> list[Worker]:
+    workers = []
+    for contender in contenders:
+        try:
+            worker = await Worker(contender).start()
+        except ContenderError as exc:
+            if contender.name in {BARE, OURS}:
+                raise
+            left_out[contender.name] = str(exc)
+        else:
+            stack.push_async_callback(worker.close)
+            workers.append(worker)
+    return workers
+
+
+def _version(worker: Worker) -> str:
+    # A program in front of a command is driven by our own interpreter, which is named anyway.
+    return "" if worker.contender.driver == "command" else worker.version
+
+
+def write(asked: argparse.Namespace, results: report.Results) -> None:
+    """The results for a machine, as a picture, and, after a whole run, in the README."""
+    asked.output.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    (asked.output / "latest.json").write_text(f"{text}\n", encoding="utf-8")
+    (asked.output / "latest.svg").write_text(chart.svg(results), encoding="utf-8")
+    if asked.kept:
+        report.put_in(ROOT / "README.md", results)
 
 
 def main() -> int:
     """Measures, prints, writes."""
     asked = arguments()
-    about = facts()
+    if asked.rewrite:
+        results = json.loads((KEPT / "latest.json").read_text(encoding="utf-8"))
+        write(arguments([]), results)
+        return 0
     try:
-        rows = asyncio.run(measure(asked))
-    except sb.BackendUnavailableError as exc:
-        print(f"This machine cannot open a sandbox: {exc}", file=sys.stderr)
+        with server() as port:
+            results = asyncio.run(measure(asked, port))
+    except ContenderError as exc:
+        print(f"\nThis machine cannot run the benchmark: {exc}", file=sys.stderr)
         return 1
-    print(" ".join(f"{key}={value}" for key, value in about.items()))
-    print(table(rows))
-    print("Times: less is better. Rates: more is better. Medians; ± is half the quartile distance.")
-    write(asked.output, about, rows)
+    print(report.terminal(results))
+    write(asked, results)
     return 0
 
 

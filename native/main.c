@@ -23,13 +23,15 @@
 
 #include "sbx.h"
 
-struct child { pid_t pid; int channel; uint32_t id; unsigned char notify, bare; };
+/* `wrapped`: the process is bwrap, whose only child is the first process of the sandbox; `said` is what it wrote to its
+ * standard error, `socket` the sandbox's, to pass that on. `leaves`: its processes may outlive it and come to us. */
+struct child { pid_t pid; int channel, said, socket; uint32_t id; unsigned char notify, leaves, wrapped; };
 
 static struct child *children;
 static size_t nchildren, room;
 static struct step steps[MAX_STEPS];
 static union { char bytes[MAX_MESSAGE]; struct simple_msg simple; struct prepare_msg prepare; } request;
-static int poller;
+static int poller, proc, life[2];
 
 /* A message to a channel must never stop the launcher: a host that does not read loses its notice, not its neighbours. */
 static void tell(int channel, uint32_t type, uint32_t id, int32_t a)
@@ -47,7 +49,7 @@ static int is_listed(pid_t pid)
     return 0;
 }
 
-static int remember(pid_t pid, int channel, const struct prepare_msg *p)
+static int remember(pid_t pid, int channel, const struct prepare_msg *p, int said, int socket)
 {
     if (nchildren == room) {
         size_t more = room ? room * 2 : 64;
@@ -57,9 +59,25 @@ static int remember(pid_t pid, int channel, const struct prepare_msg *p)
         children = grown;
         room = more;
     }
-    children[nchildren++] = (struct child){.pid = pid, .channel = channel, .id = p->id,
-                                           .notify = (p->flags & PREPARE_NOTIFY) != 0, .bare = p->clone_flags == 0};
+    int wrapped = (p->flags & PREPARE_WRAPPED) != 0;
+    children[nchildren++] = (struct child){.pid = pid, .channel = channel, .id = p->id, .said = said, .socket = socket,
+                                           .notify = (p->flags & PREPARE_NOTIFY) != 0, .wrapped = (unsigned char)wrapped,
+                                           .leaves = wrapped || p->clone_flags == 0};
     return 0;
+}
+
+/* Why bwrap ended before there was a sandbox, in its own words; the host has no other way to learn it. */
+static void pass_on(const struct child *c, int status)
+{
+    struct { struct simple_msg head; char text[400]; } msg = {.head = {.type = MSG_FAILED, .id = OP_WRAP}};
+    ssize_t size = 0;
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    if (code != 0 && code < 125) /* from there on it is the end of what bwrap had started */
+        size = pread(c->said, msg.text, sizeof msg.text, 0);
+    if (size > 0)
+        size = send(c->socket, &msg, sizeof msg.head + (size_t)size, MSG_NOSIGNAL | MSG_DONTWAIT);
+    close(c->said);
+    close(c->socket);
 }
 
 static void reap(void)
@@ -73,15 +91,26 @@ static void reap(void)
                 continue;
             struct child was = children[i];
             children[i] = children[--nchildren];
-            orphan = was.bare;
+            orphan = was.leaves;
+            if (was.wrapped)
+                pass_on(&was, status);
             if (was.notify)
                 tell(was.channel, MSG_GONE, was.id, status);
             break;
         }
-        /* Without a pid namespace, what a killed runner leaves behind comes to us, one generation at a time. */
+        /* Without a pid namespace, what a killed runner leaves behind comes to us, one generation at a time. So does
+         * the child of a bwrap that was killed just as it had made it. */
         if (orphan)
             kill_children(SIGKILL, is_listed);
     }
+}
+
+/* Not reaped yet, so the pid is still its own. The sandbox's first process dies before bwrap, which is left to see it:
+ * so the end of bwrap is the end of everything. */
+static void end_child(const struct child *c)
+{
+    if (!c->wrapped || !kill_only_child(c->pid))
+        kill(c->pid, SIGKILL);
 }
 
 static int kill_channel(int channel)
@@ -89,7 +118,7 @@ static int kill_channel(int channel)
     int count = 0;
     for (size_t i = 0; i < nchildren; i++)
         if (children[i].channel == channel) {
-            kill(children[i].pid, SIGKILL); /* not reaped yet, so the pid is still its own */
+            end_child(&children[i]);
             count++;
         }
     return count;
@@ -104,13 +133,6 @@ static void drain_channel(int channel)
             break;
         reap();
     }
-}
-
-static long make_child(uint32_t flags)
-{
-    struct { uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls; } args = {
-        .flags = flags, .exit_signal = SIGCHLD};
-    return syscall(SYS_clone3, &args, sizeof args);
 }
 
 static int enter_cgroups(pid_t pid, const int *fds, int n)
@@ -132,15 +154,19 @@ static void close_trees(int n)
             close(tree_fds[i]);
 }
 
-/* Descriptors of a request: the sandbox's socket, the plan, cgroup files, then what the plan refers to by index. */
+/* Descriptors of a request: the sandbox's socket, the plan, cgroup files, what the plan refers to by index, and the
+ * namespaces to begin with. */
 static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds)
 {
     if (nfds < 2 || p->cgroups > (uint32_t)nfds - 2)
         return;
-    int socket = fds[0], go[2], first = 2 + (int)p->cgroups;
+    int socket = fds[0], first = 2 + (int)p->cgroups, kept = -1, copies = p->flags & PREPARE_COPY ? 2 : 0;
+    if (nfds < first + copies)
+        return;
     struct stat st;
     const char *plan = MAP_FAILED;
-    struct sandbox s = {.socket = socket, .prepare = p, .steps = steps, .nfds = nfds - first};
+    struct sandbox s = {.socket = socket, .prepare = p, .steps = steps, .nfds = nfds - first - copies, .said = -1,
+                        .life = life[0], .proc = proc};
     memcpy(s.fds, fds + first, sizeof(int) * (size_t)s.nfds);
     if (fstat(fds[1], &st) < 0 || st.st_size == 0 ||
         (plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fds[1], 0)) == MAP_FAILED ||
@@ -153,37 +179,50 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
         report_failure(socket, OP_IDMAP, errno);
         goto trees;
     }
-    if (pipe2(go, O_CLOEXEC) < 0) {
+    if (p->flags & PREPARE_WRAPPED) {
+        s.said = memfd_create("said", MFD_CLOEXEC);
+        kept = fcntl(socket, F_DUPFD_CLOEXEC, 3);
+        if (s.said < 0 || kept < 0) {
+            report_failure(socket, OP_FDS, errno);
+            goto kept;
+        }
+    }
+    if (pipe2(s.go, O_CLOEXEC) < 0) {
         report_failure(socket, OP_FDS, errno);
-        goto trees;
+        goto kept;
     }
-    pid_t pid = (pid_t)make_child(p->clone_flags);
-    if (pid == 0) {
-        close(go[1]);
-        s.go = go[0];
+    pid_t pid = copies ? make_copy(&s, fds[nfds - 2], fds[nfds - 1]) : (pid_t)make_child(p->clone_flags);
+    if (pid == 0)
         sandbox_main(&s);
-    }
-    close(go[0]);
+    close(s.go[0]);
     if (pid < 0) {
-        report_failure(socket, OP_CLONE, errno);
+        report_failure(socket, copies ? OP_COPY : OP_CLONE, errno);
     } else {
         uint32_t failed = 0;
         if (p->flags & PREPARE_TELL_PID)
             tell(channel, MSG_PID, p->id, pid);
-        if (remember(pid, channel, p) < 0)
+        int listed = remember(pid, channel, p, s.said, kept) == 0;
+        if (!listed)
             failed = OP_FORK;
-        else if ((p->flags & PREPARE_MAP_IDS) && write_ids(pid, p) < 0)
+        else if (!copies && (p->flags & PREPARE_MAP_IDS) && write_ids(pid, p) < 0)
             failed = OP_IDS;
         else if (enter_cgroups(pid, fds + 2, (int)p->cgroups) < 0)
             failed = OP_CGROUP;
-        else if (write(go[1], "", 1) != 1)
+        else if (write(s.go[1], "", 1) != 1)
             failed = OP_FORK;
         if (failed) {
             report_failure(socket, failed, errno);
             kill(pid, SIGKILL);
         }
+        if (listed)
+            s.said = kept = -1; /* closed when the child is reaped */
     }
-    close(go[1]);
+    close(s.go[1]);
+kept:
+    if (s.said >= 0)
+        close(s.said);
+    if (kept >= 0)
+        close(kept);
 trees:
     close_trees(s.nsteps);
 unmap:
@@ -191,31 +230,11 @@ unmap:
         munmap((void *)(uintptr_t)plan, (size_t)st.st_size);
 }
 
-/* A user namespace that lives only as the descriptor sent back; it describes an id-mapped mount. */
+/* A user namespace that describes an id-mapped mount. */
 static void send_userns(int control, const struct prepare_msg *p)
 {
-    int hold[2], fd = -1, status;
-    struct simple_msg answer = {.type = MSG_USERNS_READY, .id = p->id, .a = 0};
-    if (pipe2(hold, O_CLOEXEC) < 0) {
-        answer.a = errno;
-    } else {
-        pid_t pid = (pid_t)make_child(CLONE_NEWUSER);
-        if (pid == 0) {
-            char byte;
-            close(hold[1]);
-            _exit(read(hold[0], &byte, 1) < 0);
-        }
-        if (pid < 0) {
-            answer.a = errno;
-        } else {
-            if (write_ids(pid, p) < 0 || (fd = open_userns(pid)) < 0)
-                answer.a = errno;
-        }
-        close(hold[0]);
-        close(hold[1]);
-        if (pid > 0)
-            waitpid(pid, &status, 0);
-    }
+    int fd = make_userns(p);
+    struct simple_msg answer = {.type = MSG_USERNS_READY, .id = p->id, .a = fd < 0 ? errno : 0};
     send_message(control, &answer, sizeof answer, &fd, fd >= 0);
     if (fd >= 0)
         close(fd);
@@ -244,7 +263,7 @@ static void on_channel(int channel)
         for (size_t i = 0; i < nchildren; i++)
             if (children[i].channel == channel && children[i].id == request.simple.id) {
                 children[i].notify = 1;
-                kill(children[i].pid, SIGKILL);
+                end_child(&children[i]);
             }
     } else if (got == (ssize_t)sizeof request.simple && request.simple.type == MSG_KILL_ALL) {
         drain_channel(channel);
@@ -285,8 +304,11 @@ static int move_up(int fd)
     return moved;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    (void)argv;
+    if (argc > 1)
+        inside_main();
     int control = move_up(0), host = move_up(1);
     struct rlimit files;
     sigset_t mask;
@@ -294,6 +316,10 @@ int main(void)
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
+    /* What the host ignores is not ignored inside. Nothing here sets a handler, so this is for all below. */
+    struct sigaction standard = {.sa_handler = SIG_DFL};
+    for (int n = 1; n < 32; n++)
+        sigaction(n, &standard, NULL); /* refused for SIGKILL and SIGSTOP, which cannot be ignored */
     umask(022);
     prctl(PR_SET_NAME, "sandbox", 0, 0, 0);
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
@@ -305,7 +331,9 @@ int main(void)
     sigprocmask(SIG_BLOCK, &mask, NULL);
     int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     poller = epoll_create1(EPOLL_CLOEXEC);
-    if (signals < 0 || poller < 0)
+    proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    /* Nobody else has the writing end, so the other one tells of our end whatever came of us. */
+    if (signals < 0 || poller < 0 || proc < 0 || pipe2(life, O_CLOEXEC) < 0)
         return 2;
     watch(control);
     watch(host);

@@ -14,7 +14,8 @@ static const char shapes[OP_LAST + 1][3] = {
     [OP_TMPFS] = "tt",   [OP_PROC] = "t-",      [OP_DEVPTS] = "tt",  [OP_REMOUNT] = "t-",   [OP_HOSTNAME] = "t-",
     [OP_NETLINK] = "b-", [OP_LISTEN] = "b-",    [OP_SLOT] = "t-",    [OP_LOCKDOWN] = "--",  [OP_LL_CREATE] = "--",
     [OP_LL_PATH] = "t-", [OP_LL_RESTRICT] = "--", [OP_SECCOMP] = "b-", [OP_RLIMIT] = "--",  [OP_SUBREAPER] = "--",
-    [OP_DETACH] = "--",
+    [OP_DETACH] = "--",  [OP_IDENTITY] = "t-",  [OP_ATTRS] = "t-",   [OP_RESIZE] = "tt",    [OP_WRAP] = "bb",
+    [OP_ENTER] = "--",   [OP_SHARE] = "--",
 };
 
 struct head { uint32_t op, len[2], zero; uint64_t a[4]; };
@@ -46,7 +47,7 @@ int plan_decode(const unsigned char *bytes, size_t size, struct step *steps, int
             return -1;
         memcpy(&head, bytes + at, sizeof head);
         at += sizeof head;
-        if (head.op < OP_BIND || head.op > OP_LAST || head.zero != 0)
+        if (head.op < OP_BIND || head.op > OP_LAST || !shapes[head.op][0] || head.zero != 0)
             return -1;
         struct step *step = &steps[i];
         step->op = head.op;

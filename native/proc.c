@@ -2,11 +2,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "sbx.h"
@@ -82,6 +84,23 @@ int kill_children(int signum, int (*spare)(pid_t))
     return count;
 }
 
+/* Kills the one child of a child of ours. Returns 0 when there is none, or more. The number could have passed to another
+ * process between reading and opening it; that it is still listed afterwards tells that it had not. */
+int kill_only_child(pid_t pid)
+{
+    pid_t child[2], again[2];
+    if (children_of(pid, child, 2) != 1)
+        return 0;
+    int fd = (int)syscall(SYS_pidfd_open, child[0], 0U);
+    if (fd < 0)
+        return 0;
+    int sure = children_of(pid, again, 2) == 1 && again[0] == child[0];
+    if (sure)
+        syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0U);
+    close(fd);
+    return sure;
+}
+
 static int write_file(pid_t pid, const char *name, const char *text)
 {
     char path[64];
@@ -108,9 +127,54 @@ int write_ids(pid_t pid, const struct prepare_msg *p)
     return write_file(pid, "uid_map", text);
 }
 
-int open_userns(pid_t pid)
+/* For a process in a user namespace that its own id made: the id is the same inside. */
+int write_own_ids(int proc, const struct prepare_msg *p)
 {
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/ns/user", (int)pid);
-    return open(path, O_RDONLY | O_CLOEXEC);
+    char uid[64], gid[64];
+    const struct { const char *name, *text; } files[] = {{"self/setgroups", "deny"}, {"self/gid_map", gid}, {"self/uid_map", uid}};
+    snprintf(gid, sizeof gid, "%u %u 1\n", p->gid_in, p->gid_out);
+    snprintf(uid, sizeof uid, "%u %u 1\n", p->uid_in, p->uid_out);
+    for (int i = 0; i < 3; i++) {
+        int fd = openat(proc, files[i].name, O_WRONLY | O_CLOEXEC);
+        ssize_t wrote = fd < 0 ? -1 : write(fd, files[i].text, strlen(files[i].text));
+        int error = errno;
+        if (fd >= 0)
+            close(fd);
+        errno = error;
+        if (wrote < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* With CLONE_PARENT the signal is the one that our own end sends. */
+long make_child(uint32_t flags)
+{
+    /* Not clone3: container engines answer it with ENOSYS because their filters cannot look into its arguments. */
+    return syscall(SYS_clone, (unsigned long)flags | SIGCHLD, 0UL, 0UL, 0UL, 0UL);
+}
+
+/* A user namespace that lives only as the descriptor that is returned: the process it was made for ends at once. */
+int make_userns(const struct prepare_msg *p)
+{
+    int hold[2], fd = -1, error = 0;
+    char path[64], byte;
+    if (pipe2(hold, O_CLOEXEC) < 0)
+        return -1;
+    pid_t pid = (pid_t)make_child(CLONE_NEWUSER);
+    if (pid == 0) {
+        close(hold[1]);
+        _exit(read(hold[0], &byte, 1) < 0);
+    }
+    if (pid > 0 && write_ids(pid, p) == 0) {
+        snprintf(path, sizeof path, "/proc/%d/ns/user", (int)pid);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+    }
+    error = errno;
+    close(hold[0]);
+    close(hold[1]);
+    if (pid > 0)
+        waitpid(pid, NULL, 0);
+    errno = error;
+    return fd;
 }

@@ -1,7 +1,9 @@
-/* Runs one command: waits for the request, starts the command, reaps, reports its end.
+/* Runs one command: a process that waits for the request and becomes the command, and one that reaps and reports.
  *
- * In a pid namespace this is process 1: sandboxed code cannot signal it, and its end is the end of everything inside. It
- * sits under the same Landlock domain and system-call filter as the command. */
+ * The first of the two is forked ahead, so that a request reaches it directly: nothing is forked, and nobody else has to
+ * wake up, between the request and the exec. In a pid namespace the other one is process 1: sandboxed code cannot signal
+ * it, and its end is the end of everything inside. Both sit under the same Landlock domain and system-call filter as the
+ * command. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -22,6 +24,10 @@
 
 #include "sbx.h"
 
+#ifndef CLOSE_RANGE_CLOEXEC
+#define CLOSE_RANGE_CLOEXEC 4U
+#endif
+
 enum { MAX_STRINGS = 65536 };
 
 static union { char bytes[MAX_MESSAGE]; struct exec_msg exec; struct simple_msg simple; } request;
@@ -29,13 +35,15 @@ static char *strings[MAX_STRINGS];
 static char child_stack[65536] __attribute__((aligned(16)));
 
 struct command {
+    int socket;
+    const struct built *built;
     const struct exec_msg *head;
     const struct exec_rlimit *rlimits;
     char *cwd, **programs, **argv, **envp;
     int stdio[3], wait, slot;
-    /* Written by the child, which shares our memory until it has exec'd. */
+    /* Written by the child, which shares our memory until it has exec'd or ended. */
     volatile uint32_t failed_op;
-    volatile int error;
+    volatile int error, unused, tell;
 };
 
 /* Splits the request's body. Returns -1 when it is not exactly what its head says. */
@@ -74,65 +82,11 @@ static int decode(struct command *c, char *body, size_t size)
     return at == size ? 0 : -1;
 }
 
-static int child_fail(struct command *c, uint32_t op)
+static _Noreturn void child_fail(struct command *c, uint32_t op, int error)
 {
-    c->error = errno;
+    c->error = error;
     c->failed_op = op;
     _exit(126);
-}
-
-/* Runs in the memory of its parent, which is stopped until the exec: system calls only. */
-static int child(void *arg)
-{
-    struct command *c = arg;
-    struct sigaction standard = {.sa_handler = SIG_DFL};
-    sigset_t none;
-    for (int n = 1; n < 32; n++)
-        if (n != SIGKILL && n != SIGSTOP)
-            sigaction(n, &standard, NULL);
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    setsid();
-    for (int i = 0; i < 3; i++) {
-        int fd = c->stdio[i];
-        if (fd < 0)
-            fd = open("/dev/null", (i == 0 ? O_RDONLY : O_WRONLY) | O_CLOEXEC);
-        /* Sources are all above 2, so none of the three is overwritten before its turn. */
-        if (fd < 3 || dup2(fd, i) < 0)
-            return child_fail(c, OP_STDIO);
-    }
-    if (c->wait >= 0 && (dup2(c->wait, WAIT_FD) < 0 || dup2(c->slot, SLOT_FD) < 0))
-        return child_fail(c, OP_STDIO);
-    if ((c->head->flags & EXEC_TTY) && ioctl(0, TIOCSCTTY, 0) < 0)
-        return child_fail(c, OP_TTY);
-    for (uint32_t i = 0; i < c->head->rlimits; i++) {
-        struct rlimit limit = {.rlim_cur = c->rlimits[i].soft, .rlim_max = c->rlimits[i].hard};
-        if (setrlimit((int)c->rlimits[i].resource, &limit) < 0)
-            return child_fail(c, OP_RLIMIT);
-    }
-    umask(022);
-    if (chdir(c->cwd) < 0)
-        return child_fail(c, OP_CHDIR);
-    syscall(SYS_close_range, 3U, c->wait >= 0 ? WAIT_FD - 1U : ~0U, 0);
-    if (c->wait >= 0)
-        syscall(SYS_close_range, SLOT_FD + 1U, ~0U, 0);
-    int denied = 0;
-    for (char **program = c->programs; *program; program++) {
-        execve(*program, c->argv, c->envp);
-        if (errno == EACCES)
-            denied = 1;
-        else if (errno != ENOENT && errno != ENOTDIR)
-            return child_fail(c, OP_EXEC);
-    }
-    if (denied)
-        errno = EACCES;
-    return child_fail(c, OP_EXEC);
-}
-
-static _Noreturn void fail(int socket, uint32_t op, int error)
-{
-    report_failure(socket, op, error);
-    _exit(125);
 }
 
 static int fill_slot(int slot, int source)
@@ -147,6 +101,97 @@ static int fill_slot(int slot, int source)
             return -1;
     }
     return 0;
+}
+
+/* Waits for the request and takes it apart, with its descriptors. */
+static void take_request(struct command *c)
+{
+    int fds[MAX_FDS], nfds, next = 0, wanted = 0;
+    ssize_t got = receive_message(c->socket, request.bytes, sizeof request, fds, &nfds, 0);
+    if (got <= 0) {
+        c->unused = got == 0; /* never used: the host closed it */
+        _exit(125);
+    }
+    const struct exec_msg *h = c->head = &request.exec;
+    if (got < (ssize_t)sizeof *h || h->type != MSG_EXEC)
+        child_fail(c, OP_REQUEST, EPROTO);
+    /* Sandboxed code will share the other process's ids: no look into it, whatever else allows it. */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    for (uint32_t bit = EXEC_STDIN; bit <= EXEC_WAIT; bit <<= 1)
+        wanted += (h->flags & bit) != 0;
+    if (wanted != nfds)
+        child_fail(c, OP_REQUEST, EPROTO);
+    for (int i = 0; i < 3; i++)
+        c->stdio[i] = h->flags & (EXEC_STDIN << i) ? fds[next++] : -1;
+    if ((h->flags & (EXEC_SCRIPT | EXEC_WAIT)) && h->slot >= (uint32_t)c->built->nslots)
+        child_fail(c, OP_REQUEST, EPROTO);
+    if ((h->flags & EXEC_SCRIPT) && fill_slot(c->built->slots[h->slot], fds[next++]) < 0)
+        child_fail(c, OP_SCRIPT, errno);
+    char *body = request.bytes + sizeof *h;
+    size_t size = (size_t)got - sizeof *h;
+    if (h->flags & EXEC_PAYLOAD) {
+        size = h->size;
+        body = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fds[next++], 0);
+        if (body == MAP_FAILED)
+            child_fail(c, OP_REQUEST, errno);
+    }
+    c->wait = h->flags & EXEC_WAIT ? fds[next] : -1;
+    c->slot = h->flags & EXEC_WAIT ? c->built->slots[h->slot] : -1;
+    c->tell = (h->flags & EXEC_TELL) != 0;
+    if (decode(c, body, size) < 0)
+        child_fail(c, OP_REQUEST, EPROTO);
+}
+
+/* Runs in the memory of its parent, which sleeps until the exec: system calls only. */
+static int child(void *arg)
+{
+    struct command *c = arg;
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setsid();
+    take_request(c);
+    int terminal = -1;
+    if ((c->head->flags & EXEC_TTY) && (terminal = give_terminal(c->socket, c->head->rows, c->head->cols)) < 0)
+        child_fail(c, OP_TTY, errno);
+    for (int i = 0; i < 3; i++) {
+        int fd = terminal >= 0 ? terminal : c->stdio[i];
+        if (fd < 0)
+            fd = open("/dev/null", (i == 0 ? O_RDONLY : O_WRONLY) | O_CLOEXEC);
+        /* Sources are all above 2, so none of the three is overwritten before its turn. */
+        if (fd < 3 || dup2(fd, i) < 0)
+            child_fail(c, OP_STDIO, errno);
+    }
+    if (c->wait >= 0 && (dup2(c->wait, WAIT_FD) < 0 || dup2(c->slot, SLOT_FD) < 0))
+        child_fail(c, OP_STDIO, errno);
+    if (terminal >= 0 && ioctl(0, TIOCSCTTY, 0) < 0)
+        child_fail(c, OP_TTY, errno);
+    for (uint32_t i = 0; i < c->head->rlimits; i++) {
+        struct rlimit limit = {.rlim_cur = c->rlimits[i].soft, .rlim_max = c->rlimits[i].hard};
+        if (setrlimit((int)c->rlimits[i].resource, &limit) < 0)
+            child_fail(c, OP_RLIMIT, errno);
+    }
+    if (chdir(c->cwd) < 0)
+        child_fail(c, OP_CHDIR, errno);
+    /* All but these is closed by the exec, not before: that is how the other process learns of it. */
+    syscall(SYS_close_range, 3U, c->wait >= 0 ? WAIT_FD - 1U : ~0U, CLOSE_RANGE_CLOEXEC);
+    if (c->wait >= 0)
+        syscall(SYS_close_range, SLOT_FD + 1U, ~0U, CLOSE_RANGE_CLOEXEC);
+    int denied = 0;
+    for (char **program = c->programs; *program; program++) {
+        execve(*program, c->argv, c->envp);
+        if (errno == EACCES)
+            denied = 1;
+        else if (errno != ENOENT && errno != ENOTDIR)
+            child_fail(c, OP_EXEC, errno);
+    }
+    child_fail(c, OP_EXEC, denied ? EACCES : errno);
+}
+
+static _Noreturn void fail(int socket, uint32_t op, int error)
+{
+    report_failure(socket, op, error);
+    _exit(125);
 }
 
 /* The whole tree but us. Outside a pid namespace kill(-1) would be everybody. */
@@ -167,12 +212,12 @@ static void end_everything(void)
     }
 }
 
-static _Noreturn void supervise(int socket, pid_t main_child, int signals)
+static _Noreturn void supervise(int socket, pid_t main_child, int signals, int life)
 {
-    struct pollfd wait[2] = {{.fd = socket, .events = POLLIN}, {.fd = signals, .events = POLLIN}};
+    struct pollfd wait[3] = {{.fd = socket, .events = POLLIN}, {.fd = signals, .events = POLLIN}, {.fd = life}};
     int fds[MAX_FDS], nfds, status = 0, ended = 0;
     while (!ended) {
-        if (poll(wait, 2, -1) < 0 && errno != EINTR)
+        if ((poll(wait, 3, -1) < 0 && errno != EINTR) || wait[2].revents)
             _exit(125);
         if (wait[1].revents) {
             struct signalfd_siginfo info;
@@ -212,73 +257,46 @@ static _Noreturn void supervise(int socket, pid_t main_child, int signals)
     _exit(0);
 }
 
+/* Sleeps until the child has exec'd or ended: then the last writing end of the pipe is closed. */
+static void await_exec(int begun, int life)
+{
+    struct pollfd wait[2] = {{.fd = begun}, {.fd = life}};
+    while (poll(wait, 2, -1) < 0)
+        if (errno != EINTR)
+            _exit(125);
+    if (wait[1].revents)
+        _exit(125);
+    close(begun);
+}
+
 _Noreturn void runner_main(int socket, const struct built *built)
 {
     static struct command c;
-    int fds[MAX_FDS], nfds, next = 0;
-    ssize_t got = receive_message(socket, request.bytes, sizeof request, fds, &nfds, 0);
-    if (got <= 0)
-        _exit(got == 0 ? 0 : 125); /* never used: the host closed it */
-    const struct exec_msg *h = &request.exec;
-    if (got < (ssize_t)sizeof *h || h->type != MSG_EXEC)
-        fail(socket, OP_REQUEST, EPROTO);
-    c.head = h;
-    /* Sandboxed code will share this process's ids: no look into it, whatever else allows it. */
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    int wanted = 0;
-    for (uint32_t bit = EXEC_STDIN; bit <= EXEC_WAIT; bit <<= 1)
-        wanted += (h->flags & bit) != 0;
-    if (wanted != nfds)
-        fail(socket, OP_REQUEST, EPROTO);
-    for (int i = 0; i < 3; i++)
-        c.stdio[i] = h->flags & (EXEC_STDIN << i) ? fds[next++] : -1;
-    if (h->flags & EXEC_SCRIPT) {
-        if (h->slot >= (uint32_t)built->nslots || fill_slot(built->slots[h->slot], fds[next]) < 0)
-            fail(socket, OP_SCRIPT, errno);
-        close(fds[next++]);
-    }
-    char *body = request.bytes + sizeof *h;
-    size_t size = (size_t)got - sizeof *h;
-    if (h->flags & EXEC_PAYLOAD) {
-        size = h->size;
-        body = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fds[next], 0);
-        if (body == MAP_FAILED)
-            fail(socket, OP_REQUEST, errno);
-        close(fds[next++]);
-    }
-    c.wait = -1;
-    if (h->flags & EXEC_WAIT) {
-        if (h->slot >= (uint32_t)built->nslots)
-            fail(socket, OP_REQUEST, EPROTO);
-        c.wait = fds[next++];
-        c.slot = built->slots[h->slot];
-    }
-    if (decode(&c, body, size) < 0)
-        fail(socket, OP_REQUEST, EPROTO);
-
+    int begun[2];
     sigset_t mask;
     sigemptyset(&mask);
     sigaddset(&mask, SIGCHLD);
     sigprocmask(SIG_BLOCK, &mask, NULL);
     int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (signals < 0)
+    if (signals < 0 || pipe2(begun, O_CLOEXEC) < 0)
         fail(socket, OP_FDS, errno);
-    pid_t pid = clone(child, child_stack + sizeof child_stack, CLONE_VM | CLONE_VFORK | SIGCHLD, &c);
+    c.socket = socket;
+    c.built = built;
+    pid_t pid = clone(child, child_stack + sizeof child_stack, CLONE_VM | SIGCHLD, &c);
     if (pid < 0)
         fail(socket, OP_FORK, errno);
-    if (c.failed_op)
-        fail(socket, c.failed_op, c.error);
-    for (int i = 0; i < 3; i++)
-        if (c.stdio[i] >= 0)
-            close(c.stdio[i]);
+    close(begun[1]);
     for (int i = 0; i < built->nslots; i++)
         close(built->slots[i]);
-    if (c.wait >= 0)
-        close(c.wait);
+    await_exec(begun[0], built->life);
+    if (c.unused)
+        _exit(0);
+    if (c.failed_op)
+        fail(socket, c.failed_op, c.error);
     struct simple_msg started = {.type = MSG_STARTED, .a = (int32_t)pid};
-    if (send_message(socket, &started, sizeof started, NULL, 0) < 0) {
+    if (c.tell && send_message(socket, &started, sizeof started, NULL, 0) < 0) {
         end_everything();
         _exit(125);
     }
-    supervise(socket, pid, signals);
+    supervise(socket, pid, signals, built->life);
 }

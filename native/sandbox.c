@@ -16,20 +16,21 @@ static _Noreturn void fail(int socket, uint32_t op)
     _exit(125);
 }
 
-static void take_ids(const struct sandbox *s)
+int leave_groups(const struct prepare_msg *p)
 {
-    const struct prepare_msg *p = s->prepare;
+    return (p->flags & PREPARE_MAP_IDS) && !(p->flags & PREPARE_DENY_SETGROUPS) ? setgroups(0, NULL) : 0;
+}
+
+int take_ids(const struct prepare_msg *p)
+{
     if (!(p->flags & PREPARE_MAP_IDS))
-        return;
-    if (!(p->flags & PREPARE_DENY_SETGROUPS) && setgroups(0, NULL) < 0)
-        fail(s->socket, OP_IDS);
-    if (setresgid(p->gid_in, p->gid_in, p->gid_in) < 0 || setresuid(p->uid_in, p->uid_in, p->uid_in) < 0)
-        fail(s->socket, OP_IDS);
+        return 0;
+    return setresgid(p->gid_in, p->gid_in, p->gid_in) < 0 ? -1 : setresuid(p->uid_in, p->uid_in, p->uid_in);
 }
 
 _Noreturn void sandbox_main(struct sandbox *s)
 {
-    static struct built built;
+    static struct built built = {.life = -1};
     char byte;
     uint32_t failed_op = 0;
     sigset_t none;
@@ -37,33 +38,56 @@ _Noreturn void sandbox_main(struct sandbox *s)
     sigprocmask(SIG_SETMASK, &none, NULL);
 
     /* Nothing may be touched before the launcher has written the id maps and the cgroups. */
-    if (read(s->go, &byte, 1) != 1)
+    close(s->go[1]);
+    if (read(s->go[0], &byte, 1) != 1)
         _exit(125);
     setsid();
-    if (s->prepare->clone_flags & CLONE_NEWNS) {
+    const struct step *last = s->nsteps > 0 ? &s->steps[s->nsteps - 1] : NULL;
+    int wrapped = last && last->op == OP_WRAP;
+    if (wrapped && find_program(s, last) < 0)
+        fail(s->socket, OP_WRAP);
+    if (s->prepare->flags & PREPARE_COPY) {
+        if (write_own_ids(s->proc, s->prepare) < 0 || open_sources(s->steps, s->nsteps, s->fds, s->nfds, 0) < 0)
+            fail(s->socket, OP_COPY);
+    } else {
         /* As the caller: sources below directories that only the caller may enter are still in reach. */
-        if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
-            fail(s->socket, OP_PRIVATE);
-        if (open_sources(s->steps, s->nsteps, s->fds, s->nfds, 0) < 0)
-            fail(s->socket, OP_BIND | 0xffffU << 8);
+        if (s->prepare->clone_flags & CLONE_NEWNS) {
+            if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
+                fail(s->socket, OP_PRIVATE);
+            if (open_sources(s->steps, s->nsteps, s->fds, s->nfds, 0) < 0)
+                fail(s->socket, OP_BIND | 0xffffU << 8);
+        }
+        if (leave_groups(s->prepare) < 0 || take_ids(s->prepare) < 0)
+            fail(s->socket, OP_IDS);
     }
-    take_ids(s);
-    if (perform(s->steps, s->nsteps, &built, &failed_op) < 0)
+    if (perform(s->steps, s->nsteps - wrapped, &built, &failed_op) < 0)
         fail(s->socket, failed_op);
+    if (wrapped)
+        wrap(s, last);
+    sandbox_ready(s->socket, &built);
+}
 
+_Noreturn void sandbox_ready(int socket, const struct built *built)
+{
     /* Changing ids clears the parent-death signal, so it is set now; a launcher that died before is seen as the end of
      * the socket. It is safe to rely on here because the launcher has a single thread. */
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     /* It also hides this process from a host without privileges, which wants to look at it before it is used. */
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
 
+    if (built->shares) {
+        struct simple_msg shared = {.type = MSG_SHARED};
+        _exit(send_message(socket, &shared, sizeof shared, built->namespaces, 2) < 0 ? 125 : 0);
+    }
     struct simple_msg ready = {.type = MSG_READY, .a = (int32_t)getpid()};
-    if (send_message(s->socket, &ready, sizeof ready, built.listeners, built.nlisteners) < 0)
+    if (send_message(socket, &ready, sizeof ready, built->listeners, built->nlisteners) < 0)
         _exit(125);
-    int keep[1 + MAX_SLOTS], n = 0;
-    keep[n++] = s->socket;
-    for (int i = 0; i < built.nslots; i++)
-        keep[n++] = built.slots[i];
+    int keep[2 + MAX_SLOTS], n = 0;
+    keep[n++] = socket;
+    if (built->life >= 0)
+        keep[n++] = built->life;
+    for (int i = 0; i < built->nslots; i++)
+        keep[n++] = built->slots[i];
     close_all_but(keep, n);
-    runner_main(s->socket, &built);
+    runner_main(socket, built);
 }

@@ -18,7 +18,7 @@ enum { MAX_STEPS = 768, MAX_FDS = 64, MAX_LISTENERS = 8, MAX_SLOTS = 2, MAX_MESS
 /* Operations of a plan. The numbers are the wire format shared with _core/plan.py. */
 enum op {
     OP_BIND = 1,     /* a0 attrs, a1 dev, a2 ino (0: unchecked), a3 idmap index + 1 << 32 | source index + 1; source, target */
-    OP_ROOT = 2,     /* mount point, tmpfs options: a private root, entered at once */
+    OP_ROOT = 2,     /* mount point, tmpfs options: what becomes the private root */
     OP_MKDIR = 3,    /* a0 mode; path */
     OP_FILE = 4,     /* a0 mode; path, bytes */
     OP_SYMLINK = 5,  /* target, path */
@@ -38,10 +38,16 @@ enum op {
     OP_RLIMIT = 19,  /* a0 resource, a1 soft, a2 hard */
     OP_SUBREAPER = 20, /* for a sandbox without a pid namespace */
     OP_DETACH = 21,  /* lets go of the caller's root, which OP_ROOT kept for the kernel's checks */
-    OP_LAST = OP_DETACH,
+    OP_IDENTITY = 22, /* a0 dev, a1 ino; path: what is there must be just that */
+    OP_ATTRS = 23,   /* a0 attrs, added to the mount at path, and to all below it */
+    OP_RESIZE = 24,  /* a0 mount flags, a1 mode; path, options: another limit for a tmpfs that is there already */
+    OP_WRAP = 25,    /* a0 flags, a1 uid, a2 gid (inside << 32 | outside); program and its arguments, plan for inside */
+    OP_ENTER = 26,   /* a0 0: by pivot_root, 1: moved over the caller's root, for where pivot_root is refused */
+    OP_SHARE = 30,   /* always last: the namespaces that hold what was built go to the host, and this process ends */
+    OP_LAST = OP_SHARE,
     /* Not steps of a plan, but places where a sandbox can fail. */
     OP_PLAN = 100, OP_CLONE = 101, OP_IDMAP = 102, OP_CGROUP = 103, OP_IDS = 104, OP_PRIVATE = 105, OP_FDS = 106,
-    OP_REQUEST = 107, OP_SCRIPT = 108, OP_FORK = 109, OP_CHDIR = 110, OP_EXEC = 111, OP_STDIO = 112, OP_TTY = 113,
+    OP_REQUEST = 107, OP_SCRIPT = 108, OP_FORK = 109, OP_CHDIR = 110, OP_EXEC = 111, OP_STDIO = 112, OP_TTY = 113, OP_COPY = 114,
 };
 
 struct step {
@@ -61,13 +67,16 @@ enum { MSG_PREPARE = 10, MSG_KILL = 11, MSG_KILL_ALL = 12 };
 /* Launcher to host, on a session's channel (and MSG_USERNS's answer): */
 enum { MSG_GONE = 20, MSG_ALL_GONE = 21, MSG_USERNS_READY = 22, MSG_PID = 23 };
 /* Host to the sandbox's first process: */
-enum { MSG_EXEC = 30, MSG_SIGNAL = 31, MSG_RESIZE = 32 };
-/* The sandbox's first process to the host: */
-enum { MSG_READY = 40, MSG_STARTED = 41, MSG_EXITED = 42, MSG_FAILED = 43 };
+enum { MSG_EXEC = 30, MSG_SIGNAL = 31 };
+/* The sandbox to the host. With MSG_TERMINAL travel the host's end of the command's terminal, and its device. */
+enum { MSG_READY = 40, MSG_STARTED = 41, MSG_EXITED = 42, MSG_FAILED = 43, MSG_SHARED = 44, MSG_TERMINAL = 45 };
 
 struct simple_msg { uint32_t type, id; int32_t a, b; };
 
-enum { PREPARE_DENY_SETGROUPS = 1, PREPARE_NOTIFY = 2, PREPARE_MAP_IDS = 4, PREPARE_TELL_PID = 8 };
+enum { PREPARE_DENY_SETGROUPS = 1, PREPARE_NOTIFY = 2, PREPARE_MAP_IDS = 4, PREPARE_TELL_PID = 8, PREPARE_WRAPPED = 16,
+       PREPARE_COPY = 32 /* the last two descriptors are a user and a mount namespace to begin with */ };
+/* The program is to enter a user namespace made for it, and has no group of the caller's. */
+enum { WRAP_USERNS = 1 };
 
 struct prepare_msg {
     uint32_t type, id, clone_flags, flags;
@@ -75,42 +84,62 @@ struct prepare_msg {
     uint32_t cgroups, zero;
 };
 
-enum { EXEC_STDIN = 1, EXEC_STDOUT = 2, EXEC_STDERR = 4, EXEC_SCRIPT = 8, EXEC_PAYLOAD = 16, EXEC_WAIT = 32, EXEC_TTY = 64 };
+enum { EXEC_STDIN = 1, EXEC_STDOUT = 2, EXEC_STDERR = 4, EXEC_SCRIPT = 8, EXEC_PAYLOAD = 16, EXEC_WAIT = 32, EXEC_TTY = 64,
+       EXEC_TELL = 128 /* say when it has started */ };
 
 /* Where a program that was started ahead of its command finds what to wait on, and the slot to fill. */
 enum { WAIT_FD = 100, SLOT_FD = 101 };
 
 /* Then, here or in the payload descriptor: rlimits (24 bytes each), cwd, programs to try, argv, env; all NUL-terminated. */
-struct exec_msg { uint32_t type, flags, slot, rlimits, programs, argc, envc, size; };
+struct exec_msg { uint32_t type, flags, slot, rlimits, programs, argc, envc, size, rows, cols; };
 
 struct exec_rlimit { uint32_t resource, zero; uint64_t soft, hard; };
 
 struct exited_msg { uint32_t type; int32_t status; uint64_t user_us, system_us, maxrss_kib; };
 
+/* What the steps of a plan left open; `life` is a pipe that ends with the launcher, or -1. */
+struct built { int listeners[MAX_LISTENERS], nlisteners, slots[MAX_SLOTS], nslots, namespaces[2], shares, life; };
+
 /* sandbox.c: the life of a cloned child, from its first instruction; does not return. */
 struct sandbox {
-    int socket, go, plan, nfds, nsteps;
+    int socket, go[2], proc, nfds, nsteps, said, program, life;
     int fds[MAX_FDS];
     const struct prepare_msg *prepare;
     struct step *steps;
 };
 _Noreturn void sandbox_main(struct sandbox *s);
+int leave_groups(const struct prepare_msg *p);
+int take_ids(const struct prepare_msg *p);
+_Noreturn void sandbox_ready(int socket, const struct built *built);
+
+/* wrap.c: another program (bwrap) builds the sandbox and starts us again as its first process; these do not return. */
+int find_program(struct sandbox *s, const struct step *step);
+_Noreturn void wrap(const struct sandbox *s, const struct step *step);
+_Noreturn void inside_main(void);
 
 /* steps.c */
-struct built { int listeners[MAX_LISTENERS], nlisteners, slots[MAX_SLOTS], nslots; };
 extern int tree_fds[MAX_STEPS];
 int open_source(const struct step *step, const int *fds, int nfds);
 int open_sources(struct step *steps, int n, const int *fds, int nfds, int idmapped);
 int perform(struct step *steps, int n, struct built *built, uint32_t *failed_op);
 
+/* copy.c: like make_child, from inside the two namespaces. */
+pid_t make_copy(struct sandbox *s, int userns, int mounts);
+
 /* runner.c: waits for the command, runs it, reports its end; does not return. */
 _Noreturn void runner_main(int socket, const struct built *built);
+
+/* terminal.c */
+int give_terminal(int socket, uint32_t rows, uint32_t cols);
 
 /* proc.c */
 void close_all_but(int *keep, int n);
 int kill_children(int signum, int (*spare)(pid_t));
+int kill_only_child(pid_t pid);
+int write_own_ids(int proc, const struct prepare_msg *p);
 int write_ids(pid_t pid, const struct prepare_msg *p);
-int open_userns(pid_t pid);
+long make_child(uint32_t flags);
+int make_userns(const struct prepare_msg *p);
 
 /* message.c */
 int send_message(int socket, const void *bytes, size_t size, const int *fds, int nfds);

@@ -11,6 +11,7 @@
 #include <linux/netlink.h>
 #include <linux/seccomp.h>
 #include <linux/securebits.h>
+#include <sched.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/mount.h>
@@ -119,14 +120,28 @@ static int attach(const struct step *step, int tree)
 
 static int old_root = -1;
 
-static int enter_root(const char *where, const char *options)
+static int make_root(const char *where, const char *options)
 {
-    old_root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    if (old_root < 0 || mount("sandbox", where, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0 || chdir(where) < 0)
+    if (mount("sandbox", where, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0)
         return -1;
+    return chdir(where);
+}
+
+static int enter_root(int move)
+{
+    if (move) {
+        /* The caller's root stays below, covered: only who may unmount could uncover it. Profiles that know of
+         * CAP_SYS_ADMIN and not of CAP_SYS_CHROOT refuse chroot; entering the namespace anew has the same effect. */
+        int here = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+        if (here < 0 || mount(".", "/", NULL, MS_MOVE, NULL) < 0 || (chroot(".") < 0 && setns(here, CLONE_NEWNS) < 0))
+            return -1;
+        close(here);
+        return chdir("/");
+    }
+    old_root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
     /* The old root is now stacked on the new one, out of reach of any path. It has to stay until /proc is mounted:
      * the kernel allows a fresh one only where it can see that the caller's was not masked. */
-    if (syscall(SYS_pivot_root, ".", ".") < 0)
+    if (old_root < 0 || syscall(SYS_pivot_root, ".", ".") < 0)
         return -1;
     return chdir("/");
 }
@@ -139,13 +154,39 @@ static int detach_root(void)
     return chdir("/");
 }
 
+static int check_identity(const char *path, uint64_t device, uint64_t inode)
+{
+    struct stat st;
+    if (stat(path, &st) < 0)
+        return -1;
+    if (st.st_dev == device && st.st_ino == inode)
+        return 0;
+    errno = ESTALE;
+    return -1;
+}
+
+static int add_attrs(const char *path, uint64_t attrs)
+{
+    struct attr attr = {.set = attrs};
+    return (int)syscall(SYS_mount_setattr, AT_FDCWD, path, AT_TREE_RECURSIVE, &attr, sizeof attr);
+}
+
+static int resize(const char *path, unsigned long flags, mode_t mode, const char *options)
+{
+    if (mount("none", path, NULL, MS_REMOUNT | flags, options) < 0)
+        return -1;
+    return chmod(path, mode);
+}
+
 static int lockdown(unsigned long securebits)
 {
     if (prctl(PR_SET_SECUREBITS, securebits, 0, 0, 0) < 0)
         return -1;
-    for (unsigned long cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++)
-        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0)
-            return -1;
+    unsigned long cap = 0;
+    while (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0)
+        cap++;
+    if (cap == 0 || errno != EINVAL) /* the first one that this kernel does not know */
+        return -1;
     if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0)
         return -1;
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -229,7 +270,8 @@ static int one(const struct step *step, int index, struct built *built)
     const char *const *d = step->data;
     switch ((enum op)step->op) {
     case OP_BIND: return attach(step, tree_fds[index]);
-    case OP_ROOT: return enter_root(d[0], d[1]);
+    case OP_ROOT: return make_root(d[0], d[1]);
+    case OP_ENTER: return enter_root(a[0] != 0);
     case OP_MKDIR: return mkdir(d[0], (mode_t)a[0]);
     case OP_FILE: return make_file(d[0], (mode_t)a[0], d[1], step->len[1]);
     case OP_SYMLINK: return symlink(d[0], d[1]);
@@ -268,6 +310,13 @@ static int one(const struct step *step, int index, struct built *built)
         return setrlimit((int)a[0], &limit);
     }
     case OP_DETACH: return detach_root();
+    case OP_IDENTITY: return check_identity(d[0], a[0], a[1]);
+    case OP_ATTRS: return add_attrs(d[0], a[0]);
+    case OP_RESIZE: return resize(d[0], (unsigned long)a[0], (mode_t)a[1], d[1]);
+    case OP_SHARE:
+        built->shares = 1;
+        built->namespaces[0] = open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC);
+        return built->namespaces[0] < 0 ? -1 : (built->namespaces[1] = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC));
     case OP_SUBREAPER: return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     default: break;
     }

@@ -11,19 +11,44 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.servers import running_server, shared_server
 
 from union import sandbox as sb
+from union.sandbox._linux.launcher import BINARY
 
-WAYS = ("userns", "none")
-"""Transport x backend. A new one joins the contract suite by being named here."""
+
+def pytest_collection_finish() -> None:
+    """What was loaded stays: the collection after each test looks at what that test made."""
+    gc.collect()
+    gc.freeze()
+
+
+WAYS = ("bubblewrap", "userns", "none")
+"""Backends. A new one joins the contract suite, on this machine and remote, by being named here."""
 ISOLATED = tuple(way for way in WAYS if way != "none")
+REMOTE = "remote-"
+"""Before a backend: the same over a server on this machine."""
+REMOTE_WAYS = tuple(REMOTE + way for way in WAYS)
 
 OpenSession = Callable[..., sb.Session]
 
 
 def session_of(way: str, **options: object) -> sb.Session:
     """A session of one way; warnings of the way itself are expected."""
-    return sb.on_device.session(backend=way, **options)  # type: ignore[arg-type]  # options of the test
+    if way.startswith(REMOTE):
+        server = shared_server(WAYS)
+        reach = {"endpoint": server.endpoint, "token": server.token, "lazy": False}
+        return sb.remote.session(**{"backend": way.removeprefix(REMOTE), **reach, **options})  # type: ignore[arg-type]
+    return sb.on_device.session(**{"backend": way, **options})  # type: ignore[arg-type]  # options of the test
+
+
+def host_dir(session: sb.Session) -> str:
+    """Where an open session's work dir is on this machine; the sandbox may see it elsewhere."""
+    transport = session._transport
+    name = getattr(transport, "_name", None)
+    if name is None or session.work_dir != str(shared_server(WAYS).work_dir):
+        return session.work_dir
+    return shared_server(WAYS).host_dir(name)
 
 
 @pytest.fixture(params=WAYS)
@@ -93,18 +118,35 @@ def sandbox_processes() -> set[int]:
     from union.sandbox._linux.launcher import Launcher
     from union.sandbox._linux.spares import Budget
 
-    launcher = Launcher._current
-    if launcher is None:
-        return set()
     found: set[int] = set()
-    spares = Budget.held()
-    for first in children_of(launcher.pid):
+    launcher = Launcher._current
+    if launcher is not None:
+        found |= _beyond_spares(launcher.pid, Budget.held())
+    server = running_server()
+    if server is not None:
+        for pid in children_of(server.pid):
+            found |= _beyond_spares(pid, int(server.metric("sandbox_spares")))
+    return found
+
+
+def _beyond_spares(launcher: int, spares: int) -> set[int]:
+    found: set[int] = set()
+    for first in children_of(launcher):
         tree = descendants(first)
-        if spares and all(os.path.exists(f"/proc/{pid}/fd/100") for pid in tree):
+        if spares and all(map(_waits, tree)):
             spares -= 1
         else:
             found |= {first, *tree}
     return found
+
+
+def _waits(pid: int) -> bool:
+    """Whether a process of a sandbox has not begun a command: a waiting Python, or still ours."""
+    try:
+        ours = os.path.samefile(f"/proc/{pid}/exe", BINARY)
+    except OSError:
+        return False
+    return ours or os.path.exists(f"/proc/{pid}/fd/100")
 
 
 def children_of(pid: int) -> set[int]:
@@ -141,5 +183,12 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _own_dirs() -> set[str]:
-    name = f"sandbox-{os.getpid()}-*"
-    return {str(path) for place in ("/tmp", "/var/tmp") for path in Path(place).glob(name)}
+    prefix = f"sandbox-{os.getpid()}-"
+    found = {
+        f"{place}/{name}"
+        for place in ("/tmp", "/var/tmp")
+        for name in os.listdir(place)
+        if name.startswith(prefix)
+    }
+    server = running_server()
+    return found if server is None else found | set(map(str, server.work_dir.iterdir()))

@@ -4,11 +4,34 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import OpenSession, eventually, sandbox_processes
+import pytest_asyncio
+from tests.conftest import (
+    REMOTE_WAYS,
+    WAYS,
+    OpenSession,
+    eventually,
+    host_dir,
+    sandbox_processes,
+    session_of,
+)
 
 from union import sandbox as sb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[*WAYS, *REMOTE_WAYS])
+async def sbx(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
+    """One session for all: a call that is refused changes nothing."""
+    async with session_of(request.param) as session:
+        yield session
+
 
 SURROGATE = "\ud800"
 BAD_RUN = {
@@ -100,6 +123,7 @@ BAD_SESSION = {
 }
 
 
+@in_one_loop
 @pytest.mark.spec("C10", "C2", "C5", "C6", "D8")
 @pytest.mark.parametrize("case", BAD_RUN)
 async def test_a_wrong_argument_of_run(sbx: sb.Session, case: str) -> None:
@@ -109,10 +133,11 @@ async def test_a_wrong_argument_of_run(sbx: sb.Session, case: str) -> None:
     assert caught.value.argument == argument
     assert isinstance(caught.value, ValueError)
     assert len(str(caught.value)) < 500
-    assert not Path(sbx.work_dir, "started").exists()
+    assert not Path(host_dir(sbx), "started").exists()
     assert eventually(lambda: not sandbox_processes())
 
 
+@in_one_loop
 @pytest.mark.spec("C10", "C1")
 @pytest.mark.parametrize("case", BAD_COMMANDS)
 async def test_a_wrong_command(sbx: sb.Session, case: str) -> None:
@@ -122,6 +147,7 @@ async def test_a_wrong_command(sbx: sb.Session, case: str) -> None:
     assert len(str(caught.value)) < 500
 
 
+@in_one_loop
 @pytest.mark.spec("C10", "C4")
 @pytest.mark.parametrize("code", ["", "  \n", "x = '\0'", b"print(1)", ["print"], None])
 async def test_wrong_source(sbx: sb.Session, code: object) -> None:
@@ -129,6 +155,7 @@ async def test_wrong_source(sbx: sb.Session, code: object) -> None:
         await sbx.run_code(code)  # type: ignore[arg-type]
 
 
+@in_one_loop
 @pytest.mark.spec("C10")
 @pytest.mark.parametrize("call", ["run", "exec", "run_code"])
 async def test_an_argument_that_does_not_exist(sbx: sb.Session, call: str) -> None:
@@ -136,6 +163,7 @@ async def test_an_argument_that_does_not_exist(sbx: sb.Session, call: str) -> No
         await getattr(sbx, call)("true", shell=True)
 
 
+@in_one_loop
 @pytest.mark.spec("C9", "C10")
 @pytest.mark.parametrize(
     "options",
@@ -151,7 +179,7 @@ async def test_an_argument_that_does_not_exist(sbx: sb.Session, call: str) -> No
 async def test_an_allowlist_that_makes_no_sense(sbx: sb.Session, options: dict) -> None:
     with pytest.raises(sb.PolicyError, match="network_allowlist"):
         await sbx.run("touch started", **options)
-    assert not Path(sbx.work_dir, "started").exists()
+    assert not Path(host_dir(sbx), "started").exists()
 
 
 @pytest.mark.spec("B1", "C10")
@@ -159,7 +187,7 @@ async def test_an_allowlist_that_makes_no_sense(sbx: sb.Session, options: dict) 
 def test_a_wrong_argument_of_session(way: str, case: str) -> None:
     argument, value = BAD_SESSION[case]
     with pytest.raises(sb.SandboxUsageError, match=argument) as caught:
-        sb.on_device.session(**{"backend": way, argument: value})
+        session_of(way, **{argument: value})
     assert caught.value.argument == argument
 
 
@@ -200,24 +228,27 @@ async def test_a_work_dir_that_is_none(open_session: OpenSession, tmp_path: Path
             await session.exec("true")
 
 
+@in_one_loop
 @pytest.mark.spec("E1", "C10")
 @pytest.mark.parametrize("data", ["text", None, 5, ["x"], object()])
 async def test_put_takes_bytes(sbx: sb.Session, data: object) -> None:
     with pytest.raises(sb.SandboxUsageError, match="data") as caught:
         await sbx.put_bytes("f", data)  # type: ignore[arg-type]
     assert caught.value.argument == "data"
-    assert not Path(sbx.work_dir, "f").exists()
+    assert not Path(host_dir(sbx), "f").exists()
 
 
+@in_one_loop
 @pytest.mark.spec("E1", "C10")
 @pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o1777, 0o10644, -1, 1.5, "644", None, True])
 async def test_set_id_bits_and_other_modes_are_refused(sbx: sb.Session, mode: object) -> None:
     with pytest.raises(sb.SandboxUsageError, match="mode") as caught:
         await sbx.put_bytes("f", b"", mode=mode)  # type: ignore[arg-type]
     assert caught.value.argument == "mode"
-    assert not Path(sbx.work_dir, "f").exists()
+    assert not Path(host_dir(sbx), "f").exists()
 
 
+@in_one_loop
 @pytest.mark.spec("E1", "C10")
 @pytest.mark.parametrize("overwrite", [1, "no", None])
 async def test_overwrite_is_a_flag(sbx: sb.Session, overwrite: object) -> None:
@@ -225,6 +256,7 @@ async def test_overwrite_is_a_flag(sbx: sb.Session, overwrite: object) -> None:
         await sbx.put_bytes("f", b"", overwrite=overwrite)  # type: ignore[arg-type]
 
 
+@in_one_loop
 @pytest.mark.spec("E1", "C10")
 @pytest.mark.parametrize("path", ["", "a\0b", None, 5, SURROGATE, "x" * 256, "a/" * 3000, ".", "/"])
 async def test_paths_that_name_no_file(sbx: sb.Session, path: object) -> None:
@@ -233,15 +265,17 @@ async def test_paths_that_name_no_file(sbx: sb.Session, path: object) -> None:
             await call
 
 
+@in_one_loop
 @pytest.mark.spec("E1", "C10")
 @pytest.mark.parametrize("limit", [-1, 1.5, "5", True, None])
 async def test_max_bytes(sbx: sb.Session, limit: object) -> None:
-    await sbx.put_bytes("f", b"x")
+    await sbx.put_bytes("there", b"x")
     with pytest.raises(sb.SandboxUsageError, match="max_bytes") as caught:
-        await sbx.get_bytes("f", max_bytes=limit)  # type: ignore[arg-type]
+        await sbx.get_bytes("there", max_bytes=limit)  # type: ignore[arg-type]
     assert caught.value.argument == "max_bytes"
 
 
+@in_one_loop
 @pytest.mark.spec("D1", "C10")
 @pytest.mark.parametrize("limit", [-1, 1.5, "5", True])
 async def test_the_cap_of_communicate(sbx: sb.Session, limit: object) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.conftest import host_dir
 
 from union import sandbox as sb
 
@@ -92,16 +93,16 @@ async def test_what_the_sandbox_made_can_be_fetched(sbx: sb.Session) -> None:
 @pytest.mark.spec("E1")
 async def test_mode_and_overwrite(sbx: sb.Session) -> None:
     await sbx.put_bytes("f", b"first")
-    assert stat.S_IMODE(os.stat(f"{sbx.work_dir}/f").st_mode) == 0o644
+    assert stat.S_IMODE(os.stat(f"{host_dir(sbx)}/f").st_mode) == 0o644
     with pytest.raises(FileExistsError) as caught:
         await sbx.put_bytes("f", b"second", overwrite=False)
     assert isinstance(caught.value, sb.SandboxError)
     assert await sbx.get_bytes("f") == b"first"
     await sbx.put_bytes("f", b"x", mode=0o755)
-    assert stat.S_IMODE(os.stat(f"{sbx.work_dir}/f").st_mode) == 0o755
+    assert stat.S_IMODE(os.stat(f"{host_dir(sbx)}/f").st_mode) == 0o755
     assert await sbx.get_bytes("f") == b"x"
     await sbx.put_bytes("new", b"", overwrite=False, mode=0o600)
-    assert stat.S_IMODE(os.stat(f"{sbx.work_dir}/new").st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(f"{host_dir(sbx)}/new").st_mode) == 0o600
 
 
 @pytest.mark.spec("E1")
@@ -141,9 +142,7 @@ REFUSED = {
 
 
 @pytest.mark.spec("E1", "E2")
-@pytest.mark.parametrize("case", REFUSED)
-async def test_refused_at_once_with_the_builtin_that_fits(sbx: sb.Session, case: str) -> None:
-    how, path, error = REFUSED[case]
+async def test_refused_at_once_with_the_builtin_that_fits(sbx: sb.Session) -> None:
     await sbx.put_bytes("file", b"x")
     made = await sbx.exec(
         "mkdir dir; ln -s /etc/hostname link; ln -s dir linkdir; ln -s nowhere dangling; "
@@ -151,12 +150,13 @@ async def test_refused_at_once_with_the_builtin_that_fits(sbx: sb.Session, case:
         'socket.socket(socket.AF_UNIX).bind("socket")\''
     )
     assert made.ok, made.stderr
-    began = time.monotonic()
-    with pytest.raises(error) as caught:
-        await (sbx.get_bytes(path) if how == "get" else sbx.put_bytes(path, b"data"))
-    assert time.monotonic() - began < 1
-    assert isinstance(caught.value, sb.SandboxError)
-    assert path in str(caught.value)
+    for case, (how, path, error) in REFUSED.items():
+        began = time.monotonic()
+        with pytest.raises(error) as caught:
+            await (sbx.get_bytes(path) if how == "get" else sbx.put_bytes(path, b"data"))
+        assert time.monotonic() - began < 1, case
+        assert isinstance(caught.value, sb.SandboxError), case
+        assert path in str(caught.value), case
     assert not os.path.exists("/tmp/contract-outside")
 
 

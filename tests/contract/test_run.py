@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.conftest import OpenSession, eventually, sandbox_processes
+from tests.conftest import ISOLATED, OpenSession, eventually, sandbox_processes
 
 from union import sandbox as sb
 
@@ -224,6 +224,7 @@ async def test_unicode_in_commands_and_scripts(sbx: sb.Session) -> None:
 
 
 @pytest.mark.spec("C9", "F2")
+@pytest.mark.parametrize("jail", ISOLATED, indirect=True)  # a remote call cannot widen
 async def test_the_call_replaces_the_sessions_network(jail: sb.Session) -> None:
     def interfaces(**options: str) -> asyncio.Future[sb.ExecResult]:
         return jail.exec(

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.conftest import eventually, sandbox_processes
+from tests.conftest import eventually, host_dir, sandbox_processes
 
 from union import sandbox as sb
 from union.sandbox import constants
@@ -137,11 +137,12 @@ async def test_one_stream_is_read_to_its_end_and_then_the_other(
 
 @pytest.mark.spec("D6")
 async def test_lines_of_one_stream_and_then_the_other(sbx: sb.Session) -> None:
-    proc = await sbx.run("seq 1 300000; seq 1 300000 >&2; echo last", stdout=True, stderr=True)
+    count = "seq -f %099.0f 20000"  # more than a pipe and the buffer hold
+    proc = await sbx.run(f"{count}; {count} >&2; echo last", stdout=True, stderr=True)
     out = [line async for line in proc.iter_stdout_lines()]
     err = [line async for line in proc.iter_stderr_lines()]
-    assert out == [*map(str, range(1, 300001)), "last"]
-    assert err == [*map(str, range(1, 300001))]
+    assert out == [*(f"{n:099}" for n in range(1, 20001)), "last"]
+    assert err == [*(f"{n:099}" for n in range(1, 20001))]
 
 
 @pytest.mark.spec("D6")
@@ -155,7 +156,7 @@ async def test_the_unread_stream_is_slowed_only_after_64_mib(sbx: sb.Session) ->
     """
     proc = await sbx.run(code, script_type="python", stdout=True, stderr=True)
     out = asyncio.create_task(anext(proc.iter_stdout_lines()))
-    progress = Path(sbx.work_dir, "progress")
+    progress = Path(host_dir(sbx), "progress")
     last = -1
     while not out.done():
         await asyncio.sleep(0.4)
@@ -201,7 +202,7 @@ async def test_a_writer_without_a_reader_is_slowed(sbx: sb.Session) -> None:
     """
     proc = await sbx.run(code, script_type="python", stdout=True)
     await asyncio.sleep(0.7)
-    written = int(Path(sbx.work_dir, "progress").read_text())
+    written = int(Path(host_dir(sbx), "progress").read_text())
     assert 1 <= written <= 3
     assert proc.returncode is None
     out, _ = await proc.communicate()

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import iniconfig  # of the owner's packages, the quickest to import
 import pytest
 
 if TYPE_CHECKING:
@@ -93,8 +94,6 @@ async def test_an_install_hides_the_owners_package_and_leaves_it_alone(sbx: sb.S
     assert result.ok, result.stderr
     assert await sbx.run_code("import iniconfig; print(iniconfig.x)") == "mine\n"
     assert sorted(p.name for p in site.iterdir()) == before
-    import iniconfig
-
     assert not hasattr(iniconfig, "x")
 
 
@@ -147,12 +146,12 @@ async def test_python_works_after_damage_and_nothing_outside_is_touched(
         venv = work / VENV
         done = await session.exec(DAMAGE[damage].format(venv=venv, outside=outside))
         assert done.ok, done.stderr
-        code = "import sys, pytest; print(sys.prefix, pytest.__file__)"
+        code = "import sys, iniconfig; print(sys.prefix, iniconfig.__file__)"
         if how == "run_code":
             result = await session.exec(code, script_type="python", timeout_s=10)
         else:
             result = await session.exec(f"python -c '{code}'", timeout_s=10)
-        assert result.stdout == f"{venv} {pytest.__file__}\n", result.stderr
+        assert result.stdout == f"{venv} {iniconfig.__file__}\n", result.stderr
     assert [p.name for p in outside.iterdir()] == ["kept"]
     assert (outside / "kept").read_text() == "kept"
 

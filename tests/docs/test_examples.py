@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import subprocess
@@ -93,22 +92,3 @@ def test_the_demo_streams(demo):
     assert len(times) == 5
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert all(gap >= 0.1 for gap in gaps), "the lines must come one by one, as they are printed"
-
-
-def test_the_bench_measures_and_writes(tmp_path: Path):
-    output = tmp_path / "found.json"
-    names = ("run_true", "run_code", "get_file")
-    done = run("-m", "bench", "--scale", "0.05", "--output", str(output), *names, where=ROOT)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(output.read_text())
-    ours = {r["benchmark"]: r for r in found["rows"] if r["contender"] == "userns"}
-    assert list(ours) == ["run('true')", "run_code('print(2+2)')", "get 64 MiB"]
-    assert all(r["median"] > 0 and r["ratio"] > 0 and r["samples"] >= 3 for r in ours.values())
-    assert all(r["ratio"] == 1 for r in found["rows"] if r["contender"] == "bare")
-    assert "run('true')" in done.stdout
-
-
-def test_the_bench_refuses_an_unknown_name(tmp_path: Path):
-    done = run("-m", "bench", "nonsense", where=ROOT)
-    assert done.returncode == 2
-    assert "there are: open_session, run_true" in done.stderr

@@ -1,9 +1,10 @@
-"""The description of a container as an ordinary pod gets it, in the terms of the OCI runtime."""
+"""The description of a container as a pod gets it, in the terms of the OCI runtime."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,17 +52,87 @@ HOME = Path("/home/user")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """Who runs in the container, and with which capabilities."""
+    """Who runs in the container, and what the engine grants, hides and refuses."""
 
     uid: int
     capabilities: tuple[str, ...] = ()
+    default_profile: bool = False
+    """Whether system calls are filtered as by the engines' default profile."""
+    masked_proc: bool = True
+    read_only: bool = False
+    """Whether the whole root is read-only, with no /tmp of its own; the home stays writable."""
+    shm: str = "65536k"
+    writable_cgroup: bool = False
+    runtime: tuple[str, ...] = ("runc",)
 
 
-def make_rootfs(rootfs: Path, *, uid: int) -> None:
-    """Lay out the root file system: the host's system directories come in by bind mounts.
+# The part of the engines' default profile that nested sandboxes meet. By capability, as there: who
+# has SYS_ADMIN may make namespaces and mounts, but pivot_root is for nobody.
+_OF_SYS_ADMIN = (
+    "unshare",
+    "setns",
+    "mount",
+    "umount",
+    "umount2",
+    "mount_setattr",
+    "move_mount",
+    "open_tree",
+    "fsopen",
+    "fsconfig",
+    "fsmount",
+    "fspick",
+    "sethostname",
+    "setdomainname",
+    "bpf",
+    "perf_event_open",
+)
+_FOR_NOBODY = ("pivot_root", "kexec_load", "keyctl", "add_key", "request_key", "userfaultfd")
+_ANY_NEW_NAMESPACE = 0x7E020000
+_EPERM, _ENOSYS = 1, 38
+_ARCHITECTURES = {
+    "x86_64": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],
+    "aarch64": ["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"],
+}
 
-    A system directory that is a symbolic link on the host (merged /usr) is one here too.
+
+def default_profile(capabilities: Sequence[str]) -> dict[str, Any]:
+    """The system-call filter of an engine for a container with these capabilities."""
+    refused = list(_FOR_NOBODY)
+    rules: list[dict[str, Any]] = []
+    if "CAP_SYS_CHROOT" not in capabilities:
+        refused.append("chroot")
+    if "CAP_SYS_ADMIN" not in capabilities:
+        refused += _OF_SYS_ADMIN
+        # Each kind by itself: the filter compares masked bits with one value.
+        for bit in range(32):
+            if _ANY_NEW_NAMESPACE >> bit & 1:
+                value = 1 << bit
+                argument = {
+                    "index": 0,
+                    "value": value,
+                    "valueTwo": value,
+                    "op": "SCMP_CMP_MASKED_EQ",
+                }
+                rules.append(_refuse(["clone"], _EPERM) | {"args": [argument]})
+        rules.append(_refuse(["clone3"], _ENOSYS))
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "architectures": _ARCHITECTURES[platform.machine()],
+        "syscalls": [_refuse(refused, _EPERM), *rules],
+    }
+
+
+def _refuse(names: list[str], error: int) -> dict[str, Any]:
+    return {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": error}
+
+
+def make_rootfs(bundle: Path, *, uid: int) -> None:
+    """Lay out the root file system and the home, which is a volume and stays writable.
+
+    The host's system directories come in by bind mounts. A system directory that is a symbolic
+    link on the host (merged /usr) is one here too.
     """
+    rootfs, home = bundle / "rootfs", bundle / "home"
     rootfs.mkdir(mode=0o755)
     for name in SYSTEM_DIRECTORIES:
         source = Path(name)
@@ -70,12 +141,14 @@ def make_rootfs(rootfs: Path, *, uid: int) -> None:
             inside.symlink_to(source.readlink())
         elif source.is_dir():
             inside.mkdir(mode=0o755)
-    home = rootfs / HOME.relative_to("/")
-    home.parent.mkdir(mode=0o755)
+    (rootfs / "tmp").mkdir()
+    (rootfs / HOME.relative_to("/")).mkdir(parents=True)
     home.mkdir(mode=0o755)
     # The creation modes above pass through the caller's umask; a container's root must not.
-    for path in (rootfs, *(p for p in rootfs.rglob("*") if not p.is_symlink())):
+    for path in (home, rootfs, *(p for p in rootfs.rglob("*") if not p.is_symlink())):
         path.chmod(0o755)
+    # Also what is mounted over it gets this mode: the runtime copies it from the image.
+    (rootfs / "tmp").chmod(0o1777)
     os.chown(home, uid, uid)
 
 
@@ -103,7 +176,7 @@ def write_config(bundle: Path, *, pod: Pod, work: Workload) -> None:
     config: dict[str, Any] = {
         "ociVersion": "1.0.2",
         "hostname": "pod",
-        "root": {"path": "rootfs", "readonly": False},
+        "root": {"path": "rootfs", "readonly": pod.read_only},
         "process": {
             "terminal": False,
             "user": {"uid": pod.uid, "gid": pod.uid},
@@ -113,15 +186,21 @@ def write_config(bundle: Path, *, pod: Pod, work: Workload) -> None:
             "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), granted),
             "noNewPrivileges": False,
         },
-        "mounts": [*_kernel_mounts(), *_bind_mounts(work.readable)],
+        "mounts": [
+            *_kernel_mounts(pod),
+            *(_bind_mount(path, path, "ro") for path in (*_system_directories(), *work.readable)),
+            _bind_mount(bundle / "home", HOME, "rw"),
+        ],
         "linux": {
             "cgroupsPath": work.cgroup,
             "namespaces": [{"type": kind} for kind in namespaces],
-            "maskedPaths": list(MASKED_PATHS),
-            "readonlyPaths": list(READONLY_PATHS),
+            "maskedPaths": list(MASKED_PATHS if pod.masked_proc else ()),
+            "readonlyPaths": list(READONLY_PATHS if pod.masked_proc else ()),
             "resources": {"devices": [{"allow": False, "access": "rwm"}]},
         },
     }
+    if pod.default_profile:
+        config["linux"]["seccomp"] = default_profile(pod.capabilities)
     (bundle / "config.json").write_text(json.dumps(config, indent=1))
 
 
@@ -134,30 +213,31 @@ def _mount(kind: str, destination: str, *options: str) -> dict[str, Any]:
     }
 
 
-def _kernel_mounts() -> list[dict[str, Any]]:
+def _kernel_mounts(pod: Pod) -> list[dict[str, Any]]:
     sealed = ("nosuid", "noexec", "nodev")
+    scratch = _mount("tmpfs", "/tmp", "nosuid", "nodev", "mode=1777", "size=1g")
     return [
         _mount("proc", "/proc", *sealed),
         _mount("tmpfs", "/dev", "nosuid", "strictatime", "mode=755", "size=65536k"),
         _mount("devpts", "/dev/pts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "gid=5"),
         _mount("mqueue", "/dev/mqueue", *sealed),
-        _mount("tmpfs", "/dev/shm", *sealed, "mode=1777", "size=65536k"),
+        _mount("tmpfs", "/dev/shm", *sealed, "mode=1777", f"size={pod.shm}"),
         _mount("sysfs", "/sys", *sealed, "ro"),
-        _mount("cgroup", "/sys/fs/cgroup", *sealed, "ro"),
+        _mount("cgroup", "/sys/fs/cgroup", *sealed, "rw" if pod.writable_cgroup else "ro"),
         _mount("tmpfs", "/run", "nosuid", "nodev", "mode=755", "size=65536k"),
-        _mount("tmpfs", "/tmp", "nosuid", "nodev", "mode=1777", "size=1g"),
+        *([] if pod.read_only else [scratch]),
     ]
 
 
-def _bind_mounts(readable: Sequence[Path]) -> list[dict[str, Any]]:
-    system = [Path(name) for name in SYSTEM_DIRECTORIES]
-    sources = [path for path in system if path.is_dir() and not path.is_symlink()]
-    return [
-        {
-            "type": "bind",
-            "source": str(path),
-            "destination": str(path),
-            "options": ["rbind", "rprivate", "ro"],
-        }
-        for path in (*sources, *readable)
-    ]
+def _system_directories() -> list[Path]:
+    found = [Path(name) for name in SYSTEM_DIRECTORIES]
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+
+def _bind_mount(source: Path, destination: Path, mode: str) -> dict[str, Any]:
+    return {
+        "type": "bind",
+        "source": str(source),
+        "destination": str(destination),
+        "options": ["rbind", "rprivate", mode],
+    }

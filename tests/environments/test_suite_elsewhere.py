@@ -32,7 +32,8 @@ SHORTER = {
     )
 }
 # Tests marked slow put load on this machine rather than on the place, so once is enough.
-OPTIONS = ("-q", "-ra", "-p", "no:cacheprovider", "-m", "not slow")
+# A server's engine is the one that is tested here; the wire to it is the same everywhere.
+OPTIONS = ("-q", "-ra", "-p", "no:cacheprovider", "-m", "not slow", "-k", "not remote")
 BESIDE = ("-n", "4")
 # Root without any capability may map no id into a namespace, so nothing can be opened there.
 REFUSING = "pod-root"

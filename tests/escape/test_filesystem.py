@@ -7,16 +7,19 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import stat
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import interpreter_under
+from tests.conftest import interpreter_under, session_of
 from tests.escape.inside import attack, outside, program
 from tests.escape.plants import SECRET, drive, snapshot
 
 from union import sandbox as sb
+from union.sandbox._core.view import HELD_DIR
 from union.sandbox._linux.launcher import BINARY
 
 if TYPE_CHECKING:
@@ -96,7 +99,7 @@ async def test_no_program_file_opens_for_writing_through_exe(jail: sb.Session) -
             out[f"{path} {flags}"] = attempt(os.open, path, flags)
     write("control", "x")
     """
-    paths = [str(BINARY), os.path.realpath("/proc/self/exe"), "/run/sandbox/bin/uv", "/bin/sh"]
+    paths = [str(BINARY), os.path.realpath("/proc/self/exe"), "/run/tools/uv", "/bin/sh"]
     found = await attack(jail, code, given={"paths": paths})
     assert "ok" not in found.values(), found
     assert hashlib.sha256(BINARY.read_bytes()).hexdigest() == before
@@ -361,3 +364,29 @@ async def test_private_files_of_etc_are_not_there(jail: sb.Session) -> None:
     made = {"/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/hosts", "/etc/resolv.conf"}
     for path in set(found["opened"]) - made:
         assert os.stat(path).st_mode & stat.S_IROTH, path
+
+
+@pytest.mark.spec("B3", "B4")
+async def test_the_place_where_a_work_dir_below_tmp_was_held_is_out_of_reach(cell: str) -> None:
+    """The control is the same directory at its own path, with its own writes."""
+    below = Path(tempfile.mkdtemp(dir="/tmp", prefix="held-"))
+    try:
+        (below / "marker").write_text(SECRET)
+        async with session_of(cell, host_work_dir=str(below)) as sbx:
+            out = await attack(
+                sbx,
+                """
+                out["own"] = attempt(read, given["own"] + "/marker")
+                out["written"] = attempt(write, given["own"] + "/new")
+                out["held"] = attempt(read, given["held"] + "/0/marker")
+                out["planted"] = attempt(write, given["held"] + "/planted")
+                out["other"] = sorted(os.listdir("/tmp"))
+                """,
+                given={"own": str(below), "held": HELD_DIR},
+            )
+        assert (out["own"], out["written"]) == ("ok", "ok")
+        assert (below / "new").exists()
+        assert (out["held"], out["planted"]) == ("ENOENT", "EROFS")
+        assert out["other"] == [below.name], "nothing else of the host's /tmp is there"
+    finally:
+        shutil.rmtree(below)

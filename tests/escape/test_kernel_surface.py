@@ -10,13 +10,25 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
+from tests.conftest import ISOLATED, session_of
 from tests.escape.inside import attack, outside, outside_is_filtered
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from union import sandbox as sb
 
-pytestmark = pytest.mark.spec("G2")
+pytestmark = [pytest.mark.spec("G2"), pytest.mark.asyncio(loop_scope="module")]
 _X86 = platform.machine() == "x86_64"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ISOLATED)
+async def jail(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
+    """One session for all: each attack is a run of its own, and none leaves anything to the next."""
+    async with session_of(request.param) as session:
+        yield session
+
 
 _NAMESPACES = """
 flags = {"user": 0x10000000, "mount": 0x20000, "pid": 0x20000000, "net": 0x40000000, "ipc": 0x8000000,
@@ -391,7 +403,7 @@ async def test_everyday_python_works(jail: sb.Session, name: str) -> None:
     assert await attack(jail, f"{_EVERYDAY[name]}\nout['done'] = True") == {"done": True}
 
 
-def test_this_kernel_would_allow_what_is_refused() -> None:
+async def test_this_kernel_would_allow_what_is_refused() -> None:
     """THREATS 60, 62. The control of the families: this process can make ordinary rare sockets."""
     socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15).close()
     if os.geteuid() == 0 and "CapEff:\t0000000000000000" not in _own_status():

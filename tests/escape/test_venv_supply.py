@@ -227,7 +227,7 @@ async def test_an_installed_file_edited_in_place_stays_with_its_session(
 async def test_the_script_file_cannot_be_changed_for_a_later_run(jail: sb.Session) -> None:
     """THREATS 49, 51. The script dir is fresh in each run and closed to the command."""
     code = """
-    for path in ("/run/sandbox/main.py", "/run/sandbox/main.sh", "/run/sandbox/new", "/run/sandbox/bin/uv"):
+    for path in ("/run/sandbox/main.py", "/run/sandbox/main.sh", "/run/sandbox/new", "/run/tools/uv"):
         out[path] = [attempt(write, path), attempt(os.rename, path, path + "2")]
     out["control"] = attempt(read, "/run/sandbox/main.py")
     """

@@ -23,7 +23,7 @@ PROMISED = """
 
 # Promised, and not built yet. Whoever builds one takes it out: a test holds the list to the truth.
 NOT_YET = """
-    remote session SandboxSession SandboxEnvironment Environment
+    session SandboxSession SandboxEnvironment Environment
     DEFAULT_SANDBOX_ENV DEFAULT_ENV DEFAULT_SANDBOX_ENV_BWRAP DEFAULT_ENV_BWRAP
     base_sandbox_image base_image
 """.split()  # noqa: SIM905 (as above)

@@ -14,7 +14,8 @@ def test_every_backend_is_tried_and_told() -> None:
     assert list(first) == ["bubblewrap", "userns", "sandbox-exec", "none"]
     assert first["userns"].available
     assert not first["sandbox-exec"].available
-    assert "not part of this release" in first["sandbox-exec"].reason
+    assert "is part of macOS" in first["sandbox-exec"].reason
+    assert "userns" in first["sandbox-exec"].hint
     before = descriptors()
     sb.on_device.available_backends()
     assert (descriptors(), sandbox_processes()) == (before, set())
@@ -35,7 +36,6 @@ async def test_it_can_be_asked_inside_a_loop_and_says_why_not(
 
 
 @pytest.mark.spec("G1")
-@pytest.mark.parametrize("backend", ["bubblewrap", "sandbox-exec"])
-async def test_a_backend_that_is_not_there_is_refused_and_not_replaced(backend: str) -> None:
-    with pytest.raises(sb.BackendUnavailableError, match=backend):
-        await sb.on_device.session(backend=backend).open()
+async def test_a_backend_that_is_not_there_is_refused_and_not_replaced() -> None:
+    with pytest.raises(sb.BackendUnavailableError, match="sandbox-exec"):
+        await sb.on_device.session(backend="sandbox-exec").open()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.conftest import ISOLATED
 
 from union import sandbox as sb
 from union.sandbox._core.seccomp import filter_program
@@ -24,7 +25,7 @@ from union import sandbox as sb
 install(bytes.fromhex(sys.argv[1]))
 async def main():
     try:
-        await sb.on_device.session(backend="userns").open()
+        await sb.on_device.session(backend=sys.argv[3]).open()
     except sb.BackendUnavailableError as error:
         print(error.backend, error.code)
         print(error)
@@ -33,22 +34,24 @@ asyncio.run(main())
 
 
 @pytest.mark.spec("G1")
-def test_no_user_namespaces_is_told_with_its_remedies() -> None:
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_no_user_namespaces_is_told_with_its_remedies(backend: str) -> None:
     program = filter_program(machine=kernel.machine()).hex()
     done = subprocess.run(
-        [sys.executable, "-c", CONFINED, program, str(PROJECT)],
+        [sys.executable, "-c", CONFINED, program, str(PROJECT), backend],
         capture_output=True,
         text=True,
         check=False,
         timeout=30,
     )
-    assert done.stdout.startswith("userns backend-unavailable\n"), done.stderr
+    assert done.stdout.startswith(f"{backend} backend-unavailable\n"), done.stderr
     assert "seccomp profile refuses user namespaces" in done.stdout
     assert "hint:" in done.stdout
     assert "seccompProfile: Unconfined" in done.stdout
 
 
 @pytest.mark.spec("G1")
-async def test_the_control_is_that_it_opens_without_the_filter() -> None:
-    async with sb.on_device.session(backend="userns") as session:
+@pytest.mark.parametrize("backend", ISOLATED)
+async def test_the_control_is_that_it_opens_without_the_filter(backend: str) -> None:
+    async with sb.on_device.session(backend=backend) as session:
         assert (await session.exec("echo fine")).stdout == "fine\n"

@@ -56,6 +56,8 @@ async def test_the_launcher_runs_clean_under_address_and_undefined_sanitizers(
         assert await sbx.run_code("print(6 * 7)") == "42\n"
         assert (await sbx.exec("echo " + "x" * 300_000)).ok
         assert (await sbx.exec("sleep 9", timeout_s=0.2)).termination_reason == "timeout"
+        proc = await sbx.run("stty size", pty=(5, 6))
+        assert await proc.communicate() == (b"5 6\r\n", b"")
         proc = await sbx.run(["/nothing/here"], stdout=True)
         with pytest.raises(sb.SandboxExecutionError, match="no such program"):
             await proc.wait()

@@ -34,6 +34,14 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return record
 
 
+async def one_waits(sbx: sb.Session) -> None:
+    """Returns when a Python waits: it is started a moment after the last script has begun."""
+    pythons = sbx._transport._pythons  # type: ignore[union-attr]  # a session on this machine
+    async with asyncio.timeout(5):
+        while not any(pythons._waiting.values()):
+            await asyncio.sleep(0.002)
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("work")
@@ -51,6 +59,7 @@ async def pair(work: Path) -> AsyncIterator[tuple[sb.Session, sb.Session]]:
         session_of("userns", warm=0, **options) as cold,
     ):
         await warm.run_code("pass")
+        await one_waits(warm)
         yield warm, cold
 
 
@@ -130,11 +139,14 @@ async def test_environment_and_directory_of_the_call_reach_a_waiting_one(taken: 
 async def test_a_waiting_one_obeys_time_limits_signals_and_cancellation(taken: list[bool]) -> None:
     async with session_of("userns") as sbx:
         await sbx.run_code("pass")
+        await one_waits(sbx)
         done = await sbx.exec("import time; time.sleep(30)", script_type="python", timeout_s=0.3)
         assert (done.returncode, done.termination_reason) == (143, "timeout")
+        await one_waits(sbx)
         proc = await sbx.run("import time; time.sleep(30)", script_type="python", stdout=True)
         proc.kill()
         assert await proc.wait() == 137
+        await one_waits(sbx)
         task = asyncio.create_task(sbx.run_code("import time; time.sleep(30)"))
         await asyncio.sleep(0.2)
         task.cancel()

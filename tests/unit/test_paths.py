@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from union.sandbox._core.file_errors import SandboxPathError
-from union.sandbox._core.paths import FileInfo, shown_path, work_path
+from union.sandbox._core.files import FileInfo
+from union.sandbox._core.paths import shown_path, work_path
 from union.sandbox.errors import SandboxUsageError
 
 WORK = "/w/dir"

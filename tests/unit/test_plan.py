@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from union.sandbox._core import plan as p
-from union.sandbox._core.view import Shown, View, landlock_steps, mount_steps
+from union.sandbox._core.view import Shown, View, can_share, landlock_steps, own_steps, shared_steps
 
 CLASSES = [value for value in vars(p).values() if isinstance(value, type)]
 STEPS = [value for value in CLASSES if issubclass(value, p.Step) and value.op]
@@ -127,6 +127,7 @@ def view(**changes: object) -> View:
         "fresh_proc": True,
         "guarded_proc": (),
         "staging": "/tmp",
+        "pivot": True,
         "tmp_bytes": 1,
         "shm_bytes": 2,
         **changes,
@@ -139,8 +140,9 @@ def index(steps: list[p.Step], kind: type, path: str) -> int:
 
 
 def test_the_order_of_mounts_is_the_policy():
-    steps = mount_steps(view())
+    steps = [*shared_steps(view()), *own_steps(view())]
     assert isinstance(steps[0], p.Root)
+    assert steps[1] == p.Enter(move=False)
     tmp = index(steps, p.Tmpfs, "/tmp")
     work = index(steps, p.Bind, "/tmp/deep/work")
     assert tmp < index(steps, p.Mkdir, "/tmp/deep") < work, "what is below /tmp sits on top of it"
@@ -150,8 +152,37 @@ def test_the_order_of_mounts_is_the_policy():
     assert len(made) == len(set(made))
 
 
+def test_what_each_sandbox_shows_below_its_own_directories_is_held_for_it():
+    assert can_share(view())
+    shared, own = shared_steps(view(), hold=True), own_steps(view(), held=True)
+    (held,) = [s for s in shared if isinstance(s, p.Bind) and s.source == "/w"]
+    (shown,) = [s for s in own if isinstance(s, p.Bind)]
+    assert (shown.source, shown.path) == (held.path, "/tmp/deep/work")
+    assert held.attrs == shown.attrs == p.NOSUID | p.NODEV
+    cover = index(own, p.Tmpfs, held.path.rpartition("/")[0])
+    assert own.index(shown) < cover, "the place where it was held is covered"
+    assert own[cover].read_only
+
+
+def test_a_view_is_shared_unless_parts_of_proc_are_guarded():
+    plain = (Shown(source="/w", path="/var/work", writable=True),)
+    assert can_share(view(added=plain))
+    assert not can_share(view(added=plain, guarded_proc=("/proc/sys",)))
+    assert not any(isinstance(s, p.Bind) for s in own_steps(view(added=plain)))
+    shared = shared_steps(view(added=plain))
+    assert isinstance(shared[-1], p.Remount), "nothing is added to the root after that"
+    assert not any(isinstance(s, p.Tmpfs | p.Slot) for s in shared), "nothing writable is shared"
+
+
+def test_a_moved_root_has_nothing_to_detach():
+    steps = shared_steps(view(pivot=False))
+    assert steps[1] == p.Enter(move=True)
+    assert p.Detach() not in steps
+
+
 def test_only_what_is_writable_is_mounted_so():
-    steps = {s.path: s for s in mount_steps(view()) if isinstance(s, p.Bind)}
+    every = (*shared_steps(view()), *own_steps(view()))
+    steps = {s.path: s for s in every if isinstance(s, p.Bind)}
     assert not steps["/tmp/deep/work"].attrs & p.RDONLY
     for path in ("/usr", "/opt/py"):
         assert steps[path].attrs == p.RDONLY | p.NOSUID | p.NODEV
@@ -169,3 +200,12 @@ def test_landlock_writes_only_where_said():
         assert paths["/tmp/deep/work"] & write_file
         handled = steps[0].handled_fs
         assert all(access & ~handled == 0 for access in paths.values())
+
+
+def test_terminals_are_there_only_when_asked_for():
+    assert not [s for s in own_steps(view()) if isinstance(s, p.Devpts)]
+    (pts,) = [s for s in own_steps(view(terminals=True)) if isinstance(s, p.Devpts)]
+    assert "newinstance" in pts.options.split(",")
+    # What sandboxes share is the same, whether they have terminals or not.
+    assert shared_steps(view()) == shared_steps(view(terminals=True))
+    assert p.Mkdir(pts.path) in shared_steps(view())

@@ -39,6 +39,16 @@ def test_a_run_without_arguments_has_the_defaults():
 
 
 @pytest.mark.parametrize(
+    "value, window",
+    [(False, None), (None, None), (True, (24, 80)), ((5, 6), (5, 6)), ([5, 6], (5, 6))],
+)
+def test_a_terminal_has_a_window_and_one_output(value, window):
+    spec = resolve_run(SESSION, "x", pty=value)
+    assert spec.pty == window
+    assert spec.stderr == ("collect" if window is None else "devnull")
+
+
+@pytest.mark.parametrize(
     "value, mode",
     [
         (None, "collect"),
@@ -93,6 +103,11 @@ def test_python_is_dedented_and_shell_is_not():
     text = "\n    if x:\n        y\n"
     assert resolve_run(SESSION, text, script_type="python").text == "\nif x:\n    y\n"
     assert resolve_run(SESSION, text).text == text
+
+
+@pytest.mark.parametrize("text", ["x = '''\n   \n'''\n", "\n \nif x:\n  y\n", "# a\n  b\n", "x"])
+def test_python_that_begins_at_the_margin_is_left_as_it_is(text):
+    assert resolve_run(SESSION, text, script_type="python").text == text
 
 
 def test_a_list_becomes_an_argv():

@@ -131,9 +131,31 @@ def test_flytes_type_is_told_by_its_shape(flyte_resources):
     assert limits_from(flyte_resources(shm="64Mi")).shm_bytes == 64 * MIB
 
 
-def test_a_gpu_needs_another_backend(flyte_resources):
-    with pytest.raises(SandboxUsageError, match="GPU"):
-        limits_from(flyte_resources(gpu="T4:1"))
+@dataclasses.dataclass
+class Device:
+    """The shape of Flyte's own."""
+
+    quantity: int
+    device_class: str = "GPU"
+
+
+@pytest.mark.parametrize(
+    "gpu, count", [(None, 0), (0, 0), (2, 2), ("T4:1", 1), ("A100_80G:8", 8), (Device(3), 3)]
+)
+def test_a_number_of_gpus_is_understood(flyte_resources, gpu, count):
+    assert limits_from(flyte_resources(gpu=gpu)).gpus == count
+
+
+@pytest.mark.parametrize("gpu", ["AppleSilicon", "T4:", "T4:half", Device(1, "TPU"), -1, True])
+def test_other_devices_are_refused(flyte_resources, gpu):
+    with pytest.raises(SandboxUsageError, match="gpu must be"):
+        limits_from(flyte_resources(gpu=gpu))
+
+
+@pytest.mark.parametrize("gpu", ["1", 1.5, -1, False])
+def test_our_own_gpu_is_a_number(gpu):
+    with pytest.raises(SandboxUsageError, match="gpu must be a whole number"):
+        limits_from(Resources(gpu=gpu))
 
 
 def test_resources_are_values():

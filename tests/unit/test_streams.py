@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from union.sandbox._core.events import Exited, Started, Usage
 from union.sandbox._session import streams
 from union.sandbox._session.streams import Collector, StreamBuffer
 from union.sandbox.constants import MAX_LINE_BYTES, UNREAD_STREAM_BYTES
+from union.sandbox.testing import ScriptedTransport, scripted_session
 
 MIB = 1024 * 1024
 
@@ -167,3 +169,43 @@ def test_a_collector_keeps_the_beginning_and_knows_of_the_rest(chunks, cap):
 
 def test_the_read_ahead_is_small():
     assert streams._READ_AHEAD <= 4 * MIB
+
+
+class Held(ScriptedTransport):
+    """Says nothing by itself: the test plays the transport."""
+
+    sink = None
+
+    async def start(self, spec, sink):
+        self.sink = sink
+        sink.event(Started(2))
+        return await super().start(spec, Silent())
+
+
+class Silent:
+    """Where the scripted command's own words go."""
+
+    def event(self, event): ...
+
+    def output(self, fd, data):
+        return True
+
+    def end_of_output(self, fd): ...
+
+
+@pytest.mark.spec("D6")
+async def test_what_arrives_as_communicate_begins_comes_after_what_was_there():
+    transport = Held({"x": ""})
+    async with scripted_session(transport) as sbx:
+        proc = await sbx.run("x", stdout=True, stderr=True)
+        for fd in (1, 2):
+            transport.sink.output(fd, b"first ")
+        reading = asyncio.create_task(proc.communicate())
+        # Runs when communicate() has begun, and before anything was taken from the buffers.
+        for fd in (1, 2):
+            asyncio.get_running_loop().call_soon(transport.sink.output, fd, b"second")
+        await asyncio.sleep(0.01)
+        for fd in (1, 2):
+            transport.sink.end_of_output(fd)
+        transport.sink.event(Exited(0, "", Usage()))
+        assert await reading == (b"first second", b"first second")

@@ -198,6 +198,16 @@ async def test_files_follow_the_rules_of_a_work_dir():
             await sbx.put_bytes("c", b"", mode=0o4755)
 
 
+async def test_a_terminal_has_one_output_and_a_window():
+    transport = ScriptedTransport({"top": Answer(stdout="a", stderr="b", after_s=60)})
+    async with scripted_session(transport) as sbx:
+        proc = await sbx.run("top", pty=(10, 20), stdout=True)
+        assert await anext(proc.iter_stdout()) == b"ab"
+        proc.resize(30, 40)
+    assert [call.pty for call in transport.calls] == [(10, 20)]
+    assert transport.resizes == [(30, 40)]
+
+
 async def test_arguments_are_checked_as_with_a_sandbox():
     async with scripted_session({"x": 0}) as sbx:
         with pytest.raises(sb.SandboxUsageError, match="timeout_s"):

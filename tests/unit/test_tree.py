@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -22,6 +23,7 @@ from union.sandbox._core.file_errors import (
     SandboxNotRegularError,
     SandboxPathError,
 )
+from union.sandbox._files.new_file import NewFile
 from union.sandbox._linux import beneath
 from union.sandbox._linux import tree as tree_module
 from union.sandbox._linux.tree import WorkTree
@@ -129,7 +131,7 @@ def test_overwrite_false_keeps_what_is_there(tree, work, monkeypatch, fallback):
     with pytest.raises(SandboxFileExistsError, match="'f'"):
         tree.put("f", b"second", overwrite=False)
     # The same when the file comes between the look and the move.
-    monkeypatch.setattr(tree_module, "_check_target", lambda *_, **__: None)
+    monkeypatch.setattr(NewFile, "_check_target", lambda _: None)
     with pytest.raises(FileExistsError):
         tree.put("f", b"third", overwrite=False)
     assert (work / "f").read_bytes() == b"first"
@@ -149,7 +151,8 @@ def test_failed_write_leaves_nothing(tree, work, monkeypatch):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files are given to another user")
 def test_owner_applies_to_the_file_and_to_new_parents(tree, work):
-    tree.put("d/e/f", b"x", owner=(1234, 4321))
+    tree.owner = (1234, 4321)
+    tree.put("d/e/f", b"x")
     for made in ("d", "d/e", "d/e/f"):
         found = (work / made).stat()
         assert (found.st_uid, found.st_gid) == (1234, 4321)
@@ -469,3 +472,63 @@ def test_closed_tree_refuses_and_a_call_under_way_ends_well(tree, work):
     go.set()
     thread.join(10)
     assert (work / "slow").read_bytes() == b"ab"
+
+
+def test_a_file_in_several_calls_has_its_name_at_the_end(tree, work):
+    new = tree.new_file("d/f", mode=0o640)
+    assert names(work) == [], "nothing before the first piece"
+    new.write(b"ab")
+    assert not (work / "d/f").exists()
+    new.write(memoryview(b"cd"))
+    assert new.commit() == 4
+    new.abort()
+    assert (work / "d/f").read_bytes() == b"abcd"
+    assert (work / "d/f").stat().st_mode & 0o777 == 0o640
+    assert names(work / "d") == ["f"]
+    assert tree.new_file("empty").commit() == 0
+    assert (work / "empty").read_bytes() == b""
+
+
+def test_a_file_that_is_given_up_leaves_nothing(tree, work):
+    tree.put("f", b"old")
+    for begun in (False, True):
+        new = tree.new_file("f")
+        if begun:
+            new.write(b"new")
+        new.abort()
+        new.abort()
+        with pytest.raises(SessionClosedError):
+            new.write(b"more")
+        with pytest.raises(SessionClosedError):
+            new.commit()
+    assert names(work) == ["f"]
+    assert tree.get("f", max_bytes=9) == b"old"
+
+
+def test_closing_gives_up_files_in_the_making_and_ends_reads(tree, work):
+    tree.put("old", b"x" * 10)
+    new, old = tree.new_file("f"), tree.old_file("old", max_bytes=10)
+    new.write(b"new")
+    assert old.piece(4) == b"xxxx"
+    tree.close()
+    assert names(work) == ["old"]
+    with pytest.raises(SessionClosedError):
+        new.write(b"more")
+    with pytest.raises(SessionClosedError):
+        old.piece(4)
+    old.close()
+
+
+def test_a_file_in_pieces_ends_at_the_limit(tree, work):
+    tree.put("f", b"0123456789")
+    with contextlib.closing(tree.old_file("f", max_bytes=10)) as old:
+        assert [old.piece(4) for _ in range(4)] == [b"0123", b"4567", b"89", b""]
+    for rel, error in (("f", SandboxFileTooLargeError), (".", SandboxIsADirectoryError)):
+        with contextlib.closing(tree.old_file(rel, max_bytes=9)) as old, pytest.raises(error):
+            old.piece(4)
+    with contextlib.closing(tree.old_file("f", max_bytes=12)) as old:
+        assert old.piece(10) == b"0123456789"
+        with open(work / "f", "ab") as file:
+            file.write(b"grown")
+        with pytest.raises(SandboxFileTooLargeError):
+            old.piece(10)

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from union.sandbox._core.file_errors import SandboxFileError
+from union.sandbox._files.local import LocalTree
 from union.sandbox._linux import beneath
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox._linux.tree import WorkTree
@@ -91,11 +92,17 @@ def no_descriptor_is_left():
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.fixture(params=["openat2", "walk"])
-def work(request, tmp_path, monkeypatch):
-    if request.param == "walk":
+@pytest.fixture(params=["openat2", "walk", "local"])
+def kind(request):
+    """The work tree, by either way of opening below it; or the caller's side of a copy."""
+    return request.param
+
+
+@pytest.fixture
+def work(kind, tmp_path, monkeypatch):
+    if kind == "walk":
         monkeypatch.setattr(beneath, "has_openat2", lambda: False)
-    elif not beneath.has_openat2():
+    elif kind == "openat2" and not beneath.has_openat2():
         pytest.skip("needs Linux 5.6 or later, and a container that allows openat2")
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -123,26 +130,35 @@ def attack(script, work):
         process.stdout.close()
 
 
-def storm(work, *attempts):
+@pytest.fixture
+def tree(kind, work):
+    if kind == "local":
+        tree = LocalTree(str(work))
+        tree.open()
+    else:
+        tree = WorkTree(str(work))
+    yield tree
+    tree.close()
+
+
+def storm(tree, *attempts, at_least=0):
     """Call each in turn for a while; return how many succeeded and how many were refused.
 
-    On a busy machine a while is as long as it takes to try often enough to tell.
+    On a busy machine a while is as long as it takes to try, and to succeed, often enough to tell.
     """
-    tree = WorkTree(str(work))
     done = refused = 0
     end = time.monotonic() + SECONDS
     last = end + 10 * SECONDS
-    try:
-        while time.monotonic() < end or (done + refused < ENOUGH and time.monotonic() < last):
-            for attempt in attempts:
-                try:
-                    attempt(tree)
-                except SandboxFileError:
-                    refused += 1
-                else:
-                    done += 1
-    finally:
-        tree.close()
+    while time.monotonic() < end or (
+        (done + refused < ENOUGH or done <= at_least) and time.monotonic() < last
+    ):
+        for attempt in attempts:
+            try:
+                attempt(tree)
+            except SandboxFileError:
+                refused += 1
+            else:
+                done += 1
     return done, refused
 
 
@@ -154,9 +170,10 @@ def reader(rel):
 
 
 def writer(rel):
-    return lambda tree: tree.put(rel, b"mine")
+    return lambda tree: tree.put(rel, b"mine", mode=0o644, overwrite=True)
 
 
+@pytest.mark.parametrize("kind", ["local"], indirect=True)
 def test_control_the_swap_does_fool_a_plain_open(work):
     seen = set()
     end = time.monotonic() + 20
@@ -166,10 +183,10 @@ def test_control_the_swap_does_fool_a_plain_open(work):
     assert seen == {b"mine", b"secret"}
 
 
-def test_directory_swapped_for_a_link_never_lets_put_or_get_out(work):
+def test_directory_swapped_for_a_link_never_lets_put_or_get_out(tree, work):
     with attack(FLIP_DIRECTORY, work):
         done, refused = storm(
-            work,
+            tree,
             reader("d/f"),
             writer("d/f"),
             lambda tree: tree.list_dir("d"),
@@ -179,25 +196,32 @@ def test_directory_swapped_for_a_link_never_lets_put_or_get_out(work):
     assert refused > 200
 
 
-def test_leaf_swapped_for_a_link_never_lets_put_or_get_out(work):
+def test_leaf_swapped_for_a_link_never_lets_put_or_get_out(tree, work):
     with attack(FLIP_LEAF, work):
-        done, refused = storm(work, reader("leaf"), writer("leaf"))
+        done, refused = storm(tree, reader("leaf"), writer("leaf"))
     assert done > 50
     assert refused > 20
 
 
-def test_parents_that_turn_into_links_while_they_are_made(work):
+def test_parents_that_turn_into_links_while_they_are_made(tree, work):
+    def put_below_new(tree):
+        tree.make_dir("new/a/b", parents=True, exist_ok=True)
+        tree.put("new/a/b/f", b"mine", mode=0o644, overwrite=True)
+
+    # The work tree makes the directories of a file itself; that is the attempt to be fooled.
+    attempt = put_below_new if isinstance(tree, LocalTree) else writer("new/a/b/f")
     with attack(FLIP_PARENT, work):
-        done, _ = storm(work, writer("new/a/b/f"))
+        done, _ = storm(tree, attempt, at_least=50)
     assert done > 50
 
 
-def test_a_quiet_tree_serves_everything(work):
-    done, refused = storm(work, reader("d/f"), writer("d/f"), writer("leaf"))
+def test_a_quiet_tree_serves_everything(tree, work):
+    done, refused = storm(tree, reader("d/f"), writer("d/f"), writer("leaf"))
     assert done > 1000
     assert refused == 0
 
 
+@pytest.mark.parametrize("kind", ["openat2", "walk"], indirect=True)
 def test_removal_under_attack_stays_inside(work):
     removed = 0
     end = time.monotonic() + SECONDS

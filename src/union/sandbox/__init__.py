@@ -15,8 +15,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from union.sandbox import constants, errors, on_device
+    from union.sandbox import constants, errors, on_device, remote
+    from union.sandbox._core.diagnosis import DoctorReport
     from union.sandbox._core.events import Usage
+    from union.sandbox._core.files import FileInfo, Skipped, Transfer
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.resources import Resources
     from union.sandbox._session.process import ExecResult, SandboxProcess
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         SandboxUsageError,
         SessionClosedError,
     )
+    from union.sandbox.on_device._doctor import doctor
 
     Process = SandboxProcess
 
@@ -46,7 +49,9 @@ _HOMES = {
     "BackendUnavailableError": "errors",
     "CLOUD_METADATA_DENY": "constants",
     "DEVNULL": "constants",
+    "DoctorReport": "_core.diagnosis",
     "ExecResult": "_session.process",
+    "FileInfo": "_core.files",
     "INHERIT": "constants",
     "Isolation": "_core.isolation",
     "PIPE": "constants",
@@ -61,11 +66,15 @@ _HOMES = {
     "SandboxUsageError": "errors",
     "Session": "_session.session",
     "SessionClosedError": "errors",
+    "Skipped": "_core.files",
+    "Transfer": "_core.files",
     "Usage": "_core.events",
     "__version__": "_version",
     "constants": "constants:",
+    "doctor": "on_device._doctor",
     "errors": "errors:",
     "on_device": "on_device:",
+    "remote": "remote:",
 }
 
 __all__ = [
@@ -75,7 +84,9 @@ __all__ = [
     "PIPE",
     "PYPI_HOSTS",
     "BackendUnavailableError",
+    "DoctorReport",
     "ExecResult",
+    "FileInfo",
     "Isolation",
     "PolicyError",
     "Process",
@@ -87,10 +98,14 @@ __all__ = [
     "SandboxUsageError",
     "Session",
     "SessionClosedError",
+    "Skipped",
+    "Transfer",
     "Usage",
     "constants",
+    "doctor",
     "errors",
     "on_device",
+    "remote",
 ]
 
 
@@ -101,7 +116,7 @@ def __getattr__(name: str) -> Any:
     module_name, colon, attribute = home.partition(":")
     module = importlib.import_module(f"{__name__}.{module_name}")
     value = module if colon and not attribute else getattr(module, attribute or name)
-    if isinstance(value, type) and value.__module__.startswith(__name__):
+    if callable(value) and value.__module__.startswith(__name__):
         # What users see in a traceback and in pickles is the public name.
         value.__module__ = __name__
     globals()[name] = value

@@ -65,3 +65,11 @@ MAX_LINE_BYTES: Final = 1024 * 1024
 """A longer line is yielded in pieces of this size."""
 MAX_FILE_BYTES: Final = 1024 * 1024 * 1024
 """What ``get_bytes()`` returns at most unless told otherwise."""
+MAX_DIR_ENTRIES: Final = 100_000
+"""A directory with more is not listed."""
+MAX_TREE_BYTES: Final = 1024 * 1024 * 1024
+"""What ``upload()`` and ``download()`` copy at most unless told otherwise."""
+MAX_TREE_FILES: Final = 100_000
+"""How many entries a tree may have, directories and all, unless told otherwise."""
+MAX_TREE_DEPTH: Final = 128
+"""How many directories a tree may have in each other."""

@@ -23,16 +23,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Exited, Failed, Started, Usage
-from union.sandbox._core.file_errors import (
-    SandboxFileExistsError,
-    SandboxFileNotFoundError,
-    SandboxFileTooLargeError,
-    SandboxIsADirectoryError,
-    SandboxNotADirectoryError,
-)
 from union.sandbox._core.isolation import Isolation
-from union.sandbox._core.paths import work_path
 from union.sandbox._core.resolve import resolve_session
+from union.sandbox._session.memory_files import MemoryFiles
 from union.sandbox._session.session import Session
 from union.sandbox.errors import SandboxUsageError
 
@@ -85,6 +78,8 @@ class Call:
     network_mode: str
     timeout_s: float | None
     background: bool
+    pty: tuple[int, int] | None = None
+    """Rows and columns of its terminal, as it started."""
     files: dict[str, bytes]
     """The session's files by path below the work dir; a reply may change them."""
 
@@ -100,18 +95,17 @@ Answers = (
 """Replies by command: a str is the whole command, a pattern is searched for in it."""
 
 
-class ScriptedTransport:
+class ScriptedTransport(MemoryFiles):
     """Answers commands from a script; implements the transport that a session stands on."""
 
     def __init__(self, answers: Answers, *, files: Mapping[str, bytes] | None = None) -> None:
+        super().__init__(_WORK_DIR, files)
         self._answers = answers
         self._runs: set[_ScriptedRun] = set()
         self.calls: list[Call] = []
         """Every command so far; one that reads ``stdin=PIPE`` is added when that is closed."""
-        self.files: dict[str, bytes] = {}
-        """What the work dir holds, by path below it; still there after the session has closed."""
-        for path, data in (files or {}).items():
-            self.files[work_path(path, work_dir=_WORK_DIR, argument="files")] = bytes(data)
+        self.resizes: list[tuple[int, int]] = []
+        """The windows that commands with a terminal were given after their start."""
 
     @property
     def commands(self) -> list[str | tuple[str, ...]]:
@@ -119,6 +113,11 @@ class ScriptedTransport:
         return [call.cmd for call in self.calls]
 
     # The transport.
+
+    @property
+    def is_known(self) -> bool:
+        """Always: there is nothing to find out."""
+        return True
 
     @property
     def work_dir(self) -> str:
@@ -136,7 +135,7 @@ class ScriptedTransport:
     async def start(self, spec: RunSpec, sink: Sink) -> _ScriptedRun:
         """Plays the answer for one command; raises if the script has none."""
         reply = self._reply(spec)
-        run = _ScriptedRun(spec, sink, reply, on_call=self._record)
+        run = _ScriptedRun(spec, sink, reply, on_call=self._record, on_resize=self.resizes.append)
         self._runs.add(run)
         run.finished.add_done_callback(lambda _: self._runs.discard(run))
         run.begin()
@@ -172,49 +171,11 @@ class ScriptedTransport:
             network_mode=spec.network.mode,
             timeout_s=spec.timeout_s,
             background=spec.background,
+            pty=spec.pty,
             files=self.files,
         )
         self.calls.append(call)
         return call
-
-    async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
-        """Keeps a file in memory, by the rules of a work dir."""
-        name = work_path(path, work_dir=_WORK_DIR)
-        if not isinstance(data, bytes | bytearray | memoryview):
-            raise SandboxUsageError(
-                f"data must be bytes, not {type(data).__name__}", argument="data"
-            )
-        if isinstance(mode, bool) or not isinstance(mode, int) or mode & ~0o777:
-            raise SandboxUsageError(
-                f"mode must be permission bits between 0 and 0o777, not {mode!r}", argument="mode"
-            )
-        if self._is_dir(name):
-            raise SandboxIsADirectoryError(f"{name!r} is a directory", path=name)
-        parts = name.split("/")
-        for depth in range(1, len(parts)):
-            if (parent := "/".join(parts[:depth])) in self.files:
-                raise SandboxNotADirectoryError(f"{parent!r} is not a directory", path=name)
-        if not overwrite and name in self.files:
-            raise SandboxFileExistsError(f"{name!r} exists and overwrite is False", path=name)
-        self.files[name] = bytes(data)
-        return len(self.files[name])
-
-    async def get(self, path: str, *, max_bytes: int) -> bytes:
-        """Returns a file from memory, by the rules of a work dir."""
-        name = work_path(path, work_dir=_WORK_DIR)
-        if self._is_dir(name):
-            raise SandboxIsADirectoryError(f"{name!r} is a directory", path=name)
-        if name not in self.files:
-            raise SandboxFileNotFoundError(f"{name!r} does not exist", path=name)
-        data = self.files[name]
-        if len(data) > max_bytes:
-            raise SandboxFileTooLargeError(
-                f"{name!r} has {len(data)} bytes; max_bytes is {max_bytes}", path=name
-            )
-        return data
-
-    def _is_dir(self, name: str) -> bool:
-        return any(other.startswith(f"{name}/") for other in self.files)
 
     def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
         """Only the work dir."""
@@ -236,6 +197,7 @@ class _ScriptedRun:
         reply: Reply,
         *,
         on_call: Callable[[RunSpec, bytes], Call],
+        on_resize: Callable[[tuple[int, int]], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._spec = spec
@@ -243,6 +205,7 @@ class _ScriptedRun:
         self.isolation = Isolation(backend=_BACKEND)
         self._reply = reply
         self._on_call = on_call
+        self._on_resize = on_resize
         self._open = {fd: mode != "devnull" for fd, mode in ((1, spec.stdout), (2, spec.stderr))}
         self._room = {1: asyncio.Event(), 2: asyncio.Event()}
         self._stdin = bytearray()
@@ -281,9 +244,10 @@ class _ScriptedRun:
                 raise
         elif self._spec.stdin == "pipe":
             self._on_call(self._spec, b"")
-        await asyncio.gather(
-            self._write(1, _as_bytes(answer.stdout)), self._write(2, _as_bytes(answer.stderr))
-        )
+        out, err = _as_bytes(answer.stdout), _as_bytes(answer.stderr)
+        if self._spec.pty is not None:
+            out, err = out + err, b""  # a terminal has one output
+        await asyncio.gather(self._write(1, out), self._write(2, err))
         await asyncio.sleep(answer.after_s)
         self.finish(answer.returncode, answer.termination_reason)
 
@@ -329,6 +293,9 @@ class _ScriptedRun:
 
     def end(self, cause: str) -> None:
         self.finish(128 + signal.SIGTERM, cause)
+
+    def resize(self, rows: int, cols: int) -> None:
+        self._on_resize((rows, cols))
 
     def feed_stdin(self, data: bytes) -> None:
         self._stdin += data

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.plan import Plan, Step
     from union.sandbox._core.view import View
 
-__all__ = ["Backend", "Identity", "NetworkShape", "Setting"]
+__all__ = ["Backend", "Identity", "NetworkShape", "Setting", "Wrapper"]
 
 NetworkShape = Literal["blocked", "filtered", "open"]
 """Loopback only; a namespace whose only ways out are doors of ours; the host's own network."""
@@ -30,6 +30,16 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wrapper:
+    """Another program that builds the sandbox, and from where it starts."""
+
+    program: str
+    way: Literal["caller", "entered", "nested"]
+    """As the caller itself; as root, entering a user namespace that the launcher made for it; or,
+    for root that may not do that, as an ordinary user of such a namespace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """Everything a plan depends on that is not the backend's own choice."""
 
@@ -41,6 +51,9 @@ class Setting:
     """What enforces the network policy; see Isolation."""
     landlock_abi: int
     seccomp: bytes
+    wrapper: Wrapper | None = None
+    share: bool = True
+    """Whether sandboxes may begin with a copy of what was built once."""
 
 
 class Backend(Protocol):

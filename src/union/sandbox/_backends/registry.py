@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._backends import sandbox_exec
+from union.sandbox._backends.bubblewrap import Bubblewrap
 from union.sandbox._backends.none import NoIsolation
 from union.sandbox._backends.userns import Userns
 from union.sandbox.errors import BackendUnavailableError
@@ -11,13 +14,20 @@ from union.sandbox.errors import BackendUnavailableError
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Backend
 
-__all__ = ["NAMES", "get"]
+__all__ = ["DEFAULT", "NAMES", "get"]
 
 NAMES: Final = ("bubblewrap", "userns", "sandbox-exec", "none")
-_BACKENDS: Final[dict[str, Backend]] = {"userns": Userns(), "none": NoIsolation()}
+DEFAULT: Final = "bubblewrap"
+_BACKENDS: Final[dict[str, Backend]] = {
+    "bubblewrap": Bubblewrap(),
+    "userns": Userns(),
+    "none": NoIsolation(),
+}
 
 
 def get(name: str) -> Backend:
+    if name == "sandbox-exec":
+        raise sandbox_exec.unavailable(platform.system())
     backend = _BACKENDS.get(name)
     if backend is None:
         raise BackendUnavailableError(

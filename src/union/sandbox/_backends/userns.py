@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core import plan as p
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.seccomp import digest
-from union.sandbox._core.view import landlock_steps, mount_steps
+from union.sandbox._core.view import can_share, landlock_steps, own_steps, shared_steps
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Setting
 
-__all__ = ["Userns"]
+__all__ = ["NEW", "Userns"]
 
-_NEW: Final = {
+NEW: Final = {
     "user": 0x10000000,
     "mount": 0x00020000,
     "pid": 0x20000000,
@@ -25,36 +25,63 @@ _NEW: Final = {
 }
 
 
+_SHARED: Final = ("user", "mount", "pid")
+"""What the part that sandboxes share is built in. Its own pid namespace gives it a /proc."""
+
+
 class Userns:
     """Every namespace, a private root, no capability, Landlock, and a system-call filter."""
 
     name = "userns"
 
-    def _namespaces(self, setting: Setting) -> tuple[str, ...]:
-        return tuple(n for n in _NEW if n != "net" or setting.network != "open")
+    def namespaces(self, setting: Setting) -> tuple[str, ...]:
+        """What a sandbox does not share with the host."""
+        return tuple(n for n in NEW if n != "net" or setting.network != "open")
 
     def plan(self, setting: Setting) -> p.Plan:
-        steps: list[p.Step] = [*mount_steps(setting.view), p.Hostname("sandbox")]
-        steps.extend(setting.network_steps)
-        steps.append(p.Remount("/"))
-        steps.append(p.Lockdown())
-        steps.extend(landlock_steps(setting.view, abi=setting.landlock_abi))
-        # Last: the filter refuses what the steps before it do.
-        steps.append(p.Seccomp(setting.seccomp))
+        """With a shared part where the view allows it, else all of it for each sandbox."""
+        who, view = setting.identity, setting.view
+        share = setting.share and can_share(view)
+        shared, own = shared_steps(view, hold=share), own_steps(view, held=share)
+        rest = self._rest(setting)
+        flags = sum(NEW[n] for n in self.namespaces(setting))
+        if not share:
+            return self.built(setting, (*shared, *own, *rest), flags)
+        if view.fresh_proc:
+            # The shared part has one too: the kernel gives a fresh one only where one is in sight.
+            own.append(p.Proc("/proc"))
+        return p.Plan(
+            steps=(*own, *rest),
+            clone_flags=flags,
+            uid=(who.uid, who.uid),
+            gid=(who.gid, who.gid),
+            deny_setgroups=who.deny_setgroups,
+            shared=self.built(setting, (*shared, p.Share()), sum(NEW[n] for n in _SHARED)),
+        )
+
+    def built(self, setting: Setting, steps: tuple[p.Step, ...], flags: int) -> p.Plan:
+        """A plan that starts from the host's own view."""
         who = setting.identity
         return p.Plan(
-            steps=tuple(steps),
-            clone_flags=sum(_NEW[n] for n in self._namespaces(setting)),
+            steps=steps,
+            clone_flags=flags,
             uid=(who.uid, who.host_uid),
             gid=(who.gid, who.host_gid),
             deny_setgroups=who.deny_setgroups,
         )
 
+    def _rest(self, setting: Setting) -> list[p.Step]:
+        steps: list[p.Step] = [p.Hostname("sandbox"), *setting.network_steps, p.Lockdown()]
+        steps.extend(landlock_steps(setting.view, abi=setting.landlock_abi))
+        # Last: the filter refuses what the steps before it do.
+        steps.append(p.Seccomp(setting.seccomp))
+        return steps
+
     def isolation(self, setting: Setting, *, limits: tuple[tuple[str, str], ...]) -> Isolation:
         return Isolation(
             backend=self.name,
-            namespaces=self._namespaces(setting),
-            root="pivot_root",
+            namespaces=self.namespaces(setting),
+            root="pivot" if setting.view.pivot else "move",
             proc="fresh" if setting.view.fresh_proc else "inherited",
             ids=setting.identity.kind,
             landlock_abi=setting.landlock_abi,

@@ -39,6 +39,8 @@ _TEREDO: Final = IPv6Network("2001::/32")
 _COMPATIBLE: Final = IPv6Network("::/96")
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 
+# Addresses for documentation are not among them: no network of a host is to use those, so nothing
+# to protect is there, while mirrors and test networks do live there.
 _INTERNAL_V4: Final = tuple(
     (IPv4Network(network), what)
     for network, what in (
@@ -50,12 +52,9 @@ _INTERNAL_V4: Final = tuple(
         ("169.254.0.0/16", "a link-local or metadata address"),
         ("172.16.0.0/12", "a private address"),
         ("192.0.0.0/24", "a protocol assignment"),
-        ("192.0.2.0/24", "a documentation address"),
         ("192.88.99.0/24", "a 6to4 relay"),
         ("192.168.0.0/16", "a private address"),
         ("198.18.0.0/15", "a benchmarking address"),
-        ("198.51.100.0/24", "a documentation address"),
-        ("203.0.113.0/24", "a documentation address"),
         ("224.0.0.0/4", "a multicast address"),
         ("240.0.0.0/4", "a reserved address"),
     )
@@ -69,9 +68,7 @@ _INTERNAL_V6: Final = tuple(
         ("fe80::/10", "a link-local address"),
         ("ff00::/8", "a multicast address"),
         ("2001::/23", "a protocol assignment"),
-        ("2001:db8::/32", "a documentation address"),
         ("2002::/16", "a 6to4 address"),
-        ("3fff::/20", "a documentation address"),
     )
 )
 _UNREACHABLE: Final = ("an unspecified address", "a loopback address", "a multicast address")

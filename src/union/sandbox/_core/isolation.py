@@ -13,11 +13,14 @@ __all__ = ["Isolation"]
 class Isolation:
     """What stands between sandboxed code and the host, as verified on a live sandbox.
 
-    ``root``: how the private root was entered. ``proc``: ``fresh`` (only the sandbox's own
-    processes), ``inherited`` (this container masks /proc, so its own is shown) or ``host``.
+    ``root``: how the private root was entered: ``pivot``, ``move`` (pivot_root is refused here, so
+    the caller's root stays mounted, covered by the private one) or ``host``: none.
+    ``proc``: ``fresh`` (only the sandbox's own processes), ``inherited`` (this container masks
+    /proc, so its own is shown) or ``host``.
     ``ids``: ``unprivileged`` (an id that owns nothing on the host), ``caller`` or ``host``.
     ``limits``: what enforces each limit: ``cgroup-v2``, ``cgroup-v1``, ``rlimit``, ``tmpfs``,
-    ``watch`` (the memory of the tree is looked at every few milliseconds) or ``none``.
+    ``watch`` (the memory of the tree is looked at every few milliseconds), ``nodes`` (no other
+    device is there) or ``none``.
     ``egress``: what enforces the network policy: ``kernel``, ``proxy-only`` or ``none``.
     """
 

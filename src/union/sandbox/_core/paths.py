@@ -1,4 +1,4 @@
-"""Lexical confinement of the paths callers give, and what is known of a file.
+"""Lexical confinement of the paths callers give.
 
 Nothing here looks at a file system. What it returns has no ``..``, no empty component and no
 leading slash; whether a component is a link is for the kernel to say, when the path is opened.
@@ -6,40 +6,18 @@ leading slash; whether a component is a link is for the kernel to say, when the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from union.sandbox._core.file_errors import SandboxPathError
 from union.sandbox.errors import SandboxUsageError
 
-__all__ = ["FileInfo", "FileKind", "shown_path", "work_path"]
+__all__ = ["shown_path", "work_path"]
 
 MAX_NAME_BYTES: Final = 255
 MAX_PATH_BYTES: Final = 4095
 """The kernel's 4096, less the byte that ends the string."""
 
 _SHOWN: Final = 120
-
-FileKind = Literal["file", "dir", "symlink", "other"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileInfo:
-    """One entry of a work dir, as it was when looked at; links are described, not followed."""
-
-    path: str
-    """Relative to the work dir; bytes that are not UTF-8 are kept by ``surrogateescape``."""
-    kind: FileKind
-    size: int
-    mode: int
-    """Permission bits only."""
-    mtime: float
-    """Seconds since the epoch."""
-
-    @property
-    def name(self) -> str:
-        """The last component."""
-        return self.path.rpartition("/")[2]
 
 
 def shown_path(path: str) -> str:

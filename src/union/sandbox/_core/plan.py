@@ -7,17 +7,21 @@ knows how to do each step and nothing else. ``Plan.encode()`` is the wire format
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass
 from typing import ClassVar
 
 __all__ = [
     "OP_NAMES",
+    "Attrs",
     "Bind",
     "Detach",
     "Devpts",
+    "Enter",
     "File",
     "Hostname",
+    "Identity",
     "LandlockCreate",
     "LandlockPath",
     "LandlockRestrict",
@@ -28,14 +32,18 @@ __all__ = [
     "Plan",
     "Proc",
     "Remount",
+    "Resize",
     "Rlimit",
     "Root",
     "Seccomp",
+    "Share",
     "Slot",
     "Step",
     "Subreaper",
     "Symlink",
     "Tmpfs",
+    "Wrap",
+    "encode",
 ]
 
 _MAGIC = 0x32584253
@@ -103,7 +111,7 @@ class Bind(Step):
 
 @dataclass(frozen=True, slots=True)
 class Root(Step):
-    """A private tmpfs root, mounted over ``path`` and entered at once."""
+    """A tmpfs that becomes the private root, mounted over ``path``."""
 
     op: ClassVar[int] = 2
     path: str
@@ -150,13 +158,17 @@ class Tmpfs(_PathStep):
     size_bytes: int = 0
     mode: int = 0o1777
     inodes: int = 65536
+    read_only: bool = False
 
     def integers(self) -> tuple[int, ...]:
-        return (NOSUID | NODEV,)
+        return (NOSUID | NODEV | (RDONLY if self.read_only else 0),)
+
+    @property
+    def options(self) -> str:
+        return f"mode={self.mode:o},size={self.size_bytes},nr_inodes={self.inodes}"
 
     def blobs(self) -> tuple[bytes, ...]:
-        options = f"mode={self.mode:o},size={self.size_bytes},nr_inodes={self.inodes}"
-        return _text(self.path), _text(options)
+        return _text(self.path), _text(self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +179,8 @@ class Proc(_PathStep):
 @dataclass(frozen=True, slots=True)
 class Devpts(_PathStep):
     op: ClassVar[int] = 8
-    options: str = "newinstance,ptmxmode=0666,mode=620"
+    # A number of its own: the host's terminals are one pool, which no sandbox may use up.
+    options: str = "newinstance,ptmxmode=0666,mode=620,max=64"
 
     def blobs(self) -> tuple[bytes, ...]:
         return _text(self.path), _text(self.options)
@@ -299,6 +312,87 @@ class Detach(Step):
     op: ClassVar[int] = 21
 
 
+@dataclass(frozen=True, slots=True)
+class Enter(Step):
+    """Makes the tmpfs of ``Root`` the root: by pivot_root, or moved over the caller's.
+
+    A moved root leaves the caller's mounted below it, so there is nothing to detach.
+    """
+
+    op: ClassVar[int] = 26
+    move: bool = False
+
+    def integers(self) -> tuple[int, ...]:
+        return (int(self.move),)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity(_PathStep):
+    """What is at ``path`` must be this (device, inode)."""
+
+    op: ClassVar[int] = 22
+    identity: tuple[int, int]
+
+    def integers(self) -> tuple[int, ...]:
+        return self.identity
+
+
+@dataclass(frozen=True, slots=True)
+class Attrs(_PathStep):
+    """Adds to what a mount forbids, and all mounts below it; takes nothing away."""
+
+    op: ClassVar[int] = 23
+    attrs: int
+
+    def integers(self) -> tuple[int, ...]:
+        return (self.attrs,)
+
+
+@dataclass(frozen=True, slots=True)
+class Resize(_PathStep):
+    """Limits for a tmpfs that another program has mounted."""
+
+    op: ClassVar[int] = 24
+    mode: int
+    options: str
+
+    def integers(self) -> tuple[int, ...]:
+        return NOSUID | NODEV, self.mode
+
+    def blobs(self) -> tuple[bytes, ...]:
+        return _text(self.path), _text(self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrap(Step):
+    """Always last: another program builds the sandbox, and starts the runner in it.
+
+    ``program`` reads ``args``; the runner performs the steps ``inside``. With ``enter`` the program
+    is given a user namespace that maps these ids, (inside, outside) of the user and the group.
+    """
+
+    op: ClassVar[int] = 25
+    program: str
+    args: tuple[str, ...]
+    inside: tuple[Step, ...]
+    enter: tuple[tuple[int, int], tuple[int, int]] | None = None
+
+    def integers(self) -> tuple[int, ...]:
+        if self.enter is None:
+            return ()
+        return 1, *(inside << 32 | outside for inside, outside in self.enter)
+
+    def blobs(self) -> tuple[bytes, ...]:
+        return b"".join(map(_text, (self.program, *self.args))), encode(self.inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Share(Step):
+    """Always last: what was built goes to the host, for sandboxes that begin with a copy of it."""
+
+    op: ClassVar[int] = 30
+
+
 OP_NAMES: dict[int, str] = {
     1: "bind mount",
     2: "private root",
@@ -321,6 +415,12 @@ OP_NAMES: dict[int, str] = {
     19: "limit",
     20: "reaper",
     21: "leaving the caller's root",
+    22: "work dir",
+    23: "mount flags",
+    24: "limit of a tmpfs",
+    25: "bwrap",
+    26: "entering the private root",
+    30: "shared view",
     100: "plan",
     101: "namespaces",
     102: "id-mapped mount",
@@ -335,8 +435,20 @@ OP_NAMES: dict[int, str] = {
     111: "program",
     112: "standard streams",
     113: "terminal",
+    114: "entering the shared view",
 }
 """What each operation is called in an error."""
+
+
+def encode(steps: tuple[Step, ...]) -> bytes:
+    """Steps as the launcher reads them."""
+    return struct.pack("=II", _MAGIC, len(steps)) + b"".join(map(_encoded, steps))
+
+
+@functools.lru_cache(maxsize=1024)
+def _encoded(step: Step) -> bytes:
+    """Most steps are the same for every session of a process."""
+    return step.encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +461,13 @@ class Plan:
     """(inside, outside); None: no user namespace."""
     gid: tuple[int, int] | None = None
     deny_setgroups: bool = False
+    shared: Plan | None = None
+    """Performed once, ahead: the steps above begin with a copy of what it built."""
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether another program stands between the launcher and the sandbox."""
+        return bool(self.steps) and isinstance(self.steps[-1], Wrap)
 
     def encode(self) -> bytes:
-        head = struct.pack("=II", _MAGIC, len(self.steps))
-        return head + b"".join(step.encode() for step in self.steps)
+        return encode(self.steps)

@@ -12,20 +12,36 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from union.sandbox import constants
 from union.sandbox._core.resources import limits_from
-from union.sandbox._core.spec import NetworkMode, NetworkSpec, RunSpec, SessionSpec, StreamMode
+from union.sandbox._core.spec import (
+    WARM,
+    NetworkMode,
+    NetworkSpec,
+    RunSpec,
+    SessionSpec,
+    StreamMode,
+)
 from union.sandbox.constants import Stream
 from union.sandbox.errors import PolicyError, SandboxUsageError
 
 if TYPE_CHECKING:
     from union.sandbox._core.hosts import Entry
 
-__all__ = ["resolve_run", "resolve_session", "settled_output_cap", "settled_timeout"]
+__all__ = [
+    "resolve_run",
+    "resolve_session",
+    "settled_output_cap",
+    "settled_timeout",
+    "settled_window",
+]
 
 _MODES: Final[tuple[str, ...]] = get_args(NetworkMode)
 _MAX_ENV_BYTES: Final = 1024 * 1024
 _MAX_ARG_BYTES: Final = 128 * 1024 - 1
 """The kernel's limit on one argument or one variable (MAX_ARG_STRLEN)."""
 _MOST_WARM: Final = 32
+_MOST_CELLS: Final = 65535
+"""The kernel keeps each side of a window in 16 bits."""
+_USUAL_WINDOW: Final = (24, 80)
 _LONGEST_S: Final = 100 * 365 * 86400
 _STREAMS: Final[dict[object, StreamMode]] = {
     Stream.PIPE: "pipe",
@@ -201,8 +217,16 @@ def resolve_session(
 ) -> SessionSpec:
     """The session that these arguments describe, or an error that names the wrong one."""
     work_dir = None if host_work_dir is None else _absolute("host_work_dir", host_work_dir)
+    chosen = _choice("backend", backend, backends)
+    limits = limits_from(resources)
+    # "default" is the server's own, which the server checks.
+    if limits.gpus and chosen not in {"bubblewrap", "default"}:
+        raise SandboxUsageError(
+            f"resources: the {chosen!r} backend shows no GPU; backend='bubblewrap' does",
+            argument="resources",
+        )
     return SessionSpec(
-        backend=_choice("backend", backend, backends),
+        backend=chosen,
         host_work_dir=work_dir,
         network=_network(
             network_mode,
@@ -215,7 +239,7 @@ def resolve_session(
         env=_environment(env),
         read_only_paths=_paths("read_only_paths", read_only_paths),
         read_write_paths=_paths("read_write_paths", read_write_paths),
-        limits=limits_from(resources),
+        limits=limits,
         strict=_flag("strict", strict),
         warm=_warm(warm),
         preload=_modules(preload),
@@ -234,7 +258,7 @@ def _modules(value: object) -> tuple[str, ...]:
 def _warm(value: object) -> int:
     if not isinstance(value, int) or not 0 <= value <= _MOST_WARM:
         raise _wrong("warm", value, f"True, False, or a number of sandboxes from 0 to {_MOST_WARM}")
-    return int(value)
+    return WARM if value is True else int(value)
 
 
 def _stream(argument: str, value: object) -> StreamMode:
@@ -266,7 +290,7 @@ def _command(cmd: object, script_type: object) -> dict[str, Any]:
             raise SandboxUsageError("cmd holds a NUL character", argument="cmd")
         _encoded("cmd", cmd)
         if kind == "python":
-            return {"kind": "python", "text": textwrap.dedent(cmd)}
+            return {"kind": "python", "text": _without_margin(cmd)}
         return {"kind": "shell", "text": cmd}
     if isinstance(cmd, bytes) or not isinstance(cmd, Sequence):
         raise _wrong("cmd", cmd, "a string, or a list of strings")
@@ -288,6 +312,15 @@ def _command(cmd: object, script_type: object) -> dict[str, Any]:
                 hint="pass it as a string, through stdin, or in a file with put_bytes()",
             )
     return {"kind": "argv", "argv": tuple(cmd)}
+
+
+def _without_margin(source: str) -> str:
+    """Take off the indentation that all lines share."""
+    blank = source[: len(source) - len(source.lstrip())]
+    if not blank or blank.endswith("\n"):
+        # The first line has none, so there is nothing to take; a long script need not be searched.
+        return source
+    return textwrap.dedent(source)
 
 
 def _run_network(session: NetworkSpec, mode: object, allowlist: object) -> NetworkSpec:
@@ -324,6 +357,7 @@ def resolve_run(
     network_allowlist: object = None,
     timeout_s: object = None,
     background: object = False,
+    pty: object = False,
     max_output_bytes: object = None,
 ) -> RunSpec:
     """The command that these arguments describe, with the session's defaults merged in."""
@@ -333,18 +367,49 @@ def resolve_run(
         if not isinstance(cwd, str) or not cwd or "\0" in cwd:
             raise _wrong("cwd", cwd, "a path")
         _encoded("cwd", cwd)
+    window = _pty(pty, stdout, stderr)
     return RunSpec(
         **_command(cmd, script_type),
         env=tuple({**dict(session.env), **dict(_environment(env))}.items()),
         cwd=cwd,
         stdout=_stream("stdout", stdout),
-        stderr=_stream("stderr", stderr),
+        stderr=_stream("stderr", stderr) if window is None else "devnull",
         stdin=_stdin(stdin),
         network=_run_network(session.network, network_mode, network_allowlist),
         timeout_s=settled_timeout("timeout_s", timeout_s),
         background=_flag("background", background),
+        pty=window,
         max_output_bytes=settled_output_cap(max_output_bytes),
     )
+
+
+def _pty(value: object, stdout: object, stderr: object) -> tuple[int, int] | None:
+    if value is False or value is None:
+        return None
+    if stderr is not None:
+        raise SandboxUsageError(
+            "stderr cannot be given with pty: a terminal has one output, which is stdout",
+            argument="stderr",
+        )
+    if _stream("stdout", stdout) == "devnull":
+        raise SandboxUsageError(
+            "stdout cannot be discarded with pty: somebody has to read a terminal",
+            argument="stdout",
+            hint="leave it out, or use PIPE or INHERIT",
+        )
+    if value is True:
+        return _USUAL_WINDOW
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != 2:
+        raise _wrong("pty", value, "True, False, or a pair (rows, columns)")
+    return settled_window("pty", *value)
+
+
+def settled_window(argument: str, rows: object, cols: object) -> tuple[int, int]:
+    """The size of a terminal's window."""
+    for value in (rows, cols):
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST_CELLS:
+            raise _wrong(argument, (rows, cols), f"rows and columns, each from 1 to {_MOST_CELLS}")
+    return cast("tuple[int, int]", (rows, cols))
 
 
 def settled_output_cap(value: object) -> int:

@@ -33,6 +33,8 @@ _LEAST_MEMORY: Final = 8 * 2**20
 class Resources:
     """What one run may use. Sizes are bytes or text such as ``"512Mi"``; None keeps the default.
 
+    ``gpu`` is a number of NVIDIA devices; it needs the bubblewrap backend.
+
     >>> Resources(cpu=2, memory="1Gi").memory
     '1Gi'
     """
@@ -44,6 +46,7 @@ class Resources:
     file_size: int | str | None = None
     tmp: int | str | None = None
     shm: int | str | None = None
+    gpu: int | None = None
 
 
 def _wrong(name: str, value: object, accepted: str) -> SandboxUsageError:
@@ -78,6 +81,21 @@ def _count(name: str, value: object) -> int:
     return value
 
 
+def _devices(gpu: Any) -> Any:
+    """How many devices Flyte's ``gpu`` means: a number, ``"T4:2"``, or a device with a quantity.
+
+    The model is for whoever picks the machine; on this one there is what there is.
+    """
+    if isinstance(gpu, str):
+        _, _, number = gpu.rpartition(":")
+        return int(number) if number.isdecimal() else gpu
+    if hasattr(gpu, "quantity"):
+        if getattr(gpu, "device_class", "GPU") != "GPU":
+            raise _wrong("gpu", gpu, "an NVIDIA GPU; no other kind of device can be shown")
+        return gpu.quantity
+    return gpu
+
+
 def limits_from(resources: object) -> Limits:
     """The limits that ``resources`` asks for: our own type, or Flyte's (told by its shape)."""
     if resources is None:
@@ -91,15 +109,12 @@ def limits_from(resources: object) -> Limits:
                 f"not {type(resources).__name__}",
                 argument="resources",
             )
-        if getattr(resources, "gpu", None) is not None:
-            raise SandboxUsageError(
-                "resources: a GPU needs the bubblewrap backend", argument="resources"
-            )
         shm = getattr(resources, "shm", None)
         resources = Resources(
             cpu=getattr(resources, "cpu", None),
             memory=getattr(resources, "memory", None),
             shm=None if shm == "auto" else shm,
+            gpu=_devices(getattr(resources, "gpu", None)),
         )
     limits = Limits()
     if resources.cpu is not None:
@@ -113,6 +128,8 @@ def limits_from(resources: object) -> Limits:
         value = getattr(resources, name)
         if value is not None:
             limits = dataclasses.replace(limits, **{field: int(_quantity(name, value))})
+    if resources.gpu is not None and (resources.gpu != 0 or isinstance(resources.gpu, bool)):
+        limits = dataclasses.replace(limits, gpus=_count("gpu", resources.gpu))
     for name in ("processes", "open_files"):
         value = getattr(resources, name)
         if value is not None:

@@ -19,6 +19,7 @@ Rules of this file:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from typing import Final
@@ -323,6 +324,7 @@ def filter_program(*, machine: str, allow_setid_modes: bool = False) -> bytes:
     return assemble(Load(ARCH, Branch(JEQ, AUDIT_ARCH[machine], by_call, EPERM)))
 
 
+@functools.lru_cache(maxsize=8)
 def digest(program: bytes) -> str:
     """SHA-256 of a compiled filter, in hex: what a posture report quotes."""
     return hashlib.sha256(program).hexdigest()

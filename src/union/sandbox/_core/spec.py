@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from union.sandbox import constants
 
 if TYPE_CHECKING:
     from union.sandbox._core.hosts import Entry
 
-__all__ = ["Limits", "NetworkSpec", "RunSpec", "SessionSpec", "StreamMode"]
+__all__ = ["WARM", "Limits", "NetworkSpec", "RunSpec", "SessionSpec", "StreamMode"]
 
 NetworkMode = Literal["blocked", "allowlist", "open"]
 StreamMode = Literal["collect", "pipe", "inherit", "devnull"]
 MIB = 1024 * 1024
+
+
+WARM: Final = 4
+"""Sandboxes kept ready: enough for commands that follow each other without a pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,8 @@ class Limits:
     file_size_bytes: int = constants.DEFAULT_FILE_SIZE_MIB * MIB
     tmp_bytes: int = constants.DEFAULT_TMP_MIB * MIB
     shm_bytes: int = constants.DEFAULT_SHM_MIB * MIB
+    gpus: int = 0
+    """Devices that are shown; no other is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +60,7 @@ class SessionSpec:
     read_write_paths: tuple[str, ...] = ()
     limits: Limits = Limits()
     strict: bool = False
-    warm: int = 1
+    warm: int = WARM
     """How many sandboxes of each posture are kept ready."""
     preload: tuple[str, ...] = ()
     """Modules that a waiting Python has imported already."""
@@ -75,6 +81,8 @@ class RunSpec:
     network: NetworkSpec = NetworkSpec()
     timeout_s: float | None = None
     background: bool = False
+    pty: tuple[int, int] | None = None
+    """Rows and columns of the terminal that the command gets; None: no terminal."""
     max_output_bytes: int = constants.MAX_OUTPUT_BYTES
 
     @property

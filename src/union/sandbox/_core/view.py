@@ -7,17 +7,28 @@ the caller's paths and the work dir therefore sit on top of the system's.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core import plan as p
 
-__all__ = ["Shown", "View", "landlock_steps", "mount_steps"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Shown", "View", "can_share", "landlock_steps", "own_steps", "shared_steps"]
 
 RUN_DIR: Final = "/run/sandbox"
 PYTHON_SLOT: Final = f"{RUN_DIR}/main.py"
 SHELL_SLOT: Final = f"{RUN_DIR}/main.sh"
-BIN_DIR: Final = f"{RUN_DIR}/bin"
+BIN_DIR: Final = "/run/tools"
+_TMP: Final = "/tmp"  # noqa: S108 - names inside the sandbox
+_SHM: Final = "/dev/shm"  # noqa: S108
+_PTS: Final = "/dev/pts"
+_OWN: Final = (_TMP, _SHM, RUN_DIR)
+"""Where each sandbox has something of its own, made anew."""
+HELD_DIR: Final = "/run/held"
+"""Where the shared part keeps what each sandbox shows below one of those."""
 _SCRIPT_BYTES: Final = 256 * 1024 * 1024
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _DEV_LINKS: Final = (
@@ -25,6 +36,7 @@ _DEV_LINKS: Final = (
     ("stdin", "/proc/self/fd/0"),
     ("stdout", "/proc/self/fd/1"),
     ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
 )
 # Landlock access rights, in the order of their bits.
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
@@ -69,8 +81,14 @@ class View:
     guarded_proc: tuple[str, ...]
     """Parts of /proc made read-only by mount, where the sandbox has the id of the host's root."""
     staging: str
+    pivot: bool
+    """Whether the root is entered by pivot_root; if not, it is moved over the caller's."""
     tmp_bytes: int
     shm_bytes: int
+    terminals: bool = False
+    """Whether pseudo-terminals can be opened; only a command that asked for one gets that."""
+    nodes: tuple[Shown, ...] = ()
+    """Devices beyond the few that every sandbox has."""
 
 
 class _Layout:
@@ -80,6 +98,10 @@ class _Layout:
         self.steps: list[p.Step] = []
         self._dirs = {"/"}
         self._bound: list[str] = []
+
+    def made(self, paths: Iterable[str]) -> None:
+        """These are there already."""
+        self._dirs.update(paths)
 
     def parents(self, path: str) -> None:
         parent = path.rpartition("/")[0]
@@ -103,10 +125,19 @@ class _Layout:
             self._bound.append(shown.path)
 
 
-def mount_steps(view: View) -> list[p.Step]:
-    """The private root, filled."""
+def _is_below(path: str, places: Iterable[str]) -> bool:
+    return any(path == place or path.startswith(place + "/") for place in places)
+
+
+def shared_steps(view: View, *, hold: bool = False) -> list[p.Step]:
+    """The private root, filled with what is the same for every sandbox of a session.
+
+    With ``hold`` this is built ahead, so what each sandbox will show below a directory of its own
+    is kept at hand: the host's own files are out of reach by then.
+    """
     out = _Layout()
     out.steps.append(p.Root(view.staging, "mode=755,size=1m,nr_inodes=4096"))
+    out.steps.append(p.Enter(move=not view.pivot))
     for shown in view.system:
         out.bind(shown)
     for path, target in view.links:
@@ -117,29 +148,63 @@ def mount_steps(view: View) -> list[p.Step]:
         out.steps.append(p.File(path, content))
     _add_dev(out, view)
     _add_proc(out, view)
-    out.steps.append(p.Detach())
-    out.directory("/tmp")  # noqa: S108 - a name inside the sandbox
-    out.steps.append(p.Tmpfs("/tmp", view.tmp_bytes))  # noqa: S108
-    out.directory(RUN_DIR)
-    out.steps.append(p.Tmpfs(RUN_DIR, _SCRIPT_BYTES, mode=0o755, inodes=64))
-    for shown in sorted(view.added, key=lambda s: s.path.count("/")):
+    if view.pivot:
+        out.steps.append(p.Detach())
+    for place in _OWN:
+        out.directory(place)
+    for shown in _by_depth(s for s in view.added if not _is_below(s.path, _OWN)):
         out.bind(shown)
+    for place, shown in _held(view) if hold else ():
+        out.bind(dataclasses.replace(shown, path=place))
+    out.steps.append(p.Remount("/"))
+    return out.steps
+
+
+def own_steps(view: View, *, held: bool = False) -> list[p.Step]:
+    """What each sandbox has for itself; ``held`` says that the shared part was built ahead."""
+    out = _Layout()
+    out.made(_OWN)
+    out.steps.append(p.Tmpfs(_TMP, view.tmp_bytes))
+    out.steps.append(p.Tmpfs(_SHM, view.shm_bytes))
+    out.steps.append(p.Tmpfs(RUN_DIR, _SCRIPT_BYTES, mode=0o755, inodes=64))
+    if view.terminals:
+        out.steps.append(p.Devpts(_PTS))
+    for place, shown in _held(view):
+        kept = Shown(source=place, path=shown.path, writable=shown.writable, is_dir=shown.is_dir)
+        out.bind(kept if held else shown)
+    if held and _held(view):
+        # Shown where it belongs; the place it was kept at is covered.
+        out.steps.append(p.Tmpfs(HELD_DIR, 4096, mode=0o555, inodes=1, read_only=True))
     out.steps.append(p.Slot(PYTHON_SLOT))
     out.steps.append(p.Slot(SHELL_SLOT))
     return out.steps
 
 
+def can_share(view: View) -> bool:
+    """Whether everything of the host can be shown, or kept at hand, in a part that is shared."""
+    return not view.guarded_proc
+
+
+def _held(view: View) -> list[tuple[str, Shown]]:
+    """What each sandbox shows below a directory of its own, and where it is kept until then."""
+    below = _by_depth(s for s in view.added if _is_below(s.path, _OWN))
+    return [(f"{HELD_DIR}/{number}", shown) for number, shown in enumerate(below)]
+
+
+def _by_depth(shown: Iterable[Shown]) -> list[Shown]:
+    return sorted(shown, key=lambda s: s.path.count("/"))
+
+
 def _add_dev(out: _Layout, view: View) -> None:
     out.directory("/dev")
-    for name in _DEVICES:
+    paths = [(f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
+    for source, path in (*paths, *((node.source, node.path) for node in view.nodes)):
         # A device must stay usable as one, so these binds alone lack nodev. Read-only guards the
         # node itself; what is written to a device does not count.
-        attrs = p.RDONLY | p.NOSUID | p.NOEXEC
-        out.steps.append(p.Bind(f"/dev/{name}", f"/dev/{name}", attrs))
+        out.steps.append(p.Bind(source, path, p.RDONLY | p.NOSUID | p.NOEXEC))
     for name, target in _DEV_LINKS:
         out.steps.append(p.Symlink(f"/dev/{name}", target))
-    out.directory("/dev/shm")  # noqa: S108 - a name inside the sandbox
-    out.steps.append(p.Tmpfs("/dev/shm", view.shm_bytes))  # noqa: S108
+    out.directory(_PTS)  # empty, unless a sandbox has terminals of its own
 
 
 def _add_proc(out: _Layout, view: View) -> None:
@@ -166,8 +231,8 @@ def landlock_steps(view: View, *, abi: int) -> list[p.Step]:
         p.LandlockCreate(handled, 0, scoped, size),
         p.LandlockPath("/", _READ),
         p.LandlockPath("/dev", handled & (_WRITE_FILE | _TRUNCATE | _IOCTL_DEV)),
-        p.LandlockPath("/dev/shm", write),  # noqa: S108
-        p.LandlockPath("/tmp", write),  # noqa: S108
+        p.LandlockPath(_SHM, write),
+        p.LandlockPath(_TMP, write),
     ]
     steps.extend(
         p.LandlockPath(s.path, write if s.is_dir else write & _ON_FILES)

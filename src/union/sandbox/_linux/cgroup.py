@@ -27,8 +27,6 @@ _V1_CONTROLLERS: Final = (
     ("cpu", "cpu.cfs_quota_us"),
     ("pids", "pids.max"),
 )
-_OWN_PROCESSES: Final = 1
-"""The sandbox's first process, which counts too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +120,12 @@ def _usable(place: Path, needed: str) -> bool:
 
 
 class Group:
-    """The group of one sandbox. ``procs`` are descriptors the launcher writes the first pid to."""
+    """The group of one sandbox. ``procs`` are descriptors the launcher writes the first pid to.
 
-    def __init__(self, where: Hierarchy, limits: Limits) -> None:
+    ``own`` is the number of our own processes in it, which count too.
+    """
+
+    def __init__(self, where: Hierarchy, limits: Limits, *, own: int) -> None:
         self._version = where.version
         name = f"sandbox-{os.getpid()}-{next(_NUMBERS)}"
         self._dirs: dict[str, Path] = {}
@@ -136,7 +137,7 @@ class Group:
                 if directory not in self._dirs.values():
                     directory.mkdir()
                 self._dirs[controller] = directory
-            self._limit(limits)
+            self._limit(limits, own)
             for directory in dict.fromkeys(self._dirs.values()):
                 self.procs.append(os.open(directory / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
         except BaseException:
@@ -144,7 +145,7 @@ class Group:
             self.remove()
             raise
 
-    def _limit(self, limits: Limits) -> None:
+    def _limit(self, limits: Limits, own: int) -> None:
         v2 = self._version == 2
         memory, cpu = self._dirs["memory"], self._dirs.get("cpu")
         if limits.memory_bytes is not None:
@@ -154,7 +155,7 @@ class Group:
                 if (memory / swap).exists():
                     (memory / swap).write_text(value)
         if "pids" in self._dirs:
-            most = str(limits.processes + _OWN_PROCESSES)
+            most = str(limits.processes + own)
             (self._dirs["pids"] / "pids.max").write_text(most)
         if limits.cpus is not None and cpu is not None:
             quota = max(int(limits.cpus * _CPU_PERIOD_US), 1000)

@@ -9,14 +9,23 @@ from typing import Final
 from union.sandbox._core.events import Failed
 from union.sandbox._core.plan import OP_NAMES
 
-__all__ = ["explain"]
+__all__ = ["WRAP", "explain", "in_its_words"]
 
+WRAP: Final = 25
 _EXEC: Final = 111
 
 
-def explain(where: int, error: int, program: str) -> Failed:
+def in_its_words(said: bytes) -> str:
+    """What bwrap wrote before it gave up: one line, safe to show."""
+    text = said.decode("utf-8", "replace").strip().removeprefix("bwrap: ")
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def explain(where: int, error: int, program: str, said: bytes = b"") -> Failed:
     """The failure of one step; the low byte of ``where`` says which operation it was."""
     op = where & 0xFF
+    if op == WRAP and said:
+        return Failed("spawn", f"bwrap: {in_its_words(said)}", "spawn-bwrap")
     name = OP_NAMES.get(op, f"step {op}")
     if op == _EXEC and error == errno.ENOENT:
         return Failed(

@@ -21,6 +21,7 @@ __all__ = [
     "Interpreter",
     "ca_environment",
     "interpreter",
+    "is_system",
     "shown",
     "system_view",
     "uv_binary",
@@ -144,6 +145,11 @@ def interpreter() -> Interpreter:
 
 def _sees_system_packages() -> bool:
     return any(path in sys.path for path in site.getsitepackages([sys.base_prefix]))
+
+
+def is_system(path: str) -> bool:
+    """Whether a path lies in what every sandbox is shown."""
+    return _covered(path, [])
 
 
 def _covered(path: str, roots: list[str]) -> bool:

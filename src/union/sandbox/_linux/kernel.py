@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
 import platform
 from pathlib import Path
 from typing import Final
 
-__all__ = ["can_give_away", "can_map_mounts", "is_root", "landlock_abi", "machine"]
+__all__ = [
+    "can_give_away",
+    "can_map_mounts",
+    "capabilities",
+    "has_seccomp",
+    "is_filtered",
+    "is_gvisor",
+    "is_root",
+    "landlock_abi",
+    "machine",
+    "start_time",
+]
 
 _LANDLOCK_CREATE_RULESET: Final = 444
 _LANDLOCK_VERSION: Final = 1
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_SYSLOG_READ_ALL: Final = 3
 _CAP_SYS_ADMIN: Final = 21
 _CAPS_TO_GIVE_AWAY: Final = (0, 1, 3, 6, 7)
 """CHOWN, DAC_OVERRIDE, FOWNER, SETGID, SETUID: to run as another id and handle its files."""
@@ -34,12 +48,45 @@ def machine() -> str:
     return platform.machine()
 
 
+def _status(field: str) -> str:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return value.strip()
+    return ""
+
+
 def capabilities() -> int:
     """The effective capabilities of this process, as a bit mask."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
+    return int(_status("CapEff") or "0", 16)
+
+
+def is_filtered() -> bool:
+    """Whether a system-call filter lies over this process, as container engines put one."""
+    return _status("Seccomp") == "2"
+
+
+def has_seccomp() -> bool:
+    """Whether the kernel takes system-call filters; asked without loading one."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    # A filter at no address: EFAULT says that one would be read, EINVAL that there are none.
+    libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None, 0, 0)
+    return ctypes.get_errno() == errno.EFAULT
+
+
+@functools.cache
+def is_gvisor() -> bool:
+    """Whether the kernel is gVisor's, which says so in the first line of its log."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    log = ctypes.create_string_buffer(4096)
+    size = libc.klogctl(_SYSLOG_READ_ALL, log, len(log))
+    return size > 0 and b"Starting gVisor" in log.raw
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in ticks since boot; with its number it names the process."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return int(text.rpartition(")")[2].split()[19])
 
 
 def is_root() -> bool:

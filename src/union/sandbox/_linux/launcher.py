@@ -23,6 +23,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from union.sandbox._linux import causes
 from union.sandbox.errors import BackendUnavailableError, SandboxExecutionError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ BINARY: Final = Path(__file__).parent / "bin" / "sandbox-launcher"
 _ATTACH, _USERNS = 1, 2
 _PREPARE, _KILL, _KILL_ALL = 10, 11, 12
 _GONE, _ALL_GONE, _USERNS_READY, _PID = 20, 21, 22, 23
-_DENY_SETGROUPS, _NOTIFY, _MAP_IDS, _TELL_PID = 1, 2, 4, 8
+_DENY_SETGROUPS, _NOTIFY, _MAP_IDS, _TELL_PID, _WRAPPED, _COPY = 1, 2, 4, 8, 16, 32
 _SIMPLE = struct.Struct("=IIii")
 _PREPARE_MSG = struct.Struct("=10I")
 
@@ -85,9 +86,9 @@ class Launcher:
 
     def __init__(self) -> None:
         _check_binary()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid_of_host = os.getpid()
-        me = os.pidfd_open(self.pid_of_host)
+        me = _pidfd(self.pid_of_host)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._process = subprocess.Popen(
                 ["sandbox"],  # noqa: S607 - what processes inside see as the name of process 1
@@ -177,6 +178,20 @@ class Launcher:
         return int(fds[0])
 
 
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError as exc:
+        if exc.errno != errno.ENOSYS:
+            raise
+        what, hint = causes.too_old()
+        raise BackendUnavailableError(
+            f"the native launcher does not work here: {what} (pidfd_open: {exc.strerror})",
+            missing=("pidfd_open",),
+            hint=hint,
+        ) from exc
+
+
 def _check_binary() -> None:
     if BINARY.is_file():
         return
@@ -238,18 +253,21 @@ class Channel:
         *,
         cgroups: Sequence[int] = (),
         fds: Sequence[int] = (),
+        shared: Sequence[int] = (),
         on_gone: Callable[[], None] | None = None,
         on_pid: Callable[[int], None] | None = None,
     ) -> tuple[int, socket.socket]:
         """Begins a sandbox. Returns its number and the socket to its first process.
 
-        ``encoded`` is a descriptor of the encoded plan; ``on_gone`` is called when every process of
-        the sandbox has been reaped, ``on_pid`` with the number of its first process on the host.
+        ``encoded`` is a descriptor of the encoded plan; ``shared`` are the namespaces that hold
+        what it begins with; ``on_gone`` is called when every process of the sandbox has been
+        reaped, ``on_pid`` with the number on the host of the process that all others descend from.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ids += 1
         number = self._ids
         flags = (_NOTIFY if on_gone is not None else 0) | (_TELL_PID if on_pid is not None else 0)
+        flags |= (_WRAPPED if plan.is_wrapped else 0) | (_COPY if shared else 0)
         uid, gid = plan.uid or (0, 0), plan.gid or (0, 0)
         if plan.uid is not None:
             flags |= _MAP_IDS | (_DENY_SETGROUPS if plan.deny_setgroups else 0)
@@ -257,7 +275,7 @@ class Channel:
             _PREPARE, number, plan.clone_flags, flags, *uid, *gid, len(cgroups), 0
         )
         try:
-            send_with_fds(self._sock, message, [theirs.fileno(), encoded, *cgroups, *fds])
+            send_with_fds(self._sock, message, [theirs.fileno(), encoded, *cgroups, *fds, *shared])
         except BaseException as exc:
             ours.close()
             if isinstance(exc, BrokenPipeError | ConnectionResetError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import os
 import signal
 import socket
@@ -21,10 +22,11 @@ from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import sealed_memfd, send_with_fds
 from union.sandbox._linux.stdin import StdinPipe
+from union.sandbox._linux.terminal import Terminal, read_some
 from union.sandbox.constants import KILL_GRACE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from union.sandbox._core.decision import Decision
     from union.sandbox._core.events import Event
@@ -34,16 +36,21 @@ if TYPE_CHECKING:
 __all__ = ["READY", "Command", "LocalRun", "Sandbox"]
 
 _EXEC, _SIGNAL = 30, 31
-READY, _STARTED, _EXITED, _FAILED = 40, 41, 42, 43
-_HAS_SCRIPT, _HAS_PAYLOAD, _HAS_WAIT = 8, 16, 32
+READY, _STARTED, _EXITED, _FAILED, _TERMINAL = 40, 41, 42, 43, 45
+_HAS_STDIN, _HAS_SCRIPT, _HAS_PAYLOAD, _HAS_WAIT, _TTY, _TELL = 1, 8, 16, 32, 64, 128
 _SIMPLE = struct.Struct("=IIii")
 _EXIT = struct.Struct("=IiQQQ")
-_EXEC_MSG = struct.Struct("=8I")
+_EXEC_MSG = struct.Struct("=10I")
 _RLIMIT = struct.Struct("=IIQQ")
+_MESSAGE: Final = 512
 _INLINE: Final = 60 * 1024
 _CHUNK: Final = 256 * 1024
+_FULL: Final = 64 * 1024
+"""What a pipe holds unless told otherwise."""
+_WIDE: Final = 1024 * 1024
 _ROUND: Final = 4
 """Chunks taken from one pipe before the other descriptors get their turn."""
+_MOST_DOORS: Final = 8
 _OUR_KILL_DELAY_S: Final = 2.0
 """How long the sandbox's first process may take to obey before it is killed from outside."""
 
@@ -91,9 +98,30 @@ class Sandbox:
         self._kill = kill
         self.was_out_of_memory: Callable[[], bool] = lambda: False
         self.peak_memory: Callable[[], int | None] = lambda: None
+        self.doors: list[int] = []
+        """Listeners inside that it has handed out, and nobody serves yet."""
 
     def kill(self) -> None:
         self._kill(self.number)
+
+    def is_well(self) -> bool:
+        """Before anybody listens: whether it is ready, or on its way."""
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self.sock, _MESSAGE, _MOST_DOORS)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            self.doors += fds
+            if int.from_bytes(data[:4], sys.byteorder) != READY:
+                return False
+
+    def let_go(self) -> None:
+        """Lets an unused sandbox go: its processes see that, and end."""
+        self.sock.close()
+        _close_all(self.doors)
+        self.doors = []
 
 
 class _Nobody:
@@ -126,27 +154,40 @@ class LocalRun:
         self._wanted = pipes
         self._pipes: dict[int, int] = {}
         self._paused: set[int] = set()
+        self._widened: set[int] = set()
         self._stdin: StdinPipe | None = None
+        self._terminal: Terminal | None = None
         self._timers: list[asyncio.TimerHandle] = []
         self._cause = ""
         self._program = ""
-        self.pid = 0
-        self._doors: list[int] = []
         self._ended = False
-        self.started: asyncio.Future[None] = self._loop.create_future()
+        self.started: asyncio.Future[None] | None = None
+        """Done when the command is known to have started or failed, where that was asked for."""
         self.finished: asyncio.Future[None] = self._loop.create_future()
         self.failure: tuple[int, int] | None = None
         self.on_doors: Callable[[list[int]], None] = _close_all
-        self.close_doors: Callable[[], Awaitable[None]] | None = None
+        self.close_doors: Callable[[], Coroutine[None, None, None]] | None = None
         self._closing_doors: asyncio.Task[None] | None = None
 
     def send(
-        self, command: Command, *, stdin: bytes | str | None = None, wait: int | None = None
+        self,
+        command: Command,
+        *,
+        stdin: bytes | str | None = None,
+        wait: int | None = None,
+        pty: tuple[int, int] | None = None,
+        tell: bool = False,
     ) -> None:
         """Hands the command over. ``wait`` is a descriptor that the program will wait on.
 
-        After an OSError nothing was started, and everything the run held has been let go.
+        With ``tell``, ``started`` will say when it runs; a terminal, asked for by ``pty``, has come
+        then too. After an OSError nothing was started, and everything the run held has been let go.
         """
+        if pty is not None:
+            self._terminal = Terminal(pty, stdin)
+            self._wanted, stdin = (False, False), None
+        if tell:
+            self.started = self._loop.create_future()
         try:
             self._send(command, stdin=stdin, wait=wait)
         except BaseException:
@@ -155,70 +196,57 @@ class LocalRun:
 
     def _send(self, command: Command, *, stdin: bytes | str | None, wait: int | None) -> None:
         self._program = command.argv[0]
-        sent: list[int] = []
-        flags = 0
-        with contextlib.ExitStack() as far_ends:
-
-            def give(fd: int, bit: int) -> None:
-                nonlocal flags
-                far_ends.callback(os.close, fd)
-                sent.append(fd)
-                flags |= bit
-
-            self._make_stdin(stdin, give)
+        given: dict[int, int] = {}
+        """Far ends by what they are for; in the order in which they are sent, too."""
+        try:
+            if (far := self._make_stdin(stdin)) is not None:
+                given[_HAS_STDIN] = far
             for fd, wanted in zip((1, 2), self._wanted, strict=True):
                 if wanted:
-                    near, far = self._pipe()
-                    self._pipes[fd] = near
-                    give(far, 1 << fd)
+                    self._pipes[fd], given[1 << fd] = self._pipe()
             if command.script is not None:
-                give(sealed_memfd("script", command.script), _HAS_SCRIPT)
+                given[_HAS_SCRIPT] = sealed_memfd("script", command.script)
             body = command.body()
             size = len(body)
             if size > _INLINE:
-                give(sealed_memfd("request", body), _HAS_PAYLOAD)
+                given[_HAS_PAYLOAD] = sealed_memfd("request", body)
                 body = b""
             if wait is not None:
-                give(wait, _HAS_WAIT)
+                given[_HAS_WAIT] = wait
+            flags = sum(given) | (0 if self.started is None else _TELL)
+            window = (0, 0)
+            if self._terminal is not None:
+                flags, window = flags | _TTY, self._terminal.window
             counts = (len(command.rlimits), len(command.programs))
             head = _EXEC_MSG.pack(
-                _EXEC, flags, command.slot, *counts, len(command.argv), len(command.env), size
+                _EXEC,
+                flags,
+                command.slot,
+                *counts,
+                len(command.argv),
+                len(command.env),
+                size,
+                *window,
             )
-            send_with_fds(self._sandbox.sock, head + body, sent)
+            send_with_fds(self._sandbox.sock, head + body, tuple(given.values()))
+        finally:
+            _close_all(given.values())
 
     def attach(self, sink: Sink, *, timeout_s: float | None) -> None:
         """Begins to listen."""
         self._sink = sink
-        if self._doors:
-            self.on_doors(self._doors)
-            self._doors = []
+        if self._sandbox.doors:
+            self.on_doors(self._sandbox.doors)
+            self._sandbox.doors = []
         self._loop.add_reader(self._sandbox.sock.fileno(), self._on_message)
         for fd in tuple(self._pipes):
             self._loop.add_reader(self._pipes[fd], self._on_output, fd)
         if timeout_s is not None:
             self._timers.append(self._loop.call_later(timeout_s, self.end, "timeout"))
 
-    def is_well(self) -> bool:
-        """Before anybody listens: whether a waiting program is there, or on its way."""
-        while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(self._sandbox.sock, 64, 8)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            self._doors += fds
-            kind = int.from_bytes(data[:4], sys.byteorder)
-            if kind == _STARTED:
-                self.pid = int(_SIMPLE.unpack(data)[2])
-                _settle(self.started)
-            elif kind != READY:
-                return False
-
     def discard(self) -> None:
         """Lets an unused sandbox and its pipes go; nobody listens to it."""
-        self._sandbox.sock.close()
-        _close_all(self._doors)
+        self._sandbox.let_go()
         if self._stdin is not None:
             self._stdin.drop()
         while self._pipes:
@@ -232,17 +260,18 @@ class LocalRun:
             os.fchown(far, self._sandbox.owner, self._sandbox.owner)
         return near, far
 
-    def _make_stdin(self, stdin: bytes | str | None, give: Callable[[int, int], None]) -> None:
+    def _make_stdin(self, stdin: bytes | str | None) -> int | None:
+        owner = self._sandbox.owner
         if isinstance(stdin, bytes):
-            owner = self._sandbox.owner
-            give(_read_only(sealed_memfd("stdin", stdin, owner=owner)), 1)
-        elif stdin is not None:
-            far, near = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(near, False)
-            self._stdin = StdinPipe(near)
-            if self._sandbox.owner is not None:
-                os.fchown(far, self._sandbox.owner, self._sandbox.owner)
-            give(far, 1)
+            return _read_only(sealed_memfd("stdin", stdin, owner=owner))
+        if stdin is None:
+            return None
+        far, near = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(near, False)
+        self._stdin = StdinPipe(near)
+        if owner is not None:
+            os.fchown(far, owner, owner)
+        return far
 
     # Messages of the sandbox's first process.
 
@@ -258,7 +287,7 @@ class LocalRun:
     def _take_messages(self) -> None:
         while not self._ended:
             try:
-                data, fds, _, _ = socket.recv_fds(self._sandbox.sock, 64, 8)
+                data, fds, _, _ = socket.recv_fds(self._sandbox.sock, _MESSAGE, _MOST_DOORS)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -275,10 +304,12 @@ class LocalRun:
                 _settle(self.started)
             elif kind == _EXITED:
                 self._on_exit(data)
+            elif kind == _TERMINAL and self._terminal is not None:
+                self._take_terminal(self._terminal, *fds)
             elif kind == _FAILED:
-                _, where, error, _ = _SIMPLE.unpack(data)
+                _, where, error, _ = _SIMPLE.unpack_from(data)
                 self.failure = (where, error)
-                self._fail(explain(where, error, self._program))
+                self._fail(explain(where, error, self._program, data[_SIMPLE.size :]))
 
     def _on_exit(self, data: bytes) -> None:
         _, status, user_us, system_us, maxrss_kib = _EXIT.unpack(data)
@@ -321,16 +352,18 @@ class LocalRun:
     def _finish(self, end: Exited | Failed) -> None:
         # Streams that wait for their reader stay open; the rest of the run is over.
         self._ended = True
-        if self.close_doors is None:
-            self._sink.event(end)
-            self._end_all()
+        self._shut_doors()
+        if self._closing_doors is None:
+            self._report(end)
         else:
             # What was decided for connections that were open is known when they are closed.
-            self._closing_doors = self._loop.create_task(self._finish_after_doors(end))
+            self._closing_doors.add_done_callback(lambda _: self._report(end))
 
-    async def _finish_after_doors(self, end: Exited | Failed) -> None:
-        if self.close_doors is not None:
-            await self.close_doors()
+    def _shut_doors(self) -> None:
+        if self.close_doors is not None and self._closing_doors is None:
+            self._closing_doors = self._loop.create_task(self.close_doors())
+
+    def _report(self, end: Exited | Failed) -> None:
         self._sink.event(end)
         self._end_all()
 
@@ -342,6 +375,8 @@ class LocalRun:
             self._sandbox.sock.close()
         if self._stdin is not None:
             self._stdin.drop()
+        if self._terminal is not None:
+            self._terminal.let_go()
         _settle(self.started)
         _settle(self.finished)
 
@@ -351,7 +386,7 @@ class LocalRun:
         pipe = self._pipes[fd]
         for _ in range(_ROUND):
             try:
-                data = os.read(pipe, _CHUNK)
+                data = read_some(pipe, _CHUNK)
             except BlockingIOError:
                 return
             if not data:
@@ -361,16 +396,21 @@ class LocalRun:
                 self._paused.add(fd)
                 self._loop.remove_reader(pipe)
                 return
-            if len(data) < _CHUNK // 4:
+            if len(data) < _FULL:
                 return
+            if fd not in self._widened:
+                self._widened.add(fd)
+                _widen(pipe)
 
     def _drain_pipes(self) -> None:
         """The tree is dead: what its pipes still hold is all there will be."""
+        if self._terminal is not None:
+            self._terminal.let_go()
         for fd in tuple(self._pipes):
             while fd in self._pipes and fd not in self._paused:
                 before = self._pipes[fd]
                 try:
-                    data = os.read(before, _CHUNK)
+                    data = read_some(before, _CHUNK)
                 except BlockingIOError:
                     break  # a copy of the far end is open elsewhere; the reader callback goes on
                 if not data:
@@ -435,9 +475,19 @@ class LocalRun:
         """The same without grace, from outside."""
         if not self._ended:
             self._cause = self._cause or cause
+            self._shut_doors()
             self._sandbox.kill()
 
-    # Standard input.
+    # A terminal, or standard input.
+
+    def _take_terminal(self, terminal: Terminal, fd: int, device: int) -> None:
+        self._pipes[1] = fd
+        self._stdin = terminal.take(fd, device)
+        self._loop.add_reader(fd, self._on_output, 1)
+
+    def resize(self, rows: int, cols: int) -> None:
+        if self._terminal is not None and 1 in self._pipes:
+            self._terminal.resize(self._pipes[1], rows, cols)
 
     def feed_stdin(self, data: bytes) -> None:
         if self._stdin is not None:
@@ -460,11 +510,17 @@ def _read_only(fd: int) -> int:
         os.close(fd)
 
 
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
+def _widen(pipe: int) -> None:
+    """Lets a pipe hold more, for a command that writes much: it is woken less often."""
+    with contextlib.suppress(PermissionError):  # this user's pipes hold as much as they may
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _WIDE)
+
+
+def _settle(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
         future.set_result(None)
 
 
-def _close_all(fds: list[int]) -> None:
+def _close_all(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)

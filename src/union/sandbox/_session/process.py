@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Event, Exited, Failed, Started, Usage
-from union.sandbox._core.resolve import settled_output_cap
+from union.sandbox._core.resolve import settled_output_cap, settled_window
 from union.sandbox._session.streams import Collector, StreamBuffer
 from union.sandbox.constants import MAX_LINE_BYTES
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
@@ -90,7 +90,12 @@ class ProcessStdin:
 class SandboxProcess:
     """One command in a sandbox. Made by ``Session.run()``; a non-zero exit never raises."""
 
-    def __init__(self, spec: RunSpec, *, backend: str, isolation: Isolation) -> None:
+    backend: str = ""
+    """What isolates the command."""
+    isolation: Isolation
+    """What is enforced for it."""
+
+    def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
         self._run: Run | None = None
         self._begun = time.perf_counter()
@@ -107,8 +112,6 @@ class SandboxProcess:
         self._reading: set[int] = set()
         self._pumps: list[asyncio.Task[None]] = []
         self._decisions: list[Decision] = []
-        self.backend = backend
-        self.isolation = isolation
         self.stdin: ProcessStdin | None = ProcessStdin() if spec.stdin == "pipe" else None
         for fd, mode in self._modes.items():
             if mode == "collect":
@@ -139,11 +142,13 @@ class SandboxProcess:
         self._decisions.append(decision)
 
     def output(self, fd: int, data: bytes) -> bool:
-        collector = self._collected.get(fd)
-        if collector is not None:
-            collector.add(data)
-            return True
-        return self._buffers[fd].feed(data)
+        # A piped stream goes through its buffer also while it is collected: earlier bytes may
+        # still be there.
+        buffer = self._buffers.get(fd)
+        if buffer is not None:
+            return buffer.feed(data)
+        self._collected[fd].add(data)
+        return True
 
     def end_of_output(self, fd: int) -> None:
         buffer = self._buffers.get(fd)
@@ -155,6 +160,7 @@ class SandboxProcess:
     def _attach(self, run: Run) -> None:
         self._run = run
         self.isolation = run.isolation
+        self.backend = run.isolation.backend
         if self.stdin is not None:
             self.stdin._attach(run)  # noqa: SLF001 - two halves of one handle
 
@@ -252,6 +258,16 @@ class SandboxProcess:
     def kill(self) -> None:
         """SIGKILL to the whole process tree."""
         self.send_signal(signals.SIGKILL)
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Changes the window of the command's terminal; does nothing once it has ended."""
+        if self._spec.pty is None:
+            raise SandboxUsageError(
+                "resize() needs a command with a terminal", hint="run(..., pty=True)"
+            )
+        settled_window("rows, cols", rows, cols)
+        if not self._ended() and self._run is not None:
+            self._run.resize(rows, cols)
 
     def _ended(self) -> bool:
         return self._exited is not None or self._failed is not None

@@ -15,12 +15,15 @@ from union.sandbox.errors import (
 )
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
+    from union.sandbox._core.files import FileInfo, Transfer
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec, SessionSpec
     from union.sandbox._session.transport import Transport
+    from union.sandbox._session.trees import Progress
     from union.sandbox.constants import Stream
 
 __all__ = ["Session"]
@@ -65,14 +68,15 @@ class Session:
         try:
             transport = self._make_transport()
             await transport.open()
+            self._transport = transport
+            self._learn()
         except BaseException:
             self._state = "closed"
             self._why_closed = "the session could not be opened"
+            self._transport = None
             if transport is not None:
                 await transport.aclose()
             raise
-        self._transport = transport
-        self._facts = _Facts(transport.work_dir, transport.isolation)
         self._state = "open"
         if self._spec.timeout_s is not None:
             self._deadline = self._loop.call_later(self._spec.timeout_s, self._expire)
@@ -99,6 +103,7 @@ class Session:
         if self._deadline is not None:
             self._deadline.cancel()
         if self._transport is not None:
+            self._learn()
             await self._transport.aclose()
 
     async def __aenter__(self) -> Self:
@@ -130,7 +135,8 @@ class Session:
     @property
     def backend(self) -> str:
         """The isolation backend that was asked for, and is used."""
-        return self._spec.backend
+        self._learn()
+        return self._spec.backend if self._facts is None else self._facts.isolation.backend
 
     @property
     def work_dir(self) -> str:
@@ -148,11 +154,24 @@ class Session:
 
     def _known(self) -> _Facts:
         """What was true when the session was opened; still to be asked for after its end."""
-        if self._facts is None:
+        if self._transport is None:
             raise SessionClosedError(
                 "the session was not opened", hint="use `async with` or `await session.open()`"
             )
+        self._learn()
+        if self._facts is None:
+            raise SandboxUsageError(
+                "the server was not reached yet",
+                code="not-connected",
+                hint="it is at the first call, or with lazy=False when the session is opened",
+            )
         return self._facts
+
+    def _learn(self) -> None:
+        """Takes down what is true of the transport, as soon as it knows."""
+        transport = self._transport
+        if self._facts is None and transport is not None and transport.is_known:
+            self._facts = _Facts(transport.work_dir, transport.isolation)
 
     # Running.
 
@@ -170,6 +189,7 @@ class Session:
         network_allowlist: Sequence[str] | None = None,
         timeout_s: float | None = None,
         background: bool = False,
+        pty: bool | tuple[int, int] = False,
         max_output_bytes: int | None = None,
     ) -> SandboxProcess:
         """Runs one command in its own isolated process tree.
@@ -177,6 +197,10 @@ class Session:
         With a piped stream, or ``background=True``, returns as soon as the command has started;
         otherwise when it has ended, its output collected in the returned handle. A non-zero exit
         is data, never an exception.
+
+        ``pty=True``, or ``pty=(rows, columns)``, gives the command a terminal of its own: its
+        output, stderr included, is ``stdout``, and what is written to ``stdin`` is typed. Closing
+        ``stdin`` types the end-of-file character; without any ``stdin`` that is all that is typed.
         """
         transport = self._live()
         spec = resolve_run(
@@ -192,12 +216,13 @@ class Session:
             network_allowlist=network_allowlist,
             timeout_s=timeout_s,
             background=background,
+            pty=pty,
             max_output_bytes=max_output_bytes,
         )
         return await self._start(transport, spec)
 
     async def _start(self, transport: Transport, spec: RunSpec) -> SandboxProcess:
-        process = SandboxProcess(spec, backend=self._spec.backend, isolation=transport.isolation)
+        process = SandboxProcess(spec)
         self._processes.add(process)
         process._done.add_done_callback(lambda _: self._processes.discard(process))  # noqa: SLF001
         try:
@@ -265,11 +290,9 @@ class Session:
         self, path: str, data: bytes, *, mode: int = 0o644, overwrite: bool = True
     ) -> int:
         """Writes a file under the work dir, creating its parents; returns the number of bytes."""
-        if not isinstance(overwrite, bool):
-            raise SandboxUsageError(
-                f"overwrite must be True or False, not {overwrite!r}", argument="overwrite"
-            )
-        return await self._live().put(path, data, mode=mode, overwrite=overwrite)
+        transport = self._live()
+        overwrite = _flag(overwrite, "overwrite")
+        return await transport.put(path, data, mode=mode, overwrite=overwrite)
 
     async def get_bytes(self, path: str, *, max_bytes: int = 0) -> bytes:
         """Reads a file under the work dir; larger than ``max_bytes`` is an error, not a cut."""
@@ -281,5 +304,95 @@ class Session:
             )
         return await self._live().get(path, max_bytes=max_bytes or constants.MAX_FILE_BYTES)
 
+    async def list_dir(self, path: str = ".") -> tuple[FileInfo, ...]:
+        """What is in a directory of the work dir, sorted; links are described, not followed."""
+        return await self._live().list_dir(path)
+
+    async def stat(self, path: str) -> FileInfo:
+        """What has this name in the work dir; a link is described, not followed."""
+        return await self._live().stat(path)
+
+    async def exists(self, path: str) -> bool:
+        """Whether anything has this name in the work dir, a dangling link included."""
+        try:
+            await self._live().stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    async def make_dir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+        """Makes a directory under the work dir; as it is wanted, it may be there already."""
+        transport = self._live()
+        parents, exist_ok = _flag(parents, "parents"), _flag(exist_ok, "exist_ok")
+        await transport.make_dir(path, parents=parents, exist_ok=exist_ok)
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Removes a file, a link or a directory; one that is not empty needs ``recursive``."""
+        transport = self._live()
+        await transport.remove(path, recursive=_flag(recursive, "recursive"))
+
+    async def upload(
+        self,
+        local: str | os.PathLike[str],
+        path: str,
+        *,
+        overwrite: bool = True,
+        max_bytes: int = 0,
+        max_files: int = 0,
+        progress: Progress | None = None,
+    ) -> Transfer:
+        """Copies a file of the caller's to ``path``, or what is in a directory into ``path``.
+
+        Links and special files of a tree are not copied; the result names them. ``max_bytes`` and
+        ``max_files`` (0: the session's limits) bound the whole, and more is an error before the
+        first byte. ``progress`` is called with the bytes so far, the bytes in all (None while they
+        are counted) and the path below the top.
+        """
+        from union.sandbox._session import trees
+
+        options = trees.checked_options(
+            self._live,
+            overwrite=overwrite,
+            max_bytes=max_bytes,
+            max_files=max_files,
+            progress=progress,
+        )
+        return await trees.upload(local, path, options)
+
+    async def download(
+        self,
+        path: str,
+        local: str | os.PathLike[str],
+        *,
+        overwrite: bool = True,
+        max_bytes: int = 0,
+        max_files: int = 0,
+        progress: Progress | None = None,
+    ) -> Transfer:
+        """Copies a file to ``local``, or what is in a directory into the directory ``local``.
+
+        Takes the arguments of ``upload()``. Nothing is written outside ``local``, no link in it is
+        followed, and no set-id bit arrives. A file that changes into something else meanwhile is
+        not copied; the result names it.
+        """
+        from union.sandbox._session import trees
+
+        options = trees.checked_options(
+            self._live,
+            overwrite=overwrite,
+            max_bytes=max_bytes,
+            max_files=max_files,
+            progress=progress,
+        )
+        return await trees.download(path, local, options)
+
     def __repr__(self) -> str:
-        return f"<Session {self._state} backend={self._spec.backend}>"
+        return f"<Session {self._state} backend={self.backend}>"
+
+
+def _flag(value: object, argument: str) -> bool:
+    if not isinstance(value, bool):
+        raise SandboxUsageError(
+            f"{argument} must be True or False, not {value!r}", argument=argument
+        )
+    return value

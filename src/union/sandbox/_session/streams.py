@@ -86,21 +86,22 @@ class StreamBuffer:
                 return self._line_decoder.decode(rest, final=True) if rest else None
             room = most - sum(map(len, self._partial))
             # The end of a line may follow just behind the most that it may hold.
-            window = self._chunks[0][self._start : self._start + room + len(_LONGEST_END)]
-            content, end, _ = window.partition(b"\n")
-            if end and len(content.removesuffix(b"\r")) <= room:
-                self._partial.append(content)
-                self._advance(self._start + len(content) + 1)
+            chunk, start = self._chunks[0], self._start
+            stop = min(len(chunk), start + room + len(_LONGEST_END))
+            end = chunk.find(b"\n", start, stop)
+            if end >= 0 and end - chunk.endswith(b"\r", start, end) <= start + room:
+                self._partial.append(chunk[start:end])
+                self._advance(end + 1)
                 line = self._take_partial().removesuffix(b"\r")
                 text = self._line_decoder.decode(line, final=True)
                 self._line_decoder.reset()
                 return text
-            if len(window) <= room:
-                self._partial.append(window)
-                self._advance(self._start + len(window))
-            elif len(window) == room + len(_LONGEST_END) or not await self._join_next():
-                self._partial.append(window[:room])
-                self._advance(self._start + room)
+            if stop <= start + room:
+                self._partial.append(chunk[start:stop])
+                self._advance(stop)
+            elif stop == start + room + len(_LONGEST_END) or not await self._join_next():
+                self._partial.append(chunk[start : start + room])
+                self._advance(start + room)
                 return self._line_decoder.decode(self._take_partial())
 
     async def _join_next(self) -> bool:

@@ -16,7 +16,7 @@ __all__ = ["available_backends", "default_fs_allowlist", "session"]
 
 def session(
     *,
-    backend: str = "bubblewrap",
+    backend: str = registry.DEFAULT,
     host_work_dir: str | None = None,
     network_mode: str = "blocked",
     network_allowlist: Sequence[str] | None = None,
@@ -37,8 +37,8 @@ def session(
     ``backend`` is used or refused, never replaced. ``host_work_dir`` is an existing directory to
     work in; without it the session makes a private one and removes it at close. ``strict`` refuses
     to open where a layer would be weaker than usual (see ``Session.isolation``). ``warm`` is the
-    number of sandboxes kept ready, so that a command starts at once; 0 keeps none. ``preload``
-    names modules that a waiting Python imports ahead, inside its sandbox.
+    number of sandboxes kept ready, so that a command starts at once: a few, unless said otherwise;
+    0 keeps none. ``preload`` names modules that a waiting Python imports ahead, inside its sandbox.
 
     >>> async def main():
     ...     async with session(backend="userns") as sbx:
@@ -69,9 +69,27 @@ def session(
     def transport() -> LocalTransport:
         from union.sandbox.on_device._transport import LocalTransport
 
+        if spec.backend == "none":
+            _warn_that_nothing_is_isolated()
         return LocalTransport(spec)
 
     return Session(spec, transport)
+
+
+def _warn_that_nothing_is_isolated() -> None:
+    """Names the caller's line; every time, where a plain warning is shown once per line."""
+    import sys
+    import warnings
+
+    frame = sys._getframe()  # noqa: SLF001 - as warnings itself does
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("union.sandbox"):
+        frame = frame.f_back
+    warnings.warn_explicit(
+        "backend='none' isolates nothing: commands run with all of this process's rights",
+        UserWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+    )
 
 
 def available_backends() -> tuple[BackendStatus, ...]:

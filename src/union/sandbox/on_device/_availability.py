@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from union.sandbox._backends import registry
 from union.sandbox._core.spec import SessionSpec
-from union.sandbox.errors import BackendUnavailableError
+from union.sandbox.errors import SandboxError
 from union.sandbox.on_device._transport import LocalTransport
 
-__all__ = ["BackendStatus", "available_backends"]
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+__all__ = ["BackendStatus", "available_backends", "in_own_loop", "try_backend"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,23 +30,31 @@ class BackendStatus:
     hint: str = ""
 
 
+def in_own_loop(work: Coroutine[object, object, _T]) -> _T:
+    """Runs a coroutine to its end in another thread, so that the caller may have a loop or not."""
+    with ThreadPoolExecutor(1, thread_name_prefix="sandbox-own-loop") as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
 def available_backends() -> tuple[BackendStatus, ...]:
     """Tries every backend. Takes some milliseconds each; may be called with or without a loop."""
-    with ThreadPoolExecutor(1, thread_name_prefix="sandbox-availability") as thread:
-        return tuple(thread.submit(asyncio.run, _try(name)).result() for name in registry.NAMES)
+    return in_own_loop(_try_all())
 
 
-async def _try(name: str) -> BackendStatus:
-    if name == "none":
-        return BackendStatus(name=name, available=True, reason="isolates nothing")
+async def _try_all() -> tuple[BackendStatus, ...]:
+    return tuple([await try_backend(name) for name in registry.NAMES])
+
+
+async def try_backend(name: str) -> BackendStatus:
+    """Opens a session of one backend and closes it again."""
     try:
         transport = LocalTransport(SessionSpec(backend=name, warm=0))
-    except BackendUnavailableError as exc:
+        try:
+            await transport.open()
+        finally:
+            await transport.aclose()
+    except SandboxError as exc:
         return BackendStatus(name=name, available=False, reason=str(exc.args[0]), hint=exc.hint)
-    try:
-        await transport.open()
-    except BackendUnavailableError as exc:
-        return BackendStatus(name=name, available=False, reason=str(exc.args[0]), hint=exc.hint)
-    finally:
-        await transport.aclose()
-    return BackendStatus(name=name, available=True)
+    return BackendStatus(
+        name=name, available=True, reason="isolates nothing" if name == "none" else ""
+    )

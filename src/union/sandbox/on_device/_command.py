@@ -8,12 +8,12 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._core.files import VENV_DIR
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.view import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
 from union.sandbox._linux import host
 from union.sandbox._linux.run import Command
-from union.sandbox.on_device._network import proxy_variables
-from union.sandbox.on_device._venv import DIRECTORY
+from union.sandbox.on_device._network import proxy_variables, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,12 +38,16 @@ class CommandBuilder:
 
     def __init__(self, *, work_dir: str, limits: Limits, scratch: str | None) -> None:
         self._work_dir = work_dir
-        self._venv = f"{work_dir}/{DIRECTORY}"
-        self._limits = limits
+        self._venv = f"{work_dir}/{VENV_DIR}"
         self._scratch = scratch
+        self._base = self._environment()
+        self._rlimits = _rlimits(limits)
 
-    def build(self, spec: RunSpec, *, ca: Mapping[str, str], count_processes: bool) -> Command:
-        env = {**self._environment(), **proxy_variables(spec.network), **ca, **dict(spec.env)}
+    def build(self, spec: RunSpec, *, carried: Mapping[str, str], count_processes: bool) -> Command:
+        env = {**self._base, **self._proxies(spec), **carried}
+        if spec.pty is not None:
+            env["TERM"] = "xterm-256color"
+        env.update(spec.env)
         cwd = self._cwd(spec.cwd)
         script: bytes | None = None
         slot = 0
@@ -67,7 +71,8 @@ class CommandBuilder:
             argv=argv,
             env=[f"{k}={v}" for k, v in env.items()],
             cwd=cwd,
-            rlimits=self._rlimits(count_processes=count_processes),
+            # Counted per user namespace, so the number of processes is the sandbox's own.
+            rlimits=self._rlimits[: None if count_processes and self._scratch is None else -1],
             script=script,
             slot=slot,
         )
@@ -85,17 +90,11 @@ class CommandBuilder:
             "VIRTUAL_ENV": self._venv,
         }
 
-    def _rlimits(self, *, count_processes: bool) -> list[tuple[int, int, int]]:
-        limits = self._limits
-        pairs = [
-            (resource.RLIMIT_NOFILE, limits.open_files),
-            (resource.RLIMIT_FSIZE, limits.file_size_bytes),
-            (resource.RLIMIT_CORE, 0),
-        ]
-        if count_processes and self._scratch is None:
-            # Counted per user namespace, so this is the sandbox's own number; one is ours.
-            pairs.append((resource.RLIMIT_NPROC, limits.processes + 1))
-        return [(kind, *_within_hard(kind, value)) for kind, value in pairs]
+    def _proxies(self, spec: RunSpec) -> dict[str, str]:
+        """The caller's own, or ours; without a sandbox, ours are not there to be named."""
+        if self._scratch is not None and shape_of(spec.network) == "filtered":
+            return {}
+        return proxy_variables(spec.network)
 
     def _cwd(self, cwd: str | None) -> str:
         if cwd is None:
@@ -119,6 +118,16 @@ def _candidates(program: str, path: str, cwd: str) -> tuple[str, ...]:
     if "/" in program:
         return (program,)
     return tuple(f"{directory or cwd}/{program}" for directory in path.split(":"))
+
+
+def _rlimits(limits: Limits) -> list[tuple[int, int, int]]:
+    pairs = (
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_FSIZE, limits.file_size_bytes),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, limits.processes + 1),  # one is ours
+    )
+    return [(kind, *_within_hard(kind, value)) for kind, value in pairs]
 
 
 def _within_hard(kind: int, value: int) -> tuple[int, int]:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._backends.base import Setting
+from union.sandbox._backends.base import Setting, Wrapper
 from union.sandbox._core.seccomp import filter_program
-from union.sandbox._linux import kernel
+from union.sandbox._linux import bwrap, kernel
 from union.sandbox._linux.launcher import sealed_memfd
 from union.sandbox.on_device._network import network_steps
+from union.sandbox.on_device._probe import Outcome, shared
 from union.sandbox.on_device._settings import gather, limit_report
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable, Sequence
+
     from union.sandbox._backends.base import Backend, NetworkShape
+    from union.sandbox._core.plan import Plan
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux import cgroup
+    from union.sandbox._linux.launcher import Channel
     from union.sandbox.on_device._probe import Facts
     from union.sandbox.on_device._workdir import WorkDir
 
@@ -28,6 +35,15 @@ _EGRESS: Final = {"blocked": "kernel", "filtered": "kernel", "open": "none"}
 @functools.cache
 def _filter(machine: str) -> bytes:
     return filter_program(machine=machine)
+
+
+def _wrapper() -> Wrapper:
+    """Which bwrap, and how it is started: for root so that the sandbox is not root's."""
+    found = bwrap.find()
+    if not kernel.is_root():
+        return Wrapper(program=found.program, way="caller")
+    enters = found.enters_userns and kernel.can_map_mounts()
+    return Wrapper(program=found.program, way="entered" if enters else "nested")
 
 
 class Posture:
@@ -46,7 +62,7 @@ class Posture:
         facts: Facts,
         groups: cgroup.Hierarchy | None,
     ) -> None:
-        found = gather(spec, work, shape, fresh_proc=facts.fresh_proc, idmap=facts.idmap)
+        found = gather(spec, work, shape, facts=facts)
         egress = _EGRESS[shape] if facts.redirect or shape != "filtered" else "proxy-only"
         setting = Setting(
             view=found.view,
@@ -56,20 +72,86 @@ class Posture:
             egress=egress,
             landlock_abi=kernel.landlock_abi(),
             seccomp=_filter(kernel.machine()),
+            wrapper=_wrapper() if backend.name == "bubblewrap" else None,
+            share=facts.share,
         )
         limits = limit_report(spec.limits, found.identity, groups)
         self.shape = shape
         self.view = found.view
-        self.ca = found.ca
+        self.carried = found.carried
         self.plan = backend.plan(setting)
+        self._setting = setting
+        self._backend = backend
         self.isolation = backend.isolation(setting, limits=tuple(limits.items()))
         unprivileged = found.identity.kind == "unprivileged"
         self.owner = found.identity.host_uid if unprivileged else None
         """The id that what a command may reopen, such as its pipes, must belong to."""
         self.counts_processes = found.identity.host_uid != 0 and found.identity.kind != "host"
-        self.encoded = sealed_memfd("plan", self.plan.encode())
-        self.fds = tuple(os.dup(fd) for fd in found.fds)
+        self.own_processes = 2 if self.plan.is_wrapped else 1
+        """How many processes of a sandbox are ours: the first one inside, and bwrap."""
+        self._encoded = sealed_memfd("plan", self.plan.encode())
+        self._fds = tuple(os.dup(fd) for fd in found.fds)
+        self._shared: tuple[int, ...] = ()
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the part that its sandboxes share is there, if they share any."""
+        return self.plan.shared is None or bool(self._shared)
+
+    async def build(self, line: Channel) -> Outcome:
+        """Builds that part; what came of it."""
+        plan = self.plan.shared
+        if plan is None or self._shared:
+            return Outcome(None)
+        encoded = sealed_memfd("plan", plan.encode())
+        try:
+            _, sock = line.prepare(plan, encoded, fds=self._fds)
+        finally:
+            os.close(encoded)
+        try:
+            outcome, self._shared = await shared(sock)
+        finally:
+            sock.close()
+        if self._shared:
+            # What the plan refers to is in what was built; an idle session holds little.
+            _close_all(self._fds)
+            self._fds = ()
+        return outcome
+
+    def prepare(
+        self,
+        line: Channel,
+        *,
+        cgroups: Sequence[int] = (),
+        on_gone: Callable[[], None] | None = None,
+        on_pid: Callable[[int], None] | None = None,
+        terminals: bool = False,
+    ) -> tuple[int, socket.socket]:
+        """Begins a sandbox, with terminals of its own if asked for; see ``Channel.prepare``."""
+        plan, encoded = self._with_terminals if terminals else (self.plan, self._encoded)
+        return line.prepare(
+            plan,
+            encoded,
+            cgroups=cgroups,
+            fds=self._fds,
+            shared=self._shared,
+            on_gone=on_gone,
+            on_pid=on_pid,
+        )
+
+    @functools.cached_property
+    def _with_terminals(self) -> tuple[Plan, int]:
+        """The plan of a sandbox with terminals, which shares the same as the others."""
+        view = dataclasses.replace(self.view, terminals=True)
+        plan = self._backend.plan(dataclasses.replace(self._setting, view=view))
+        return plan, sealed_memfd("plan", plan.encode())
 
     def close(self) -> None:
-        for fd in (self.encoded, *self.fds):
-            os.close(fd)
+        _close_all((self._encoded, *self._fds, *self._shared))
+        if "_with_terminals" in self.__dict__:
+            os.close(self._with_terminals[1])
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

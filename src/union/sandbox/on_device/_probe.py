@@ -15,9 +15,10 @@ import socket
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.plan import OP_NAMES
+from union.sandbox._linux import causes
+from union.sandbox._linux.failures import in_its_words
 from union.sandbox._linux.run import READY
 from union.sandbox.errors import BackendUnavailableError
 
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import SessionSpec
 
-__all__ = ["Facts", "Outcome", "look", "settle"]
+__all__ = ["Facts", "Outcome", "look", "ready", "settle", "shared"]
 
 _SIMPLE = struct.Struct("=IIii")
 _PATIENCE_S: Final = 30.0
-_BIND, _ROOT, _PROC, _NETLINK = 1, 2, 7, 11
-_CLONE, _IDMAP, _IDS, _PRIVATE = 101, 102, 104, 105
+_MESSAGE: Final = 512
+_SHARED: Final = 44
 _NS_FILES: Final = {"mount": "mnt"}
 
 
@@ -41,9 +42,13 @@ class Facts:
     """What plans may count on."""
 
     fresh_proc: bool = True
+    pivot: bool = True
+    """Whether the private root is entered by pivot_root; if not, it is moved over the caller's."""
     idmap: bool = True
     redirect: bool = True
     """Whether nf_tables can lead every connection to our door."""
+    share: bool = True
+    """Whether a sandbox can begin with a copy of what was built once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +56,42 @@ class Outcome:
     """How a trial went: None, or the operation that failed and its errno."""
 
     failure: tuple[int, int] | None
+    said: str = ""
+    """What bwrap wrote, if it was bwrap that failed."""
+    copied: bool = False
+    """Whether what it begins with had been built before, and well."""
 
 
 async def look(sock: socket.socket, pid: asyncio.Future[int], isolation: Isolation) -> Outcome:
     """Waits for a sandbox to be ready and verifies it from outside; it can still be used then."""
+    outcome = await ready(sock)
+    if outcome.failure is None:
+        _verify(_first_inside(await pid), isolation)
+    return outcome
+
+
+async def ready(sock: socket.socket) -> Outcome:
+    """Waits until a sandbox is built, or could not be."""
     async with asyncio.timeout(_PATIENCE_S):
-        data = await _first_message(sock)
-        if not data:
-            return Outcome((_CLONE, errno.ECHILD))
-        kind, where, error, _ = _SIMPLE.unpack(data[: _SIMPLE.size])
-        if kind != READY:
-            return Outcome((where & 0xFF, error))
-        _verify(await pid, isolation)
-        return Outcome(None)
+        return _outcome(await _first_message(sock), READY)
+
+
+async def shared(sock: socket.socket) -> tuple[Outcome, tuple[int, ...]]:
+    """Waits for what sandboxes will share: how that went, and the namespaces that hold it."""
+    async with asyncio.timeout(_PATIENCE_S):
+        outcome = _outcome(await _first_message(sock), _SHARED)
+    if outcome.failure is not None:
+        return outcome, ()
+    return outcome, tuple(socket.recv_fds(sock, _MESSAGE, 2)[1])
+
+
+def _outcome(data: bytes, wanted: int) -> Outcome:
+    if not data:
+        return Outcome((causes.CLONE, errno.ECHILD))
+    kind, where, error, _ = _SIMPLE.unpack(data[: _SIMPLE.size])
+    if kind != wanted:
+        return Outcome((where & 0xFF, error), in_its_words(data[_SIMPLE.size :]))
+    return Outcome(None)
 
 
 async def _first_message(sock: socket.socket) -> bytes:
@@ -75,7 +103,16 @@ async def _first_message(sock: socket.socket) -> bytes:
         await readable.wait()
     finally:
         loop.remove_reader(sock.fileno())
-    return sock.recv(64, socket.MSG_PEEK)
+    return sock.recv(_MESSAGE, socket.MSG_PEEK)
+
+
+def _first_inside(pid: int) -> int:
+    """The sandbox's process 1: this one, or the only child of a bwrap that watches over it."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
+    if len(numbers) > 2:
+        return pid
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii"))
 
 
 def _verify(pid: int, isolation: Isolation) -> None:
@@ -105,115 +142,38 @@ def _verify(pid: int, isolation: Isolation) -> None:
 _known: dict[str, Facts] = {}
 
 
-async def settle(trial: Callable[[Facts], Awaitable[Outcome]], spec: SessionSpec) -> Facts:
-    """Finds the facts under which a sandbox can be built for this session."""
+async def settle(
+    trial: Callable[[Facts], Awaitable[Outcome]],
+    spec: SessionSpec,
+    *,
+    without_bwrap: Callable[[Facts], Awaitable[Outcome]],
+) -> Facts:
+    """Finds the facts under which a sandbox can be built for this session.
+
+    Where bwrap fails it only says something. The cause is found by building the same sandbox
+    ``without_bwrap``, which fails with a step and an errno if the host is the reason.
+    """
     facts = _known.get(spec.backend, Facts())
     if spec.strict:
-        facts = dataclasses.replace(facts, fresh_proc=True, redirect=True)
+        facts = dataclasses.replace(facts, fresh_proc=True, redirect=True, pivot=True)
     while True:
-        failure = (await trial(facts)).failure
-        if failure is None:
+        outcome = await trial(facts)
+        if outcome.failure is None:
             _known[spec.backend] = dataclasses.replace(facts, idmap=True)
             return facts
-        op, error = failure
-        if op == _PROC and error == errno.EPERM and facts.fresh_proc and not spec.strict:
+        if outcome.copied and facts.share:
+            facts = dataclasses.replace(facts, share=False)
+            continue
+        op, error = outcome.failure
+        if op == causes.WRAP and outcome.said:
+            op, error = (await without_bwrap(facts)).failure or (op, 0)
+        if op == causes.PROC and error == errno.EPERM and facts.fresh_proc and not spec.strict:
             facts = dataclasses.replace(facts, fresh_proc=False)
-        elif op == _NETLINK and facts.redirect and not spec.strict:
+        elif op == causes.ENTER and facts.pivot and not spec.strict and spec.backend == "userns":
+            facts = dataclasses.replace(facts, pivot=False)
+        elif op == causes.NETLINK and facts.redirect and not spec.strict:
             facts = dataclasses.replace(facts, redirect=False)
-        elif op == _IDMAP and facts.idmap:
+        elif op == causes.IDMAP and facts.idmap:
             facts = dataclasses.replace(facts, idmap=False)
         else:
-            raise _unavailable(spec.backend, op, error)
-
-
-def _unavailable(backend: str, op: int, error: int) -> BackendUnavailableError:
-    what, hint = _cause(op, error)
-    name = OP_NAMES.get(op, f"step {op}")
-    return BackendUnavailableError(
-        f"the {backend!r} backend does not work here: {what} ({name}: {os.strerror(error)})",
-        backend=backend,
-        missing=(name,),
-        hint=hint,
-    )
-
-
-def _sysctl(name: str) -> str:
-    try:
-        return Path("/proc/sys", *name.split(".")).read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-class _Cause(NamedTuple):
-    what: str
-    hint: str
-
-
-def _cause(op: int, error: int) -> _Cause:
-    if op == _PROC:
-        return _Cause(
-            "this container masks /proc, so a fresh one is refused, and strict=True rules out "
-            "showing the container's own",
-            "drop strict=True, or run the container with an unmasked /proc "
-            "(Kubernetes: procMount: Unmasked with hostUsers: false; Docker: "
-            "--security-opt systempaths=unconfined)",
-        )
-    if op == _NETLINK:
-        return _Cause(
-            "the kernel refuses the rule that leads every connection to the policy, and "
-            "strict=True rules out proxies alone",
-            "load nf_tables and nft_chain_nat (as root: modprobe nf_tables nft_chain_nat), or "
-            "drop strict=True",
-        )
-    if op == _IDS and os.geteuid() == 0:
-        return _Cause(
-            "this process is root without CAP_SETFCAP, and the kernel then maps no id",
-            "run as an ordinary user (Kubernetes: runAsUser: 1000), or grant the SETFCAP, SETUID "
-            "and SETGID capabilities that containers have by default",
-        )
-    if op == _CLONE:
-        return _clone_cause(error)
-    if op in {_PRIVATE, _ROOT, _BIND} and error in {errno.EPERM, errno.EACCES}:
-        if _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
-            return _APPARMOR
-        return _Cause(
-            "mounts are refused inside a user namespace",
-            "a seccomp or AppArmor profile of this container forbids mount(2) or pivot_root(2): "
-            "run it with seccomp=unconfined (Kubernetes: seccompProfile: Unconfined) or a profile "
-            "that allows them",
-        )
-    if error == errno.ENOSYS:
-        return _Cause("the kernel is too old", "Linux 5.12 or newer is needed")
-    return _Cause("a sandbox could not be built", "")
-
-
-_APPARMOR: Final = _Cause(
-    "AppArmor restricts user namespaces on this host",
-    "as root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or give this program an "
-    "AppArmor profile with the 'userns' permission",
-)
-
-
-def _clone_cause(error: int) -> _Cause:
-    if _sysctl("kernel.unprivileged_userns_clone") == "0":
-        return _Cause(
-            "user namespaces are switched off for ordinary users",
-            "as root: sysctl -w kernel.unprivileged_userns_clone=1",
-        )
-    if _sysctl("user.max_user_namespaces") == "0" or error == errno.ENOSPC:
-        return _Cause(
-            "the limit on user namespaces is used up",
-            "as root: sysctl -w user.max_user_namespaces=15000",
-        )
-    if _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
-        return _APPARMOR
-    if error in {errno.EPERM, errno.ENOSYS}:
-        return _Cause(
-            "this container's seccomp profile refuses user namespaces",
-            "run the container with seccomp=unconfined (Kubernetes: securityContext: "
-            "seccompProfile: Unconfined), with a profile that allows clone3, unshare and mount, or "
-            "with the SYS_ADMIN capability",
-        )
-    return _Cause(
-        "the kernel made no namespaces", "is it built with user, pid and network namespaces?"
-    )
+            raise causes.unavailable(spec.backend, op, error, strict=spec.strict, said=outcome.said)

@@ -33,6 +33,7 @@ def can_wait(spec: RunSpec) -> bool:
     return (
         spec.kind == "python"
         and spec.stdin is None
+        and spec.pty is None
         and len(spec.text) < _MOST_BYTES
         and not any(name.startswith(_BEFORE_START) for name, _ in spec.env)
     )
@@ -60,7 +61,7 @@ class _Waiting:
         """Hands the script over; False if this one cannot be used (then it is gone)."""
         if not Budget.claim(self._ticket):
             return False
-        if fingerprint != self.fingerprint or not self.run.is_well():
+        if fingerprint != self.fingerprint or not self.sandbox.is_well():
             self._discard()
             return False
         try:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import socket
-import sys
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._linux import cgroup
 from union.sandbox._linux.memory import MemoryWatch
-from union.sandbox._linux.run import READY, LocalRun, Sandbox
+from union.sandbox._linux.run import LocalRun, Sandbox
 from union.sandbox._linux.spares import IDLE_S, Budget
 
 if TYPE_CHECKING:
@@ -32,19 +30,19 @@ class _Spare:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
-        self.ticket = Budget.add(sandbox.sock.close)
+        self.ticket = Budget.add(sandbox.let_go)
 
     def let_go(self) -> None:
         if Budget.claim(self.ticket):
-            self.sandbox.sock.close()  # its first process sees that and ends
+            self.sandbox.let_go()
 
     def take(self) -> Sandbox | None:
         """The sandbox, if it is still there and well."""
         if not Budget.claim(self.ticket):
             return None
-        if _is_well(self.sandbox.sock):
+        if self.sandbox.is_well():
             return self.sandbox
-        self.sandbox.sock.close()
+        self.sandbox.let_go()
         return None
 
 
@@ -72,27 +70,28 @@ class Sandboxes:
     def groups(self) -> cgroup.Hierarchy | None:
         return self._groups
 
-    def prepare(self, posture: Posture) -> Sandbox:
+    def prepare(self, posture: Posture, *, terminals: bool = False) -> Sandbox:
         """Begins a sandbox now; once more with a new launcher if the old one has just died."""
         try:
-            return self._prepare(posture)
+            return self._prepare(posture, terminals=terminals)
         except (BrokenPipeError, ConnectionResetError):
-            return self._prepare(posture)
+            return self._prepare(posture, terminals=terminals)
 
-    def _prepare(self, posture: Posture) -> Sandbox:
-        group = None if self._groups is None else cgroup.Group(self._groups, self._limits)
+    def _prepare(self, posture: Posture, *, terminals: bool) -> Sandbox:
+        group = None
+        if self._groups is not None:
+            group = cgroup.Group(self._groups, self._limits, own=posture.own_processes)
         channel = self._line()
         pid: asyncio.Future[int] | None = None
         if group is None and self._limits.memory_bytes is not None:
             pid = asyncio.get_running_loop().create_future()
         try:
-            number, sock = channel.prepare(
-                posture.plan,
-                posture.encoded,
+            number, sock = posture.prepare(
+                channel,
                 cgroups=group.procs if group else (),
-                fds=posture.fds,
                 on_gone=None if group is None else lambda: _remove(group),
                 on_pid=pid.set_result if pid else None,
+                terminals=terminals,
             )
         except BaseException:
             if group is not None:
@@ -115,14 +114,18 @@ class Sandboxes:
                 return sandbox
         return self.prepare(posture)
 
-    def keep(self, posture: Posture, sandbox: Sandbox | None = None) -> None:
-        """Has one more ready for next time, unless there are enough."""
+    def fill(self, posture: Posture) -> None:
+        """Has as many ready for next time as are wanted."""
+        while len(self._spares[posture]) < self._keep and not self._closed:
+            self.keep(posture, self.prepare(posture))
+
+    def keep(self, posture: Posture, sandbox: Sandbox) -> None:
+        """Keeps this one for next time, unless there are enough."""
         waiting = self._spares[posture]
         if self._closed or len(waiting) >= self._keep:
-            if sandbox is not None:
-                sandbox.sock.close()
+            sandbox.let_go()
             return
-        waiting.append(_Spare(sandbox or self.prepare(posture)))
+        waiting.append(_Spare(sandbox))
         self.touch()
 
     @property
@@ -170,17 +173,6 @@ class Sandboxes:
             run.finished.add_done_callback(lambda _: watch.stop())
 
         sandbox.first_pid.add_done_callback(begin)
-
-
-def _is_well(sock: socket.socket) -> bool:
-    """Whether a waiting sandbox is ready or still being built; its message is left in place."""
-    try:
-        first = sock.recv(4, socket.MSG_PEEK)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return int.from_bytes(first, sys.byteorder) == READY
 
 
 def _remove(group: cgroup.Group, tries: int = _TRIES) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Identity
 from union.sandbox._core.view import Shown, View
-from union.sandbox._linux import cgroup, host, kernel
+from union.sandbox._linux import cgroup, gpu, host, kernel
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox.errors import PolicyError
 from union.sandbox.on_device._network import resolv_conf
@@ -17,9 +17,10 @@ from union.sandbox.on_device._network import resolv_conf
 if TYPE_CHECKING:
     from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.spec import Limits, SessionSpec
+    from union.sandbox.on_device._probe import Facts
     from union.sandbox.on_device._workdir import WorkDir
 
-__all__ = ["HostSetting", "gather", "limit_report"]
+__all__ = ["HostSetting", "gather", "identity_of_caller", "limit_report"]
 
 _INSIDE_ID: Final = 1000
 """Who a caller that is root becomes inside."""
@@ -39,8 +40,14 @@ class HostSetting:
     view: View
     fds: tuple[int, ...]
     """What binds refer to by index; lent, not owned."""
-    ca: dict[str, str]
+    carried: dict[str, str]
+    """Variables of every command that depend on this host."""
     python: host.Interpreter
+
+
+def identity_of_caller() -> Identity:
+    """Who sandboxed code of this process is, where the file system is not in the way."""
+    return _identity(isolated=True, idmap=True, own_everything=True)
 
 
 def _identity(*, isolated: bool, idmap: bool, own_everything: bool) -> Identity:
@@ -109,22 +116,25 @@ def gather(
     work: WorkDir,
     network: NetworkShape,
     *,
-    fresh_proc: bool = True,
-    idmap: bool = True,
+    facts: Facts,
 ) -> HostSetting:
     """Looks at the host once. Raises when a path the caller named is missing or makes no sense."""
     own_everything = work.is_ours and not spec.read_write_paths
     identity = _identity(
-        isolated=spec.backend != "none", idmap=idmap, own_everything=own_everything
+        isolated=spec.backend != "none", idmap=facts.idmap, own_everything=own_everything
     )
-    mapper = _Mapper(identity, idmap=idmap)
+    mapper = _Mapper(identity, idmap=facts.idmap)
     if identity.kind == "unprivileged" and not mapper.enabled:
         work.give_to(identity.host_uid, identity.host_gid)
     python = host.interpreter()
-    ca, ca_paths = host.ca_environment()
+    carried, ca_paths = host.ca_environment()
     binds, links = host.system_view()
     added = [host.shown(path) for path in (*python.paths, *ca_paths)]
     added.append(host.uv_shown())
+    gpus = _gpus(spec, identity)
+    added += gpus.libraries
+    if gpus.library_path:
+        carried["LD_LIBRARY_PATH"] = ":".join(gpus.library_path)
     for argument, paths, writable in (
         ("read_only_paths", spec.read_only_paths, False),
         ("read_write_paths", spec.read_write_paths, True),
@@ -132,8 +142,8 @@ def gather(
         for path in paths:
             item = host.shown(path, writable=writable, argument=argument)
             _refuse_overlap(item, work, argument)
-            found = os.stat(path)
-            added.append(mapper.mapped(item, (found.st_uid, found.st_gid)))
+            owner = os.stat(path)
+            added.append(mapper.mapped(item, (owner.st_uid, owner.st_gid)))
     own = Shown(source=work.source, path=work.path, writable=True, identity=work.identity)
     added.append(mapper.mapped(own, work.owner))
     files = [
@@ -152,15 +162,27 @@ def gather(
             links=links,
             files=tuple(files),
             added=tuple(_once(added)),
-            fresh_proc=fresh_proc,
+            fresh_proc=facts.fresh_proc,
             guarded_proc=_guarded_proc(identity),
             staging=next(p for p in _WORK_MOUNT_POINTS if os.path.isdir(p)),
+            pivot=facts.pivot,
             tmp_bytes=spec.limits.tmp_bytes,
             shm_bytes=spec.limits.shm_bytes,
+            nodes=gpus.nodes,
         ),
         fds=tuple(mapper.fds),
-        ca=ca,
+        carried=carried,
         python=python,
+    )
+
+
+def _gpus(spec: SessionSpec, identity: Identity) -> gpu.Gpus:
+    if not spec.limits.gpus:
+        return gpu.Gpus()
+    return gpu.find(
+        spec.limits.gpus,
+        for_everybody=identity.kind == "unprivileged",
+        environ=os.environ,
     )
 
 
@@ -228,4 +250,6 @@ def limit_report(
         report["memory"] = group or "watch"
     if limits.cpus is not None:
         report["cpu"] = group if has_cpu else "none"
+    if limits.gpus:
+        report["gpu"] = "nodes"
     return report

@@ -6,10 +6,10 @@ import asyncio
 import dataclasses
 import errno
 import functools
+import logging
 import os
 import tempfile
-import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends import registry
 from union.sandbox._core.events import Started
@@ -17,9 +17,12 @@ from union.sandbox._core.paths import work_path
 from union.sandbox._core.spec import RunSpec
 from union.sandbox._core.view import RUN_DIR
 from union.sandbox._linux import host, kernel
+from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import Channel, NamespaceRefusedError
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox._linux.run import LocalRun, Sandbox
+from union.sandbox._session.threads import in_thread
+from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._command import CommandBuilder
@@ -28,10 +31,13 @@ from union.sandbox.on_device._posture import Posture
 from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes
 from union.sandbox.on_device._venv import Venv
-from union.sandbox.on_device._workdir import WorkDir
+from union.sandbox.on_device._workdir import WorkDir, WorkPlace
 
 if TYPE_CHECKING:
-    from union.sandbox._backends.base import NetworkShape
+    from collections.abc import AsyncGenerator, AsyncIterable
+
+    from union.sandbox._backends.base import Backend, NetworkShape
+    from union.sandbox._core.files import FileInfo
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.run import Command
@@ -40,13 +46,25 @@ if TYPE_CHECKING:
 __all__ = ["LocalTransport"]
 
 _CLONE, _CHDIR = 101, 110
+_SETTLED_S: Final = {"python": 0.006}
+_SETTLED_OTHER_S: Final = 0.002
+"""A short command has ended by then; making the next sandboxes would only have slowed it."""
+_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
+_log = logging.getLogger("union.sandbox")
+_verified: Final[set[tuple[str, NetworkShape, _probe.Facts, str]]] = set()
+"""What was built and looked at in this process: backend, shape of network, and on which facts."""
+_FIRST_INSIDE: Final = 2
+"""The number of a command in its own pid namespace: the one after the sandbox's first process."""
 
 
 class LocalTransport:
     """Runs commands as sandboxed child processes beside the caller."""
 
-    def __init__(self, spec: SessionSpec) -> None:
+    def __init__(self, spec: SessionSpec, *, place: WorkPlace | None = None) -> None:
         self._spec = spec
+        # What isolates nothing can show nothing under another name.
+        bare_place = place and WorkPlace(place.directory)
+        self._place = bare_place if spec.backend == "none" else place
         self._backend = registry.get(spec.backend)
         self._bare = spec.backend == "none"
         self._work: WorkDir | None = None
@@ -64,25 +82,35 @@ class LocalTransport:
             keep=0 if self._bare else min(spec.warm, 1), preload=spec.preload
         )
         self._runs: set[LocalRun] = set()
+        self._building = asyncio.Lock()
         self._scratch: str | None = None
-        self._kept_venv: tuple[tuple[int, int] | None, Venv] | None = None
+        self._kept_venv: Venv | None = None
 
     # Opening and closing.
 
     async def open(self) -> None:
-        if self._bare:
-            warnings.warn(
-                "backend='none' isolates nothing: commands run with all of this process's rights",
-                UserWarning,
-                stacklevel=4,
-            )
-        self._work = WorkDir(self._spec.host_work_dir)
-        if self._bare:
-            self._scratch = tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-scripts-")
-        self._venv().ensure()
-        self._channel = Channel()
-        if not self._bare:
-            await self._try_out(shape_of(self._spec.network))
+        try:
+            self._work = WorkDir(self._spec.host_work_dir, self._place)
+            if self._bare:
+                self._scratch = tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-scripts-")
+            self._channel = Channel()
+            if not self._bare:
+                await self._try_out(shape_of(self._spec.network))
+        except OSError as exc:
+            if exc.errno not in _NO_DESCRIPTORS:
+                raise
+            raise self._spawn_failed("the session could not be opened", exc) from exc
+
+    def _spawn_failed(self, what: str, exc: OSError) -> SandboxExecutionError:
+        return SandboxExecutionError(
+            f"{what}: {exc.strerror or exc}",
+            backend=self._spec.backend,
+            stage="spawn",
+            code=f"spawn-{errno.errorcode.get(exc.errno or 0, 'unknown')}",
+            hint="raise the limit on open files (ulimit -n), or close sessions that are done"
+            if exc.errno in _NO_DESCRIPTORS
+            else "",
+        )
 
     def _wants_group(self) -> bool:
         limits = self._spec.limits
@@ -92,8 +120,11 @@ class LocalTransport:
 
     async def _try_out(self, shape: NetworkShape) -> None:
         """Finds the facts for one shape of network, with one throw-away sandbox or a few."""
-        tried = functools.partial(self._trial, shape)
-        self._facts = await _probe.settle(tried, self._spec)
+        self._facts = await _probe.settle(
+            functools.partial(self._trial, shape),
+            self._spec,
+            without_bwrap=functools.partial(self._trial_without_bwrap, shape),
+        )
         self._tried.add(shape)
 
     async def _trial(self, shape: NetworkShape, facts: _probe.Facts) -> _probe.Outcome:
@@ -105,21 +136,57 @@ class LocalTransport:
             posture = self._posture(shape)
         except NamespaceRefusedError as exc:
             return _probe.Outcome((_CLONE, exc.errno or 0))
+        shares = posture.plan.shared is not None
+        what = (self._spec.backend, shape, facts, posture.isolation.ids)
+        if shares and what in _verified:
+            # Its sandboxes differ from those that were looked at only in what they share.
+            outcome = await posture.build(self._line())
+            if outcome.failure is None and self._spec.warm:
+                self._sandboxes.keep(posture, self._sandboxes.prepare(posture))
+            return outcome
+        outcome, sandbox = await self._look_at(posture)
+        if sandbox is None:
+            return outcome
+        if shares:
+            _verified.add(what)
+        if self._sandboxes.is_plain:
+            self._sandboxes.keep(posture, sandbox)
+        else:
+            sandbox.let_go()
+        return outcome
+
+    async def _trial_without_bwrap(
+        self, shape: NetworkShape, facts: _probe.Facts
+    ) -> _probe.Outcome:
+        """The same sandbox, built by the launcher alone."""
+        facts = dataclasses.replace(facts, share=False)
+        posture = self._make_posture(shape, registry.get("userns"), facts)
+        try:
+            outcome, sandbox = await self._look_at(posture)
+            if sandbox is not None:
+                sandbox.let_go()
+            return outcome
+        finally:
+            posture.close()
+
+    async def _look_at(self, posture: Posture) -> tuple[_probe.Outcome, Sandbox | None]:
+        """How it went, and the sandbox if it went well."""
+        line = self._line()
+        outcome = await posture.build(line)
+        if outcome.failure is not None:
+            return outcome, None
         looked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        number, sock = self._line().prepare(
-            posture.plan, posture.encoded, fds=posture.fds, on_pid=looked.set_result
-        )
+        number, sock = posture.prepare(line, on_pid=looked.set_result)
         try:
             outcome = await _probe.look(sock, looked, posture.isolation)
         except BaseException:
             sock.close()
             raise
-        if outcome.failure is None and self._sandboxes.is_plain:
-            kill = self._line().kill
-            self._sandboxes.keep(posture, Sandbox(number, sock, kill=kill, owner=posture.owner))
-        else:
-            sock.close()
-        return outcome
+        sandbox = Sandbox(number, sock, kill=line.kill, owner=posture.owner)
+        if outcome.failure is None:
+            return outcome, sandbox
+        sandbox.let_go()
+        return dataclasses.replace(outcome, copied=posture.plan.shared is not None), None
 
     def _forget_postures(self) -> None:
         self._sandboxes.let_go()
@@ -154,34 +221,39 @@ class LocalTransport:
         if self._channel is None:
             raise RuntimeError("the transport is not open")
         if self._channel.lost:
-            # The launcher died, and everything with it; the session itself is whole.
+            # The launcher died, and everything with it, or soon; the session itself is whole.
+            self._sandboxes.let_go()
+            self._pythons.let_go()
             self._channel.close()
             self._channel = Channel()
         return self._channel
 
-    @property
+    @functools.cached_property
     def _commands(self) -> CommandBuilder:
         return CommandBuilder(
             work_dir=self.work_dir, limits=self._spec.limits, scratch=self._scratch
         )
 
     def _venv(self) -> Venv:
-        owner = self._owner()
-        if self._kept_venv is None or self._kept_venv[0] != owner:
+        if self._kept_venv is None:
             run_dir = self._scratch or RUN_DIR
-            venv = Venv(self._dir().tree, host.interpreter(), owner=owner, run_dir=run_dir)
-            self._kept_venv = (owner, venv)
-        return self._kept_venv[1]
-
-    def _owner(self) -> tuple[int, int] | None:
-        """Who files made by the host must belong to, if not the caller."""
-        return self._dir().owner if kernel.is_root() else None
+            self._kept_venv = Venv(self._dir().tree, host.interpreter(), run_dir=run_dir)
+        return self._kept_venv
 
     # Facts.
 
     @property
+    def is_known(self) -> bool:
+        return self._work is not None
+
+    @property
     def work_dir(self) -> str:
         return self._dir().path
+
+    @property
+    def host_dir(self) -> str:
+        """Where the work dir is on this host; a sandbox may see it under another name."""
+        return self._dir().source
 
     @property
     def isolation(self) -> Isolation:
@@ -199,52 +271,62 @@ class LocalTransport:
     def _posture(self, shape: NetworkShape) -> Posture:
         posture = self._postures.get(shape)
         if posture is None:
-            posture = self._postures[shape] = Posture(
-                self._spec,
-                shape,
-                backend=self._backend,
-                work=self._dir(),
-                facts=self._facts,
-                groups=self._sandboxes.groups,
-            )
+            posture = self._make_posture(shape, self._backend, self._facts)
+            self._postures[shape] = posture
         return posture
+
+    def _make_posture(self, shape: NetworkShape, backend: Backend, facts: _probe.Facts) -> Posture:
+        return Posture(
+            self._spec,
+            shape,
+            backend=backend,
+            work=self._dir(),
+            facts=facts,
+            groups=self._sandboxes.groups,
+        )
+
+    async def _built(self, shape: NetworkShape) -> Posture:
+        """A posture whose sandboxes are known to work here, with what they share built."""
+        async with self._building:
+            if shape not in self._tried:
+                await self._try_out(shape)
+            outcome = await self._posture(shape).build(self._line())
+        if outcome.failure is not None:
+            failed = explain(*outcome.failure, "", outcome.said.encode())
+            raise SandboxExecutionError(
+                failed.reason, backend=self._spec.backend, stage=failed.stage, code=failed.code
+            )
+        return self._posture(shape)
 
     # Running.
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
         shape = shape_of(spec.network)
-        if shape == "filtered" and shape not in self._tried and not self._bare:
-            await self._try_out(shape)
         posture = self._posture(shape)
-        self._venv().ensure()
-        command = self._build(spec, posture)
+        if not self._bare and (shape not in self._tried or not posture.is_built):
+            posture = await self._built(shape)
         try:
+            self._venv().ensure()
+            command = self._build(spec, posture)
             run, sandbox = self._hand_over(posture, spec, command)
         except OSError as exc:
-            raise SandboxExecutionError(
-                f"the command could not be handed over: {exc.strerror}",
-                backend=self._spec.backend,
-                stage="spawn",
-                code=f"spawn-{errno.errorcode.get(exc.errno or 0, 'unknown')}",
-                hint="raise the limit on open files (ulimit -n)"
-                if exc.errno in {errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS}
-                else "",
-            ) from exc
+            raise self._spawn_failed("the command could not be handed over", exc) from exc
         if shape == "filtered" and not self._bare:
             run.on_doors = functools.partial(self._serve, run, spec, sink)
         self._runs.add(run)
         run.finished.add_done_callback(lambda _: self._runs.discard(run))
         self._sandboxes.watch_memory(run, sandbox)
-        if run.started.done():
-            sink.event(Started(run.pid))
+        if run.started is None:
+            sink.event(Started(_FIRST_INSIDE))
         run.attach(sink, timeout_s=spec.timeout_s)
-        if not run.started.done():
+        if run.started is not None:
             try:
                 await asyncio.shield(run.started)
             except asyncio.CancelledError:
                 run.end_now("closed")
                 raise
-        asyncio.get_running_loop().call_soon(self._keep_ready, posture, spec)
+        settled = _SETTLED_S.get(spec.kind, _SETTLED_OTHER_S)
+        asyncio.get_running_loop().call_later(settled, self._keep_ready, posture, spec)
         if run.failure is not None and run.failure[0] & 0xFF == _CHDIR:
             raise SandboxUsageError(
                 f"cwd={spec.cwd!r}: {os.strerror(run.failure[1])} inside the sandbox",
@@ -257,19 +339,28 @@ class LocalTransport:
         self, posture: Posture, spec: RunSpec, command: Command
     ) -> tuple[LocalRun, Sandbox]:
         """Gives the command to a Python or a sandbox that waits, or to one that is made now."""
+        self._line()  # what waits behind a line that was lost is not used
         waited = self._waiting_python(posture, spec, command)
         if waited is not None:
             return waited
         pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
-        sandbox = self._sandboxes.take(posture)
+        # Only then can there be something to say that run() must wait for: a missing program or
+        # directory, a number that is not always the same, or our end of a terminal.
+        terminal = spec.pty is not None
+        tell = self._bare or spec.kind == "argv" or spec.cwd is not None or terminal
+        sandbox = (
+            self._sandboxes.prepare(posture, terminals=True)
+            if terminal
+            else self._sandboxes.take(posture)
+        )
         run = LocalRun(sandbox, pipes=pipes, isolation=posture.isolation)
         try:
-            run.send(command, stdin=spec.stdin)
+            run.send(command, stdin=spec.stdin, pty=spec.pty, tell=tell)
         except (BrokenPipeError, ConnectionResetError):
             # It died while it waited, so nothing was started; a new one is as good.
-            sandbox = self._sandboxes.prepare(posture)
+            sandbox = self._sandboxes.prepare(posture, terminals=terminal)
             run = LocalRun(sandbox, pipes=pipes, isolation=posture.isolation)
-            run.send(command, stdin=spec.stdin)
+            run.send(command, stdin=spec.stdin, pty=spec.pty, tell=tell)
         return run, sandbox
 
     def _serve(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
@@ -298,11 +389,19 @@ class LocalTransport:
         """Off the critical path: the next command finds a sandbox ready."""
         if self._postures.get(posture.shape) is not posture or not self._sandboxes.is_open:
             return
+        try:
+            self._make_ready(posture, spec)
+        except OSError:
+            # The next command makes its own, and says so if it cannot either.
+            _log.debug("no sandbox could be made ahead", exc_info=True)
+
+    def _make_ready(self, posture: Posture, spec: RunSpec) -> None:
         if spec.kind != "python":
-            self._sandboxes.keep(posture)
+            self._sandboxes.fill(posture)
         elif posture.shape != "open" and self._pythons.wants(posture):
             # A waiting Python runs what earlier runs left in the venv (.pth files), and so must not
             # have a network that a later, narrower run lacks. Filtered doors are not served yet.
+            self._venv().ensure()
             fingerprint = self._venv().fingerprint()
             plain = RunSpec(kind="python", env=self._spec.env, network=spec.network)
             command = dataclasses.replace(self._build(plain, posture), script=None)
@@ -313,17 +412,39 @@ class LocalTransport:
         self._pythons.let_go()
 
     def _build(self, spec: RunSpec, posture: Posture) -> Command:
-        return self._commands.build(spec, ca=posture.ca, count_processes=posture.counts_processes)
+        return self._commands.build(
+            spec, carried=posture.carried, count_processes=posture.counts_processes
+        )
 
     # Files.
 
+    def _files(self) -> TreeFiles:
+        return TreeFiles(self._dir().tree, work_dir=self.work_dir)
+
     async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
-        relative = work_path(path, work_dir=self.work_dir)
-        tree, owner = self._dir().tree, self._owner()
-        return await asyncio.to_thread(
-            tree.put, relative, data, mode=mode, overwrite=overwrite, owner=owner
-        )
+        return await self._files().put(path, data, mode=mode, overwrite=overwrite)
 
     async def get(self, path: str, *, max_bytes: int) -> bytes:
-        relative = work_path(path, work_dir=self.work_dir)
-        return await asyncio.to_thread(self._dir().tree.get, relative, max_bytes=max_bytes)
+        return await self._files().get(path, max_bytes=max_bytes)
+
+    async def write(
+        self, path: str, chunks: AsyncIterable[bytes], *, mode: int, overwrite: bool
+    ) -> int:
+        return await self._files().write(path, chunks, mode=mode, overwrite=overwrite)
+
+    def read(self, path: str, *, max_bytes: int) -> AsyncGenerator[bytes, None]:
+        return self._files().read(path, max_bytes=max_bytes)
+
+    async def list_dir(self, path: str) -> tuple[FileInfo, ...]:
+        return await self._files().list_dir(path)
+
+    async def stat(self, path: str) -> FileInfo:
+        below = work_path(path, work_dir=self.work_dir, allow_root=True)
+        return await in_thread(self._dir().tree.stat, below)
+
+    async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
+        await self._files().make_dir(path, parents=parents, exist_ok=exist_ok)
+
+    async def remove(self, path: str, *, recursive: bool) -> None:
+        below = work_path(path, work_dir=self.work_dir)
+        await in_thread(self._dir().tree.remove, below, recursive=recursive)

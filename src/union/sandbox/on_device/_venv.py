@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._core.files import VENV_DIR
 from union.sandbox._core.view import RUN_DIR
 from union.sandbox.errors import SandboxError
 
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     from union.sandbox._linux.host import Interpreter
     from union.sandbox._linux.tree import WorkTree
 
-__all__ = ["DIRECTORY", "Venv"]
+__all__ = ["Venv"]
 
-DIRECTORY: Final = ".sandbox-venv"
 _MOST_BYTES: Final = 65536
 _OWNER: Final = 0o700
 _log = logging.getLogger("union.sandbox")
@@ -65,28 +65,30 @@ class Venv:
         tree: WorkTree,
         python: Interpreter,
         *,
-        owner: tuple[int, int] | None,
         run_dir: str = RUN_DIR,
     ) -> None:
         self._tree = tree
         self._python = python
-        self._owner = owner
         self._files = _files(python, run_dir)
         self._links = _links(python)
         names = (*self._files, "bin/python")
         dirs = {"/".join(n.split("/")[:k]) for n in names for k in range(n.count("/") + 1)}
-        self._dirs = tuple(sorted(f"{DIRECTORY}/{d}" if d else DIRECTORY for d in dirs))
-        self._watched = (*self._dirs, *(f"{DIRECTORY}/{name}" for name in names))
+        self._dirs = tuple(sorted(f"{VENV_DIR}/{d}" if d else VENV_DIR for d in dirs))
+        self._watched = (*self._dirs, *(f"{VENV_DIR}/{name}" for name in names))
         self._seen: tuple[tuple[int, int], ...] | None = None
+        self._pth: tuple[str, ...] = ()
 
     def fingerprint(self) -> object:
-        """Changes whenever packages are installed or anything that starts Python changes."""
-        return self._tree.fingerprint((*self._watched, *self._pth_files()))
+        """Changes whenever packages are installed or anything that starts Python changes.
+
+        As far as directories go, this is what the last ``ensure()`` saw.
+        """
+        return self._seen, self._tree.fingerprint(self._pth)
 
     def _pth_files(self) -> tuple[str, ...]:
-        site = f"{DIRECTORY}/lib/python{self._python.version}/site-packages"
-        names = self._tree.names(site, suffix=".pth")
-        return tuple(f"{site}/{name}" for name in names)
+        site = f"{VENV_DIR}/lib/python{self._python.version}/site-packages"
+        found = (f"{site}/{name}" for name in self._tree.names(site, suffix=".pth"))
+        return tuple(name for name in found if name not in self._watched)
 
     def ensure(self) -> None:
         """Makes the venv where it is missing, repairs it where it is not as it was made."""
@@ -96,17 +98,19 @@ class Venv:
         if not self._is_whole():
             self._repair()
         self._seen = self._tree.fingerprint(self._watched)
+        # A name that comes or goes changes the directory, and that is watched.
+        self._pth = self._pth_files()
 
     def _is_whole(self) -> bool:
         """Compared with what was made; nothing that is read here is used."""
         try:
             return (
                 all(
-                    self._tree.get(f"{DIRECTORY}/{name}", max_bytes=_MOST_BYTES) == content.encode()
+                    self._tree.get(f"{VENV_DIR}/{name}", max_bytes=_MOST_BYTES) == content.encode()
                     for name, content in self._files.items()
                 )
                 and all(
-                    self._tree.read_link(f"{DIRECTORY}/{name}") == target
+                    self._tree.read_link(f"{VENV_DIR}/{name}") == target
                     for name, target in self._links.items()
                 )
                 and all(self._tree.stat(name).mode & _OWNER == _OWNER for name in self._dirs)
@@ -122,15 +126,15 @@ class Venv:
                 return
         except (OSError, SandboxError):
             _log.debug("the venv cannot be repaired in place", exc_info=True)
-        if self._tree.exists(DIRECTORY):
-            self._tree.remove(DIRECTORY, recursive=True)
+        if self._tree.exists(VENV_DIR):
+            self._tree.remove(VENV_DIR, recursive=True)
         self._write()
 
     def _write(self) -> None:
         for name, content in self._files.items():
-            self._tree.put(f"{DIRECTORY}/{name}", content.encode(), owner=self._owner)
+            self._tree.put(f"{VENV_DIR}/{name}", content.encode())
         # Made now, or the first import of the hook would make it and look like an installation.
-        cache = f"{DIRECTORY}/lib/python{self._python.version}/site-packages/__pycache__"
-        self._tree.make_dir(cache, exist_ok=True, owner=self._owner)
+        cache = f"{VENV_DIR}/lib/python{self._python.version}/site-packages/__pycache__"
+        self._tree.make_dir(cache, exist_ok=True)
         for name, target in self._links.items():
-            self._tree.put_link(f"{DIRECTORY}/{name}", target, owner=self._owner)
+            self._tree.put_link(f"{VENV_DIR}/{name}", target)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
 import stat
 import tempfile
 import time
+from dataclasses import dataclass
 from typing import Final
 
+from union.sandbox._linux import kernel
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox._linux.tree import WorkTree
 from union.sandbox.errors import PolicyError, SandboxUsageError
 
-__all__ = ["WorkDir"]
+__all__ = ["WorkDir", "WorkPlace"]
 
 _RESERVED: Final = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
@@ -28,34 +31,57 @@ _PREFERRED: Final = "/var/tmp"  # noqa: S108 - made private by mkdtemp
 """Not below /tmp if it can be helped: that is empty inside. else it is the system's choice."""
 
 
-class WorkDir:
-    """A directory, held by a descriptor from open to close."""
+@dataclass(frozen=True, slots=True)
+class WorkPlace:
+    """Where private work dirs are made, and where a sandbox sees its own, if not there."""
 
-    def __init__(self, pinned: str | None) -> None:
+    directory: str
+    shown_at: str | None = None
+
+
+class WorkDir:
+    """A directory, held by a descriptor from open to close.
+
+    ``path`` is its name inside, ``source`` where it is on this host: usually the same.
+    """
+
+    def __init__(self, pinned: str | None, place: WorkPlace | None = None) -> None:
         self.is_ours = pinned is None
         self._lock: int | None = None
         if pinned is None:
-            sweep()
-            self.path, self._lock = _make()
+            path, self._lock = _make(None if place is None else place.directory)
+            self.path = path if place is None or place.shown_at is None else place.shown_at
         else:
-            self.path = _checked(pinned)
-        self.tree = WorkTree(os.path.realpath(self.path))
-        found = os.stat(self.path)
+            path = self.path = _checked(pinned)
+        self.source = os.path.realpath(path)
+        try:
+            self.tree = WorkTree(self.source)
+        except BaseException:
+            if self._lock is not None:
+                os.close(self._lock)
+                os.rmdir(self.source)  # nobody knows of it yet
+            raise
+        found = os.stat(self.source)
         self.identity = (found.st_dev, found.st_ino)
         self.owner = (found.st_uid, found.st_gid)
-        self.source = os.path.realpath(self.path)
+        self._tell_tree()
 
     def give_to(self, uid: int, gid: int) -> None:
         """Makes the whole tree belong to another id; only for a directory of the session's own."""
         if self.owner != (uid, gid):
             self.tree.give_to(uid, gid)
             self.owner = (uid, gid)
+            self._tell_tree()
+
+    def _tell_tree(self) -> None:
+        # Only root can give files away; of anybody else they are the right owner's already.
+        self.tree.owner = self.owner if kernel.is_root() else None
 
     def remove(self) -> None:
         """Lets go; removes the directory if it was made for the session."""
         self.tree.close()
         if self.is_ours:
-            remove_tree(self.path)
+            remove_tree(self.source)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -65,14 +91,22 @@ def _place() -> str:
     return _PREFERRED if os.access(_PREFERRED, os.W_OK | os.X_OK) else tempfile.gettempdir()
 
 
-def _make() -> tuple[str, int]:
+def _make(place: str | None) -> tuple[str, int]:
     """A private directory, and the lock that tells others it is in use."""
     try:
-        path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_place())
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        place = place or _place()  # fails where nothing can be written
+        sweep(place)
+        path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place)
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            os.rmdir(path)
+            raise
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return os.path.realpath(path), lock
     except OSError as exc:
+        if exc.errno in {errno.EMFILE, errno.ENFILE}:
+            raise
         raise SandboxUsageError(
             f"no work dir could be made: {exc.strerror}",
             argument="host_work_dir",
@@ -81,21 +115,27 @@ def _make() -> tuple[str, int]:
 
 
 @functools.cache
-def sweep() -> None:
+def sweep(place: str) -> None:
     """Removes what a host that was killed could not: work dirs of ours that nobody holds.
 
-    Once per process. Only directories of our own uid that are a minute old, so that one which is
-    being made is left alone.
+    Once per process and place. Only directories of our own uid whose maker is gone, or that are a
+    minute old, so that one which is being made is left alone.
     """
     me, now = os.geteuid(), time.time()
-    with os.scandir(_place()) as entries:
+    with os.scandir(place) as entries:
         for entry in entries:
             if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
                 continue
             with contextlib.suppress(FileNotFoundError):  # somebody else swept it first
                 found = entry.stat(follow_symlinks=False)
-                if found.st_uid == me and now - found.st_mtime > _SWEEP_AFTER_S:
+                old = now - found.st_mtime > _SWEEP_AFTER_S
+                if found.st_uid == me and (old or _maker_is_gone(entry.name)):
                     _remove_if_unused(entry.path)
+
+
+def _maker_is_gone(name: str) -> bool:
+    pid = name.removeprefix(_PREFIX).partition("-")[0]
+    return pid.isdecimal() and not os.path.exists(f"/proc/{pid}")
 
 
 def _remove_if_unused(path: str) -> None:

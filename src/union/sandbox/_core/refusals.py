@@ -28,7 +28,7 @@ from union.sandbox.errors import SandboxError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["not_a_file", "too_large", "translated"]
+__all__ = ["not_a_file", "not_empty", "too_large", "translated"]
 
 
 def not_a_file(mode: int, rel: str) -> SandboxFileError:
@@ -50,6 +50,17 @@ def too_large(rel: str, *, size: int, max_bytes: int) -> SandboxFileTooLargeErro
     return SandboxFileTooLargeError(msg, path=rel, hint="raise max_bytes, or read it in parts")
 
 
+def not_empty(rel: str) -> SandboxFileError:
+    """Return the error for a directory that is not removed because something is in it."""
+    return SandboxFileError(
+        f"{shown_path(rel)} is a directory that is not empty",
+        path=rel,
+        number=errno.ENOTEMPTY,
+        code="not-empty",
+        hint="pass recursive=True to remove it with everything in it",
+    )
+
+
 _BY_ERRNO: Final[dict[int, tuple[type[SandboxFileError], str]]] = {
     errno.ENOENT: (SandboxFileNotFoundError, "does not exist"),
     errno.EEXIST: (SandboxFileExistsError, "exists already"),
@@ -63,7 +74,7 @@ _BY_ERRNO: Final[dict[int, tuple[type[SandboxFileError], str]]] = {
 
 
 @contextlib.contextmanager
-def translated(rel: str) -> Iterator[None]:
+def translated(rel: str, *, argument: str = "path") -> Iterator[None]:
     """Turn what the kernel says about ``rel`` into an error of this package."""
     try:
         yield
@@ -73,12 +84,15 @@ def translated(rel: str) -> Iterator[None]:
         shown = shown_path(rel)
         if exc.errno == errno.ELOOP:
             msg = f"{shown} is a symbolic link or goes through one; links are not followed"
-            raise SandboxPathError(msg, path=rel, code="path-symlink") from exc
+            raise SandboxPathError(msg, path=rel, argument=argument, code="path-symlink") from exc
         if exc.errno == errno.EXDEV:
-            raise SandboxPathError(f"{shown} leads out of the work dir", path=rel) from exc
+            msg = f"{shown} leads out of the directory that it must stay in"
+            raise SandboxPathError(msg, path=rel, argument=argument) from exc
         if exc.errno == errno.EAGAIN:
             msg = f"{shown} kept changing while it was being opened"
             raise SandboxFileError(msg, path=rel, number=exc.errno, code="file-busy") from exc
+        if exc.errno == errno.ENOTEMPTY:
+            raise not_empty(rel) from exc
         if exc.errno in _BY_ERRNO:
             kind, reason = _BY_ERRNO[exc.errno]
             raise kind(f"{shown} {reason}", path=rel, number=exc.errno) from exc

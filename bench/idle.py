@@ -1,0 +1,125 @@
+"""What sessions cost that do nothing: memory and processes, looked at from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.contenders import OURS, Contender, ContenderError, Worker
+
+if TYPE_CHECKING:
+    from bench.measures import Note
+
+EXPIRED_S = 22.0
+"""By then a session has let go what it kept ready."""
+SIZES = (1, 100, 1000)
+MOST_OF_PEERS = 100
+"""A thousand of theirs would take minutes to open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A process and everything below it."""
+
+    mib: float
+    processes: int
+
+
+def tree(root: int) -> Tree:
+    """Looks at a process and everything below it."""
+    found, waiting = [root], [root]
+    while waiting:
+        below = children(waiting.pop())
+        found += below
+        waiting += below
+    return Tree(mib=sum(map(memory_mib, found)), processes=len(found))
+
+
+def children(pid: int) -> list[int]:
+    """The processes that any thread of this one has started."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            text = Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii")
+            found += map(int, text.split())
+    except (FileNotFoundError, ProcessLookupError):
+        return found  # it has just ended
+    return found
+
+
+def memory_mib(pid: int) -> float:
+    """The process's own pages, and its share of those it has with others."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    except PermissionError:
+        # A sandbox that a plain user may not look into: all that it has, shared or not.
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0  # it has just ended
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1024
+
+
+async def hold(contender: Contender, sessions: int) -> tuple[Worker, dict[str, Any]]:
+    """Opens sessions in a process of their own, and looks at once."""
+    idle = replace(contender, options=contender.options | {"idle": True})
+    worker = await Worker(idle).start()
+    try:
+        before = tree(worker.pid)
+        taken = await worker.seconds("hold", times=sessions)
+        found = {
+            "contender": contender.name,
+            "sessions": sessions,
+            "open_ms": round(statistics.median(taken) * 1000, 2),
+            "before": before,
+            "opened": _added(before, tree(worker.pid), sessions),
+        }
+    except BaseException:
+        await worker.close()
+        raise
+    return worker, found
+
+
+def _added(before: Tree, now: Tree, sessions: int) -> dict[str, float]:
+    return {
+        "mib_each": round((now.mib - before.mib) / sessions, 3),
+        "processes": now.processes - before.processes,
+    }
+
+
+def sizes(contender: Contender, *, scale: float) -> list[int]:
+    """How many sessions are held: 1, 100 and 1,000, as far as there is time."""
+    most = SIZES[-1] if contender.name == OURS else MOST_OF_PEERS
+    return [size for size in SIZES if size <= max(1, most * scale)]
+
+
+async def idle_sessions(contenders: list[Contender], *, scale: float, note: Note) -> dict[str, Any]:
+    """Some sessions each, as just opened and (in a full run) after what they kept has expired."""
+    held: list[tuple[Worker, dict[str, Any]]] = []
+    dropped: dict[str, str] = {}
+    try:
+        for contender in contenders:
+            for size in sizes(contender, scale=scale):
+                note(f"{contender.name}: {size}")
+                try:
+                    held.append(await hold(contender, size))
+                except ContenderError as exc:
+                    dropped[contender.name] = str(exc)
+                    break
+        opened = time.monotonic()
+        while scale >= 1 and (left := opened + EXPIRED_S - time.monotonic()) > 0:
+            note(f"{left:.0f} s until what was kept ready is let go")
+            await asyncio.sleep(min(1.0, left))
+        for worker, found in held:
+            before = found.pop("before")
+            if scale >= 1:
+                found["idle"] = _added(before, tree(worker.pid), found["sessions"])
+    finally:
+        for worker, _ in held:
+            await worker.close()
+    return {"results": [found for _, found in held], "dropped": dropped}

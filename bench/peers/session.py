@@ -1,0 +1,174 @@
+"""Sessions of `union.sandbox`: whichever distribution the interpreter has under that name.
+
+Written to the documented interface, so that it drives this package and others of the same shape.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+import tempfile
+import time
+from contextlib import asynccontextmanager, contextmanager
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from bench.peers.operations import import_seconds, moving_files
+from bench.peers.programs import (
+    ANSWER,
+    DOWNLOAD,
+    NAME,
+    SIZE,
+    SNIPPET,
+    WRITE,
+    client,
+    expect,
+    seconds_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from bench.peers.worker import Operation
+
+
+def version() -> str:
+    """Of the distribution."""
+    return metadata.version("unionai-sandbox")
+
+
+@asynccontextmanager
+async def contender(
+    *, backend: str, port: int, ours: bool, idle: bool = False
+) -> AsyncIterator[dict[str, Operation]]:
+    """The operations; ``idle`` for a process that has nothing but sessions which do nothing."""
+
+    def make(**options: Any) -> Any:
+        from union import sandbox as sb
+
+        # The interpreter may be where a distribution does not look by itself.
+        shown = {} if ours else {"read_only_paths": [sys.base_prefix]}
+        return sb.on_device.session(backend=backend, **shown, **options)
+
+    if idle:
+        async with _holding(make) as hold:
+            yield {"hold": hold}
+        return
+    with tempfile.TemporaryDirectory() as place, _name_on_loopback():
+        async with make(host_work_dir=place) as session:
+            operations = {
+                "open": functools.partial(open_seconds, make),
+                "first_run": functools.partial(first_run_seconds, make),
+                "run_true": functools.partial(run_true, session),
+                "run_code": functools.partial(run_code, session),
+                "import": functools.partial(import_seconds, "union.sandbox"),
+                "import_on_device": functools.partial(import_seconds, "union.sandbox.on_device"),
+                **moving_files(os.path.join(place, "big"), session.put_bytes, session.get_bytes),
+                **_network(session, port, by_name=ours),
+            }
+            if not ours:
+                yield operations | {"stdout": functools.partial(_collected, session)}
+                return
+            async with make(warm=0) as cold:
+                yield operations | {
+                    "run_true_cold": functools.partial(run_true, cold),
+                    "run_code_cold": functools.partial(run_code, cold),
+                    "stdout": functools.partial(stream_output, session),
+                }
+
+
+@asynccontextmanager
+async def _holding(make: Any) -> AsyncIterator[Operation]:
+    held: list[Any] = []
+
+    async def hold() -> None:
+        held.append(await make().open())
+
+    try:
+        yield hold
+    finally:
+        for session in held:
+            await session.close()
+
+
+async def open_seconds(make: Any) -> float:
+    """To open a session."""
+    begun = time.perf_counter()
+    session = await make().open()
+    taken = time.perf_counter() - begun
+    await session.close()
+    return taken
+
+
+async def first_run_seconds(make: Any) -> float:
+    """The first command of a session that is open."""
+    async with make() as session:
+        begun = time.perf_counter()
+        await run_true(session)
+        return time.perf_counter() - begun
+
+
+async def run_true(session: Any, **options: Any) -> None:
+    """The shortest command."""
+    process = await session.run("true", stdout=True, **options)
+    await process.communicate()
+    expect(process.returncode == 0, f"true ended with {process.returncode}")
+
+
+async def run_code(session: Any) -> None:
+    """A short script."""
+    expect(await session.run_code(SNIPPET) == ANSWER, "a wrong answer")
+
+
+async def stream_output(session: Any) -> None:
+    """Much output, as it comes."""
+    process = await session.run(WRITE, stdout=True)
+    size = 0
+    async for chunk in process.iter_stdout():
+        size += len(chunk)
+    await process.wait()
+    expect(size == SIZE, f"{size} bytes came through instead of {SIZE}")
+
+
+async def _collected(session: Any) -> None:
+    process = await session.run(WRITE, stdout=True)
+    out, _ = await process.communicate()
+    expect(len(out) == SIZE, f"{len(out)} bytes came through instead of {SIZE}")
+
+
+def _network(session: Any, port: int, *, by_name: bool) -> dict[str, Operation]:
+    """A program that fetches from loopback, under a list that allows it and nothing else.
+
+    By name where the name can be led to loopback; else by address, and through the proxy that
+    the program is given.
+    """
+    host = NAME if by_name else "127.0.0.1"
+    listed = {"network_mode": "allowlist", "network_allowlist": [NAME, "127.0.0.1"]}
+
+    async def fetch(size: int, *, by_proxy: bool) -> float:
+        source = client(host, port, size, by_proxy=by_proxy)
+        return seconds_of(await session.run_code(source, **listed), size)
+
+    return {
+        "run_true_allowlist": functools.partial(run_true, session, **listed),
+        "request": functools.partial(fetch, 1, by_proxy=not by_name),
+        "download": functools.partial(fetch, DOWNLOAD, by_proxy=not by_name),
+        "download_by_proxy": functools.partial(fetch, DOWNLOAD, by_proxy=True),
+    }
+
+
+@contextmanager
+def _name_on_loopback() -> Iterator[None]:
+    """Lead NAME to 127.0.0.1 in this process, which is where the doors resolve."""
+    real = socket.getaddrinfo
+
+    def lookup(host: Any, *args: Any, **options: Any) -> Any:
+        return real("127.0.0.1" if host in {NAME, NAME.encode()} else host, *args, **options)
+
+    socket.getaddrinfo = lookup
+    try:
+        yield
+    finally:
+        socket.getaddrinfo = real

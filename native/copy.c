@@ -1,0 +1,52 @@
+/* A sandbox that begins with a copy of what was built once (OP_SHARE), which is far cheaper than to build it again.
+ *
+ * A short-lived helper enters the namespaces that hold it and makes the sandbox's first process from there, as a child of
+ * the launcher. That process has namespaces of its own, its user namespace inside the shared one: what it gets of the
+ * shared mounts is a copy that it can neither change nor take apart. */
+#include <errno.h>
+#include <grp.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "sbx.h"
+
+struct entering {
+    struct sandbox *sandbox;
+    int userns, mounts;
+    /* Written by the helper, which shares our memory. */
+    volatile pid_t pid;
+    volatile int error;
+};
+
+/* Runs in the memory of the launcher, which is stopped until this ends: system calls only. */
+static int enter(void *arg)
+{
+    struct entering *e = arg;
+    const struct prepare_msg *p = e->sandbox->prepare;
+    /* Groups are left first: a user namespace may forbid it to whoever is inside. */
+    if (leave_groups(p) == 0 && setns(e->userns, CLONE_NEWUSER) == 0 && setns(e->mounts, CLONE_NEWNS) == 0 &&
+        take_ids(p) == 0) {
+        /* A change of ids hides the memory it happens in, the launcher's, and every copy of it. */
+        prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+        e->pid = (pid_t)make_child(p->clone_flags | CLONE_PARENT);
+        if (e->pid == 0)
+            sandbox_main(e->sandbox);
+    }
+    e->error = errno;
+    _exit(0);
+}
+
+pid_t make_copy(struct sandbox *s, int userns, int mounts)
+{
+    static char stack[65536] __attribute__((aligned(16)));
+    struct entering e = {.sandbox = s, .userns = userns, .mounts = mounts, .pid = -1};
+    pid_t helper = clone(enter, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, &e);
+    if (helper < 0)
+        return -1;
+    waitpid(helper, NULL, 0);
+    errno = e.error;
+    return e.pid;
+}

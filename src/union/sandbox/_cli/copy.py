@@ -1,0 +1,110 @@
+"""``sbx cp``: files and trees into a work dir, and out of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._cli.signals import run_to_end
+from union.sandbox.errors import SandboxUsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from union.sandbox._cli.signals import Ending
+    from union.sandbox._session.session import Session
+
+__all__ = ["copy"]
+
+_INSIDE: Final = ":"
+_EVERY_S: Final = 0.1
+
+
+def copy(options: argparse.Namespace) -> int:
+    source, target = options.source, options.target
+    if source.startswith(_INSIDE) == target.startswith(_INSIDE):
+        raise SandboxUsageError(
+            "one of SOURCE and TARGET is in the work dir, and begins with a colon",
+            argument="SOURCE",
+            hint="sbx cp --work-dir DIR data.csv :data.csv",
+        )
+    local_dir = os.path.isdir(target if source.startswith(_INSIDE) else source)
+    show = None if options.quiet or not sys.stderr.isatty() else _Progress()
+
+    async def work(ending: Ending) -> int:
+        del ending  # a signal ends the copy; what was being written is not left half
+        async with _session(options) as sbx:
+            # What is in a directory goes into the target; a file becomes it, or goes into it.
+            if target.startswith(_INSIDE):
+                inside = target[1:]
+                if not local_dir:
+                    inside = _into(inside, await _is_dir(sbx, inside), named=source)
+                done = await sbx.upload(source, inside or ".", progress=show)
+            else:
+                inside, local = source[1:], target
+                if not await _is_dir(sbx, inside):
+                    local = _into(local, local_dir, named=inside)
+                done = await sbx.download(inside or ".", local, progress=show)
+        if show is not None:
+            show.end(f"{done.files} file{'' if done.files == 1 else 's'}, {_size(done.bytes)}")
+        for item in done.skipped:
+            if item.reason != "venv":  # the session's own, which a copy could not use
+                sys.stderr.write(f"sbx: not copied: {item.path!r} ({item.reason})\n")
+        return 0
+
+    return run_to_end(work)
+
+
+def _session(options: argparse.Namespace) -> Session:
+    from union.sandbox import on_device
+
+    chosen = {} if options.backend is None else {"backend": options.backend}
+    return on_device.session(host_work_dir=os.path.abspath(options.work_dir), warm=False, **chosen)
+
+
+async def _is_dir(sbx: Session, path: str) -> bool:
+    try:
+        found = await sbx.stat(path or ".")
+    except FileNotFoundError:
+        return False
+    return found.kind == "dir"
+
+
+def _into(target: str, is_dir: bool, *, named: str) -> str:  # noqa: FBT001 - a fact, not a switch
+    name = os.path.basename(named.rstrip("/"))
+    return os.path.join(target, name) if is_dir or not target or target.endswith("/") else target
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("bytes", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+class _Progress:
+    """One line on the terminal, drawn over itself."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def __call__(self, done: int, total: int | None, path: str) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _EVERY_S
+        part = f"{done * 100 // total:3d} %" if total else "  ..."
+        # The name may come from inside, and a terminal obeys what it is shown.
+        self._draw(f"{part}  {_size(done)}  {ascii(path)[1:-1][-50:]}")
+
+    def end(self, text: str) -> None:
+        self._draw(text)
+        sys.stderr.write("\n")
+
+    def _draw(self, text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()

@@ -1,0 +1,59 @@
+"""``sbx shell``: a shell inside, at the caller's terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._cli.options import open_session, run_arguments
+from union.sandbox._cli.run import run_at_terminal
+from union.sandbox._cli.signals import run_to_end
+
+if TYPE_CHECKING:
+    import argparse
+
+    from union.sandbox._cli.signals import Ending
+    from union.sandbox._session.session import Session
+
+__all__ = ["shell"]
+
+_NOT_SHELLS: Final = frozenset({"", "false", "true", "nologin"})
+_PROMPT: Final = r"[sbx] \w\$ "
+"""In the language of bash; other shells have their own prompts."""
+_FIRST_VISIBLE: Final = """
+prompt=$1; shift
+for shell in "$@"; do
+    SHELL=$(command -v "$shell" 2> /dev/null) || continue
+    case $shell in *bash) export PS1="$prompt" ;; esac
+    export SHELL
+    exec "$shell"
+done
+"""
+
+
+def shell(options: argparse.Namespace) -> int:
+    session = open_session(options)
+    arguments = run_arguments(options)
+    prompt = arguments["env"].get("PS1", _PROMPT)
+    arguments["cmd"] = options.command or _shell_command(prompt)
+
+    async def work(ending: Ending) -> int:
+        async with session as sbx:
+            if sys.stderr.isatty():
+                sys.stderr.write(_greeting(sbx, options))
+            return await run_at_terminal(sbx, ending, arguments)
+
+    return run_to_end(work)
+
+
+def _shell_command(prompt: str) -> list[str]:
+    """Which shell there is can only be seen inside."""
+    own = os.environ.get("SHELL", "")
+    wanted = [] if os.path.basename(own) in _NOT_SHELLS else [own]
+    return ["sh", "-c", _FIRST_VISIBLE, "sbx", prompt, *wanted, "bash", "sh"]
+
+
+def _greeting(sbx: Session, options: argparse.Namespace) -> str:
+    kept = "kept" if options.work_dir else "removed at the end"
+    return f"sbx: {sbx.backend}, work dir {sbx.work_dir} ({kept}); leave with exit or Ctrl-D\n"

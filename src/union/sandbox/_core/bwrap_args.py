@@ -1,0 +1,143 @@
+"""The steps of a plan, divided: arguments for ``bwrap``, and what the runner does inside after it.
+
+``bwrap`` makes the mounts and the links. What it cannot do (limits of a tmpfs by files, flags such
+as noexec) and what must come last (network, capabilities, Landlock, the filter) is left for the
+runner, in the order it had. Both halves come from one list of steps, so that a sandbox looks the
+same whoever builds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._core import plan as p
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["NEEDED", "divide", "mount_args", "namespace_args", "staged"]
+
+NEEDED: Final = (
+    "--args",
+    "--as-pid-1",
+    "--bind",
+    "--cap-add",
+    "--cap-drop",
+    "--dev-bind",
+    "--dir",
+    "--gid",
+    "--hostname",
+    "--proc",
+    "--ro-bind",
+    "--symlink",
+    "--tmpfs",
+    "--uid",
+    "--unshare-cgroup",
+    "--unshare-ipc",
+    "--unshare-net",
+    "--unshare-pid",
+    "--unshare-user",
+    "--unshare-uts",
+)
+"""Every option that is used here, but the one for a user namespace that is there already."""
+USERNS_FD: Final = "7"
+"""The number that native/wrap.c gives to that namespace."""
+_TO_MOUNT: Final = ("CAP_SYS_ADMIN", "CAP_SETPCAP")
+_FOR_NETWORK: Final = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE")
+
+
+def namespace_args(
+    *, namespaces: tuple[str, ...], uid: int, gid: int, enter_userns: bool
+) -> list[str]:
+    """Namespaces, ids, and what the runner needs until it locks down.
+
+    Not ``--die-with-parent``: a bwrap that is killed between two of its own steps leaves a child
+    that waits for it for ever. The runner watches the launcher itself, and bwrap ends with it.
+    """
+    args = ["--userns", USERNS_FD] if enter_userns else ["--unshare-user"]
+    args += [f"--unshare-{name}" for name in namespaces if name not in {"user", "mount"}]
+    args += ["--uid", str(uid), "--gid", str(gid), "--as-pid-1"]
+    args += ["--cap-drop", "ALL"]
+    for cap in (*_TO_MOUNT, *(_FOR_NETWORK if "net" in namespaces else ())):
+        args += ["--cap-add", cap]
+    return args
+
+
+def divide(steps: Iterable[p.Step]) -> tuple[list[str], tuple[p.Step, ...]]:
+    """Arguments for bwrap, and the steps that are left for the runner."""
+    args: list[str] = []
+    inside: list[p.Step] = []
+    for step in steps:
+        taken = mount_args(step)
+        args += taken
+        if isinstance(step, p.Bind):
+            inside += _rest_of_bind(step)
+        elif isinstance(step, p.Tmpfs):
+            inside.append(p.Resize(step.path, step.mode, step.options))
+        elif isinstance(step, p.Root):
+            # bwrap has entered a root of its own, which has no limit yet.
+            inside.append(p.Resize("/", 0o755, step.options))
+        elif not taken and not isinstance(step, p.Enter | p.Detach):
+            inside.append(step)
+    return args, tuple(inside)
+
+
+def mount_args(step: p.Step) -> list[str]:
+    """What bwrap is told for one step; nothing for a step that is not its part."""
+    match step:
+        case p.Bind():
+            return [_bind_option(step.attrs), step.source, step.path]
+        case p.Mkdir():
+            return ["--dir", step.path]
+        case p.Symlink():
+            return ["--symlink", step.target, step.path]
+        case p.Tmpfs():
+            return ["--tmpfs", step.path]
+        case p.Proc():
+            return ["--proc", step.path]
+        case p.Hostname():
+            return ["--hostname", step.path]
+    return []
+
+
+_GIVEN: Final = {
+    "--dev-bind": p.NOSUID,
+    "--ro-bind": p.RDONLY | p.NOSUID | p.NODEV,
+    "--bind": p.NOSUID | p.NODEV,
+}
+
+
+def _bind_option(attrs: int) -> str:
+    if not attrs & p.NODEV:
+        return "--dev-bind"
+    return "--ro-bind" if attrs & p.RDONLY else "--bind"
+
+
+def _rest_of_bind(step: p.Bind) -> list[p.Step]:
+    """Flags that bwrap has no option for, and the check that the right thing was shown."""
+    rest: list[p.Step] = []
+    extra = step.attrs & ~_GIVEN[_bind_option(step.attrs)]
+    if extra:
+        rest.append(p.Attrs(step.path, extra))
+    if step.identity[1]:
+        rest.append(p.Identity(step.path, step.identity))
+    return rest
+
+
+def staged(steps: Iterable[p.Step], place: str) -> tuple[tuple[p.Step, ...], tuple[p.Step, ...]]:
+    """Sources brought to ``place`` beforehand, and the steps with them as their sources.
+
+    For a caller that is root: bwrap looks sources up as the id that the sandbox gets, which may
+    not enter what only root may, and bwrap makes no id-mapped mounts.
+    """
+    before: list[p.Step] = [p.Tmpfs(place, 1 << 20, mode=0o755, inodes=4096)]
+    after: list[p.Step] = []
+    for step in steps:
+        if isinstance(step, p.Bind):
+            at = f"{place}/{len(before)}"
+            before.append(dataclasses.replace(step, path=at))
+            after.append(p.Bind(at, step.path, step.attrs))
+        else:
+            after.append(step)
+    return tuple(before), tuple(after)

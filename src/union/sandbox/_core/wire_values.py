@@ -1,0 +1,383 @@
+"""Values as the wire carries them: plain JSON, read back strictly.
+
+What describes a session or a run is not rebuilt field by field: it goes through the same checks as
+a caller's own arguments (``_core/resolve.py``), so that a server believes nothing that a session on
+its own machine would refuse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from union.sandbox._core.decision import Decision, Door
+from union.sandbox._core.events import Exited, Failed, Started, Usage
+from union.sandbox._core.files import FileInfo, FileKind
+from union.sandbox._core.isolation import Isolation
+from union.sandbox._core.resolve import resolve_run, resolve_session
+from union.sandbox._core.resources import Resources
+from union.sandbox._core.wire import WireError, parse_json, to_json
+from union.sandbox.constants import DEVNULL, PIPE, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from union.sandbox._core.events import Event
+    from union.sandbox._core.spec import NetworkSpec, RunSpec, SessionSpec
+
+__all__ = [
+    "MAX_START",
+    "Facts",
+    "decision_from",
+    "decision_to",
+    "event_from",
+    "event_to",
+    "facts_from",
+    "facts_to",
+    "file_from",
+    "file_to",
+    "run_from",
+    "run_to",
+    "session_from",
+    "session_to",
+]
+
+MAX_START: Final = 80 * 1024 * 1024
+"""The most that the description of one run may take: its command, its environment, its stdin."""
+_SIZES: Final = struct.Struct(">II")
+_MOST_HEAD: Final = 32 * 1024 * 1024
+"""Of a start: everything but the command's text and its stdin."""
+
+
+def _checked(value: object, kind: type | tuple[type, ...], what: str) -> Any:
+    if isinstance(value, bool) and kind is not bool:
+        raise WireError(f"{what} is {value!r}")
+    if not isinstance(value, kind):
+        raise WireError(f"{what} is a {type(value).__name__}")
+    return value
+
+
+def _only(value: dict[str, Any], known: frozenset[str], what: str) -> None:
+    if unknown := value.keys() - known:
+        raise WireError(f"{what} has no {min(unknown)!r:.100}")
+
+
+# A session.
+
+_SESSION: Final = frozenset(
+    {
+        "backend", "host_work_dir", "network_mode", "network_allowlist", "network_denylist",
+        "network_proxy_url", "network_socks_url", "timeout_s", "env", "read_only_paths",
+        "read_write_paths", "resources", "strict", "warm", "preload",
+    }
+)  # fmt: skip
+
+
+def _network_to(network: NetworkSpec) -> dict[str, Any]:
+    told: dict[str, Any] = {"network_mode": network.mode}
+    if network.mode == "allowlist":
+        told["network_allowlist"] = [entry.text for entry in network.allow]
+    return told
+
+
+def session_to(spec: SessionSpec) -> dict[str, Any]:
+    """A session as the arguments that describe it; what is usual is left out."""
+    limits = spec.limits
+    resources = {
+        "cpu": limits.cpus,
+        "memory": limits.memory_bytes,
+        "processes": limits.processes,
+        "open_files": limits.open_files,
+        "file_size": limits.file_size_bytes,
+        "tmp": limits.tmp_bytes,
+        "shm": limits.shm_bytes,
+        "gpu": limits.gpus or None,
+    }
+    told = {
+        **_network_to(spec.network),
+        "backend": spec.backend,
+        "host_work_dir": spec.host_work_dir,
+        "network_denylist": [entry.text for entry in spec.network.deny] or None,
+        "network_proxy_url": spec.network.proxy_url,
+        "network_socks_url": spec.network.socks_url,
+        "timeout_s": spec.timeout_s,
+        "env": dict(spec.env) or None,
+        "read_only_paths": list(spec.read_only_paths) or None,
+        "read_write_paths": list(spec.read_write_paths) or None,
+        "resources": resources,
+        "strict": spec.strict or None,
+        "warm": spec.warm,
+        "preload": list(spec.preload) or None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def session_from(
+    told: dict[str, Any], *, backends: Sequence[str], default_backend: str
+) -> SessionSpec:
+    """The session that these arguments describe.
+
+    Raises:
+        SandboxUsageError: what ``on_device.session()`` raises for them.
+        WireError: there is an argument that a session does not have.
+
+    """
+    _only(told, _SESSION, "a session")
+    options = dict(told)
+    resources = options.pop("resources", None)
+    if resources is not None:
+        _checked(resources, dict, "resources")
+        names = frozenset(field.name for field in dataclasses.fields(Resources))
+        _only(resources, names, "resources")
+        options["resources"] = Resources(**resources)
+    backend = options.pop("backend", "default")
+    if backend == "default":
+        backend = default_backend
+    return resolve_session(backend=backend, backends=backends, **options)
+
+
+# A run.
+
+_RUN: Final = frozenset(
+    {
+        "kind", "argv", "env", "cwd", "stdout", "stderr", "stdin", "network_mode",
+        "network_allowlist", "timeout_s", "background", "pty",
+    }
+)  # fmt: skip
+
+
+_MODES: Final = ("stdout", "stderr")
+
+
+def run_to(spec: RunSpec, session: SessionSpec) -> bytes:
+    """A run, ready to be cut into parts: sizes, a JSON object, the command's text, its stdin."""
+    told: dict[str, Any] = {
+        "kind": spec.kind,
+        "argv": list(spec.argv) or None,
+        "env": dict(spec.env) or None,
+        "cwd": spec.cwd,
+        "stdout": "pipe" if spec.stdout == "inherit" else spec.stdout,
+        "stderr": "pipe" if spec.stderr == "inherit" else spec.stderr,
+        "stdin": "bytes" if isinstance(spec.stdin, bytes) else spec.stdin,
+        "timeout_s": spec.timeout_s,
+        "background": spec.background or None,
+        "pty": spec.pty,
+    }
+    if spec.network != session.network:
+        told |= _network_to(spec.network)
+    head = to_json({name: value for name, value in told.items() if value is not None})
+    text = spec.text.encode("utf-8", "surrogateescape")
+    stdin = spec.stdin if isinstance(spec.stdin, bytes) else b""
+    return b"".join((_SIZES.pack(len(head), len(text)), head, text, stdin))
+
+
+def run_from(body: bytes, session: SessionSpec) -> RunSpec:
+    """The run that a start describes.
+
+    Raises:
+        SandboxUsageError: what ``Session.run()`` raises for its arguments.
+        WireError: it is not a start.
+
+    """
+    if len(body) < _SIZES.size:
+        raise WireError("a start without its sizes")
+    head_size, text_size = _SIZES.unpack_from(body)
+    text_at = _SIZES.size + head_size
+    stdin_at = text_at + text_size
+    if stdin_at > len(body):
+        raise WireError("a start that is cut short")
+    told = parse_json(body[_SIZES.size : text_at], most=_MOST_HEAD)
+    _only(told, _RUN, "a run")
+    try:
+        text = body[text_at:stdin_at].decode("utf-8", "surrogateescape")
+    except UnicodeDecodeError as exc:
+        raise WireError("a command that is not text") from exc
+    kind = _checked(told.pop("kind", None), str, "kind")
+    if kind not in {"shell", "python", "argv"}:
+        raise WireError(f"kind is {kind!r:.100}")
+    argv = told.pop("argv", None)
+    stdin = _checked(told.pop("stdin", ""), str, "stdin")
+    if stdin not in {"", "pipe", "bytes"}:
+        raise WireError(f"stdin is {stdin!r:.100}")
+    streams = {name: _stream_from(told.pop(name, "devnull"), name) for name in _MODES}
+    if told.get("pty") is not None:
+        streams["stderr"] = None  # a terminal has one output
+    return resolve_run(
+        session,
+        argv if kind == "argv" else text,
+        script_type="python" if kind == "python" else "shell",
+        stdin=body[stdin_at:] if stdin == "bytes" else PIPE if stdin else None,
+        **streams,
+        **told,
+    )
+
+
+def _stream_from(value: object, name: str) -> Stream | None:
+    mode = _checked(value, str, name)
+    if mode not in {"collect", "pipe", "devnull"}:
+        raise WireError(f"{name} is {mode!r:.100}")
+    return {"collect": None, "pipe": PIPE, "devnull": DEVNULL}[mode]
+
+
+# What is true of an open session.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a server tells about a session that it has opened."""
+
+    session: str
+    work_dir: str
+    isolation: Isolation
+    fs_allowlist: dict[str, tuple[str, ...]]
+    grace_s: float
+    """How long the server keeps the session for a client that it does not hear from."""
+
+
+def facts_to(facts: Facts) -> dict[str, Any]:
+    return {
+        "session": facts.session,
+        "work_dir": facts.work_dir,
+        "isolation": facts.isolation.to_dict(),
+        "fs_allowlist": {name: list(paths) for name, paths in facts.fs_allowlist.items()},
+        "grace_s": facts.grace_s,
+    }
+
+
+def facts_from(told: dict[str, Any]) -> Facts:
+    try:
+        return Facts(
+            session=_checked(told["session"], str, "session"),
+            work_dir=_checked(told["work_dir"], str, "work_dir"),
+            isolation=isolation_from(_checked(told["isolation"], dict, "isolation")),
+            fs_allowlist={
+                name: tuple(_checked(path, str, "a path") for path in told["fs_allowlist"][name])
+                for name in ("read_only", "read_write")
+            },
+            grace_s=float(_checked(told["grace_s"], (int, float), "grace_s")),
+        )
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise WireError(f"this does not describe an open session: {exc!r}") from exc
+
+
+def isolation_from(told: dict[str, Any]) -> Isolation:
+    """A report; what a newer server adds to it is left out."""
+    names = {field.name for field in dataclasses.fields(Isolation)}
+    known = {name: value for name, value in told.items() if name in names}
+    for name, value in known.items():
+        if isinstance(value, list):
+            known[name] = tuple(_checked(item, str, name) for item in value)
+    limits = _checked(known.get("limits", {}), dict, "limits")
+    known["limits"] = tuple((str(name), str(by)) for name, by in limits.items())
+    return Isolation(**known)
+
+
+# What happens to a run.
+
+_MOST_EVENT: Final = 64 * 1024
+
+
+def event_to(event: Event) -> bytes:
+    told: dict[str, Any]
+    match event:
+        case Started():
+            told = {"started": {"pid": event.pid}}
+        case Exited():
+            usage = dataclasses.asdict(event.usage)
+            told = {
+                "exited": {"returncode": event.returncode, "reason": event.reason, "usage": usage}
+            }
+        case Failed():
+            told = {"failed": dataclasses.asdict(event)}
+    return to_json(told)
+
+
+def started_to(event: Started, isolation: Isolation | None) -> bytes:
+    """``Started``, and what is enforced for this one command where that is not the session's."""
+    told: dict[str, Any] = {"pid": event.pid}
+    if isolation is not None:
+        told["isolation"] = isolation.to_dict()
+    return to_json({"started": told})
+
+
+def decision_to(decision: Decision) -> bytes:
+    return to_json({"decision": dataclasses.asdict(decision)})
+
+
+def event_from(data: bytes) -> tuple[str, Any]:
+    """What an EVENT frame tells: its name, and ``Event``, ``Decision``, or a refusal as it came."""
+    told = parse_json(data, most=_MOST_EVENT)
+    if len(told) != 1:
+        raise WireError("one event at a time")
+    name, value = told.popitem()
+    _checked(value, dict, "an event")
+    try:
+        match name:
+            case "started":
+                return name, (Started(_checked(value["pid"], int, "pid")), value.get("isolation"))
+            case "exited":
+                return name, Exited(
+                    _checked(value["returncode"], int, "returncode"),
+                    _checked(value["reason"], str, "reason"),
+                    _usage_from(_checked(value["usage"], dict, "usage")),
+                )
+            case "failed":
+                names = ("stage", "reason", "code", "hint")
+                return name, Failed(*(_checked(value[n], str, n) for n in names))
+            case "decision":
+                return name, decision_from(value)
+            case "refused":
+                return name, value
+    except KeyError as exc:
+        raise WireError(f"{name} lacks {exc}") from exc
+    raise WireError(f"there is no event {name!r:.100}")
+
+
+def _usage_from(told: dict[str, Any]) -> Usage:
+    peak = told.get("peak_memory_bytes")
+    number = (int, float)
+    return Usage(
+        cpu_user_s=float(_checked(told["cpu_user_s"], number, "cpu_user_s")),
+        cpu_system_s=float(_checked(told["cpu_system_s"], number, "cpu_system_s")),
+        max_rss_bytes=_checked(told["max_rss_bytes"], int, "max_rss_bytes"),
+        peak_memory_bytes=None if peak is None else _checked(peak, int, "peak_memory_bytes"),
+    )
+
+
+_DECISION: Final[dict[str, tuple[type, ...]]] = {
+    "time": (int, float), "door": (str,), "host": (str,), "address": (str,), "port": (int,),
+    "rule": (str,), "reason": (str,), "suggestion": (str,), "error": (str,), "bytes_up": (int,),
+    "bytes_down": (int,), "duration_ms": (int, float),
+}  # fmt: skip
+
+
+def decision_from(told: dict[str, Any]) -> Decision:
+    known = {name: _checked(told[name], kind, name) for name, kind in _DECISION.items()}
+    known["door"] = cast("Door", known["door"])
+    return Decision(allowed=_checked(told["allowed"], bool, "allowed"), **known)
+
+
+# Files.
+
+
+def file_to(info: FileInfo) -> dict[str, Any]:
+    return dataclasses.asdict(info)
+
+
+def file_from(told: object) -> FileInfo:
+    value = _checked(told, dict, "a file")
+    try:
+        kind = _checked(value["kind"], str, "kind")
+        if kind not in {"file", "dir", "symlink", "other"}:
+            raise WireError(f"a file of kind {kind!r:.100}")
+        return FileInfo(
+            path=_checked(value["path"], str, "path"),
+            kind=cast("FileKind", kind),
+            size=_checked(value["size"], int, "size"),
+            mode=_checked(value["mode"], int, "mode"),
+            mtime=float(_checked(value["mtime"], (int, float), "mtime")),
+        )
+    except KeyError as exc:
+        raise WireError(f"a file lacks {exc}") from exc

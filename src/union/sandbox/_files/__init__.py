@@ -1,0 +1,1 @@
+"""Work on single files by descriptors, with what every POSIX system has."""

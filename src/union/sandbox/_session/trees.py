@@ -1,0 +1,395 @@
+"""Whole trees in and out: one copy, between a work dir and a directory of the caller.
+
+Rules of this file:
+
+- Neither side is believed: names are checked before they are used, sizes are hints, and what is
+  no file any more when its turn comes is left out and said so.
+- First everything is counted, within the limits; then it is copied, within the same limits, as
+  the tree may have grown.
+- Links and special files are left out and said so; none is ever followed or made.
+- Each file appears whole or not at all. What was copied before an error stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox import constants
+from union.sandbox._core.file_errors import (
+    SandboxFileError,
+    SandboxFileTooLargeError,
+    SandboxIsADirectoryError,
+    SandboxNotRegularError,
+    SandboxPathError,
+)
+from union.sandbox._core.files import VENV_DIR, FileInfo, Skipped, Transfer
+from union.sandbox._core.paths import MAX_PATH_BYTES, shown_path, work_path
+from union.sandbox._core.refusals import not_a_file, translated
+from union.sandbox._files.listing import described
+from union.sandbox._files.local import LocalTree
+from union.sandbox._session.threads import in_thread
+from union.sandbox._session.tree_files import TreeFiles
+from union.sandbox.errors import SandboxUsageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from union.sandbox._core.files import SkipReason
+    from union.sandbox._session.transport import Files, Transport
+
+__all__ = ["Options", "Progress", "checked_options", "download", "upload"]
+
+Progress = Callable[[int, int | None, str], None]
+"""Bytes so far, bytes in all (None while they are counted), and what is being copied."""
+
+_SMALL: Final = 256 * 1024
+"""A file up to this size is copied in one piece."""
+_OWNER_CAN: Final = 0o600
+
+_CHANGED: Final = frozenset(
+    {
+        "file-busy",
+        "file-not-found",
+        "is-a-directory",
+        "not-a-directory",
+        "not-regular",
+        "path-outside",
+        "path-symlink",
+    }
+)
+"""Codes of what a file that was there a moment ago says when it is something else by now."""
+
+
+class _ChangedError(Exception):
+    """A file is not what it was when it was counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a copy may do."""
+
+    overwrite: bool
+    max_bytes: int
+    max_files: int
+    progress: Progress | None
+    live: Callable[[], Transport]
+    """The transport, as long as the session is open; an error that says why it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One end of a copy: the top of the tree, or a single file."""
+
+    files: Files
+    top: str
+
+    def at(self, rel: str) -> str:
+        return rel if self.top == "." else f"{self.top}/{rel}"
+
+
+def checked_options(
+    live: Callable[[], Transport],
+    *,
+    overwrite: object,
+    max_bytes: object,
+    max_files: object,
+    progress: object,
+) -> Options:
+    """Checks the arguments that ``upload()`` and ``download()`` share."""
+    if not isinstance(overwrite, bool):
+        raise SandboxUsageError(
+            f"overwrite must be True or False, not {overwrite!r}", argument="overwrite"
+        )
+    if progress is not None and (not callable(progress) or inspect.iscoroutinefunction(progress)):
+        raise SandboxUsageError(
+            f"progress must be a plain function of (done, total, path), not {progress!r}",
+            argument="progress",
+        )
+    return Options(
+        overwrite=overwrite,
+        max_bytes=_limit(max_bytes, "max_bytes", constants.MAX_TREE_BYTES),
+        max_files=_limit(max_files, "max_files", constants.MAX_TREE_FILES),
+        progress=progress,
+        live=live,
+    )
+
+
+def _limit(value: object, argument: str, default: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise SandboxUsageError(
+            f"{argument} must be a whole number, or 0 for the session's limit, not {value!r}",
+            argument=argument,
+        )
+    return value or default
+
+
+async def upload(local: object, path: str, options: Options) -> Transfer:
+    """Copies a file or a tree of the caller's into the work dir."""
+    transport = options.live()
+    source = _local_path(local)
+    top = work_path(path, work_dir=transport.work_dir, allow_root=True)
+    found = await in_thread(_look, source)
+    if found.kind == "dir":
+        async with _local_side(source, ".") as side:
+            copy = _Copy(side, _Side(transport, top), options)
+            return await copy.tree(leave_out=VENV_DIR if top == "." else "")
+    # The name itself may be a link, and is the caller's word; below a directory none is followed.
+    real = await in_thread(os.path.realpath, source)
+    async with _local_side(*os.path.split(real)) as side:
+        target = work_path(path, work_dir=transport.work_dir)
+        return await _Copy(side, _Side(transport, target), options).file(found)
+
+
+async def download(path: str, local: object, options: Options) -> Transfer:
+    """Copies a file or a tree of the work dir to the caller's side."""
+    transport = options.live()
+    target = _local_path(local)
+    top = work_path(path, work_dir=transport.work_dir, allow_root=True)
+    found = await transport.stat(top)
+    source = _Side(transport, top)
+    if found.kind == "dir":
+        await in_thread(_make_dirs, target)
+        async with _local_side(target, ".") as side:
+            copy = _Copy(source, side, options)
+            return await copy.tree(leave_out=VENV_DIR if top == "." else "")
+    if found.kind != "file":
+        raise _no_file(found)
+    above, name = os.path.split(target)
+    if name in {"", ".", ".."}:
+        msg = f"local={shown_path(target)} names a directory, and {shown_path(top)} is a file"
+        raise SandboxIsADirectoryError(msg, path=target, hint="give the file's name too")
+    await in_thread(_make_dirs, above or ".")
+    async with _local_side(above or ".", name) as side:
+        return await _Copy(source, side, options).file(found)
+
+
+class _Copy:
+    """One copy from a side to the other."""
+
+    def __init__(self, source: _Side, target: _Side, options: Options) -> None:
+        self._source = source
+        self._target = target
+        self._options = options
+        self._done = 0
+        self._total: int | None = None
+        self._seen = 0
+        self._copied = 0
+        self._dirs: list[str] = []
+        self._files: list[tuple[str, FileInfo]] = []
+        self._skipped: list[Skipped] = []
+
+    async def file(self, info: FileInfo) -> Transfer:
+        """Copies the one file that both sides name."""
+        self._count(info.size)
+        self._total = info.size
+        name = self._source.top.rpartition("/")[2]
+        try:
+            await self._one(name, info, source=self._source.top, target=self._target.top)
+        except _ChangedError as changed:
+            raise changed.__cause__ or changed from None
+        return self._result()
+
+    async def tree(self, *, leave_out: str) -> Transfer:
+        """Copies what is below both tops, but not the entry of the top with this name."""
+        await self._look_around(leave_out)
+        self._total = sum(info.size for _, info in self._files)
+        await self._make_dir(self._target.top)
+        for rel in self._dirs:
+            await self._make_dir(self._target.at(rel))
+        for rel, info in self._files:
+            try:
+                await self._one(rel, info, source=self._source.at(rel), target=self._target.at(rel))
+            except _ChangedError:
+                self._skip(rel, "changed")
+        return self._result()
+
+    def _result(self) -> Transfer:
+        return Transfer(
+            files=self._copied,
+            dirs=len(self._dirs),
+            bytes=self._done,
+            skipped=tuple(self._skipped),
+        )
+
+    # Counting.
+
+    async def _look_around(self, leave_out: str) -> None:
+        waiting = [""]
+        size = 0
+        while waiting:
+            where = waiting.pop()
+            try:
+                entries = await self._source.files.list_dir(
+                    self._source.at(where) if where else self._source.top
+                )
+            except SandboxFileError as exc:
+                if not where or exc.code not in _CHANGED:
+                    raise
+                self._skip(where, "changed")
+                continue
+            if where:
+                self._dirs.append(where)
+            for info in entries:
+                rel = self._checked(info, where)
+                if rel == leave_out:
+                    self._skip(rel, "venv")
+                elif info.kind == "file":
+                    size += info.size
+                    self._files.append((rel, info))
+                elif info.kind == "dir":
+                    waiting.append(rel)
+                else:
+                    self._skip(rel, "symlink" if info.kind == "symlink" else "special")
+                self._count(size)
+            self._report(where)
+
+    def _checked(self, info: FileInfo, where: str) -> str:
+        """The path of an entry below the top, if it is one that a file system can have."""
+        name = info.name
+        rel = f"{where}/{name}" if where else name
+        if (
+            info.path != self._source.at(rel)
+            or name in {"", ".", ".."}
+            or "\0" in name
+            or info.size < 0
+        ):
+            msg = f"an entry of {shown_path(where or '.')} calls itself {shown_path(info.path)}"
+            raise SandboxFileError(msg, path=where, code="bad-entry")
+        longest = max(len(_encoded(self._source.at(rel))), len(_encoded(self._target.at(rel))))
+        if rel.count("/") > constants.MAX_TREE_DEPTH or longest > MAX_PATH_BYTES:
+            msg = (
+                f"{shown_path(rel)} is too deep: at most {constants.MAX_TREE_DEPTH} directories "
+                f"and {MAX_PATH_BYTES} bytes of path are copied"
+            )
+            raise SandboxFileTooLargeError(msg, path=rel, code="tree-too-deep")
+        self._seen += 1
+        return rel
+
+    def _count(self, size: int) -> None:
+        """Holds what was found against the limits."""
+        if self._seen > self._options.max_files:
+            msg = f"there are more than max_files={self._options.max_files} entries"
+            raise SandboxFileTooLargeError(
+                msg, path=self._source.top, code="too-many-files", hint="raise max_files"
+            )
+        if size > self._options.max_bytes:
+            raise self._too_large()
+
+    def _too_large(self) -> SandboxFileTooLargeError:
+        msg = f"{shown_path(self._source.top)} has more than max_bytes={self._options.max_bytes}"
+        return SandboxFileTooLargeError(msg, path=self._source.top, hint="raise max_bytes")
+
+    # Copying.
+
+    async def _make_dir(self, path: str) -> None:
+        if path != ".":
+            await self._target.files.make_dir(path, parents=True, exist_ok=True)
+
+    async def _one(self, rel: str, info: FileInfo, *, source: str, target: str) -> None:
+        mode = (info.mode | _OWNER_CAN) & 0o777
+        overwrite = self._options.overwrite
+        data = await self._small(source) if info.size <= _SMALL else None
+        if data is not None:
+            await self._target.files.put(target, data, mode=mode, overwrite=overwrite)
+            self._done += len(data)
+        else:
+            async with contextlib.aclosing(self._pieces(source, rel)) as pieces:
+                await self._target.files.write(target, pieces, mode=mode, overwrite=overwrite)
+        self._copied += 1
+        self._report(rel)
+
+    async def _small(self, source: str) -> bytes | None:
+        """The whole of a small file; None if it is not small any more."""
+        left = self._options.max_bytes - self._done
+        try:
+            return await self._source.files.get(source, max_bytes=min(_SMALL, left))
+        except SandboxFileTooLargeError:
+            return None
+        except SandboxFileError as exc:
+            if exc.code not in _CHANGED:
+                raise
+            raise _ChangedError from exc
+
+    async def _pieces(self, source: str, rel: str) -> AsyncGenerator[bytes, None]:
+        left = self._options.max_bytes - self._done
+        try:
+            async with contextlib.aclosing(
+                self._source.files.read(source, max_bytes=left)
+            ) as pieces:
+                async for piece in pieces:
+                    yield piece
+                    self._done += len(piece)
+                    self._report(rel)
+        except SandboxFileTooLargeError as exc:
+            raise self._too_large() from exc
+        except SandboxFileError as exc:
+            if exc.code not in _CHANGED:
+                raise
+            raise _ChangedError from exc
+
+    def _skip(self, rel: str, reason: SkipReason) -> None:
+        self._skipped.append(Skipped(path=rel, reason=reason))
+
+    def _report(self, rel: str) -> None:
+        self._options.live()
+        if self._options.progress is not None:
+            self._options.progress(self._done, self._total, rel)
+
+
+@contextlib.asynccontextmanager
+async def _local_side(path: str, top: str) -> AsyncIterator[_Side]:
+    tree = LocalTree(path)
+    try:
+        await in_thread(tree.open)
+        name = os.fsencode(top).decode("utf-8", "surrogateescape")
+        yield _Side(TreeFiles(tree, work_dir=path, argument="local"), name)
+    finally:
+        tree.close()
+
+
+def _look(local: str) -> FileInfo:
+    """What the caller's path leads to: a file or a directory, or an error."""
+    with translated(local, argument="local"):
+        found = os.stat(local)
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+            raise not_a_file(found.st_mode, local)
+        return described(local, found)
+
+
+def _make_dirs(local: str) -> None:
+    with translated(local, argument="local"):
+        os.makedirs(local, exist_ok=True)
+
+
+def _local_path(local: object) -> str:
+    if not isinstance(local, (str, bytes, os.PathLike)):
+        raise SandboxUsageError(
+            f"local must be a str, bytes or path object, not {type(local).__name__}",
+            argument="local",
+        )
+    path = os.fsdecode(local)
+    if not path or "\0" in path:
+        raise SandboxUsageError(
+            f"local={shown_path(path)} is no path; it must not be empty or have a NUL character",
+            argument="local",
+        )
+    return path
+
+
+def _no_file(info: FileInfo) -> SandboxFileError:
+    shown = shown_path(info.path)
+    if info.kind == "symlink":
+        msg = f"{shown} is a symbolic link; links are not followed"
+        return SandboxPathError(msg, path=info.path, code="path-symlink")
+    msg = f"{shown} is a FIFO, a socket or a device; only files and directories are copied"
+    return SandboxNotRegularError(msg, path=info.path)
+
+
+def _encoded(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")

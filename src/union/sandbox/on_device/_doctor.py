@@ -1,0 +1,130 @@
+"""``doctor``: tries every backend and every layer, attacks what works, and says what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import secrets
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from union.sandbox._backends import registry
+from union.sandbox._core.diagnosis import Attack, BackendReport, DoctorReport
+from union.sandbox._linux import intruder, kernel
+from union.sandbox._version import __version__
+from union.sandbox.on_device import session
+from union.sandbox.on_device._availability import in_own_loop, try_backend
+from union.sandbox.on_device._layers import look_at_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from union.sandbox._core.isolation import Isolation
+
+__all__ = ["doctor"]
+
+_PATIENCE_S: Final = 30.0
+
+
+def doctor() -> DoctorReport:
+    """Finds out what this machine offers, by trying: every backend, every layer below them.
+
+    Opens a small sandbox of each backend that works and attacks it from inside. What does not work
+    is told with its cause and its remedy. Takes about a second; may be called with or without a
+    running event loop, which it blocks meanwhile.
+
+    >>> report = doctor()
+    >>> [backend.name for backend in report.backends]
+    ['bubblewrap', 'userns', 'sandbox-exec', 'none']
+    """
+    return in_own_loop(_examine())
+
+
+async def _examine() -> DoctorReport:
+    return DoctorReport(
+        version=__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()}",
+        machine=platform.machine(),
+        uid=os.geteuid(),
+        default=registry.DEFAULT,
+        backends=tuple([await _backend(name) for name in registry.NAMES]),
+        layers=await look_at_layers(),
+    )
+
+
+async def _backend(name: str) -> BackendReport:
+    status = await try_backend(name)
+    if not status.available or name == "none":
+        return BackendReport(
+            name=name, available=status.available, reason=status.reason, hint=status.hint
+        )
+    async with session(backend=name, warm=0) as sbx:
+        with _bait(os.path.dirname(sbx.work_dir)) as bait:
+            result = await sbx.exec(
+                _program(),
+                script_type="python",
+                env={intruder.BAIT: json.dumps(bait)},
+                timeout_s=_PATIENCE_S,
+                check=True,
+            )
+        found = json.loads(result.stdout)
+        attacks = tuple(
+            Attack(
+                name=key,
+                tried=tried,
+                outcome=_outcome(key, sbx.isolation, through=found[key]["through"]),
+                detail=found[key]["detail"],
+            )
+            for key, (tried, _) in intruder.TRIES.items()
+        )
+        return BackendReport(name=name, available=True, isolation=sbx.isolation, attacks=attacks)
+
+
+def _program() -> str:
+    return Path(intruder.__file__).read_text(encoding="utf-8")
+
+
+def _outcome(
+    name: str, isolation: Isolation, *, through: bool
+) -> Literal["held", "weaker", "failed"]:
+    if not through:
+        return "held"
+    # With the container's own /proc its processes are listed; the report says so.
+    return "weaker" if name == "processes" and isolation.proc == "inherited" else "failed"
+
+
+@contextlib.contextmanager
+def _bait(directory: str) -> Iterator[dict[str, Any]]:
+    """Things of the host that a sandbox must not reach, made for the purpose."""
+    own = tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-bait-", dir=directory)
+    token = secrets.token_hex(8)
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as tcp,
+            socket.socket(socket.AF_UNIX) as by_path,
+            socket.socket(socket.AF_UNIX) as abstract,
+        ):
+            by_path.bind(f"{own}/socket")
+            abstract.bind(f"\0sandbox-doctor-{token}")
+            for listener in (by_path, abstract):
+                listener.listen()
+            Path(own, "secret").write_text(token, encoding="ascii")
+            # Readable by everybody, so that only the sandbox is in the way.
+            for path, mode in ((own, 0o755), (f"{own}/secret", 0o644), (f"{own}/socket", 0o666)):
+                os.chmod(path, mode)
+            yield {
+                "pid": os.getpid(),
+                "started": kernel.start_time(os.getpid()),
+                "port": tcp.getsockname()[1],
+                "path_socket": f"{own}/socket",
+                "abstract_socket": f"sandbox-doctor-{token}",
+                "secret": f"{own}/secret",
+            }
+    finally:
+        shutil.rmtree(own)

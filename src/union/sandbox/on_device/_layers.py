@@ -1,0 +1,199 @@
+"""The layers that backends build on, each tried by itself with the smallest plan that needs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._core import plan as p
+from union.sandbox._core.diagnosis import Layer
+from union.sandbox._linux import bwrap, causes, cgroup, gpu, host, kernel, programs
+from union.sandbox._linux.launcher import (
+    BINARY,
+    Channel,
+    Launcher,
+    NamespaceRefusedError,
+    sealed_memfd,
+)
+from union.sandbox.errors import BackendUnavailableError
+from union.sandbox.on_device import _probe
+from union.sandbox.on_device._network import network_steps
+from union.sandbox.on_device._settings import identity_of_caller
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Sequence
+
+__all__ = ["look_at_layers"]
+
+_MOUNT, _USER, _PID, _NET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
+_ROOT: Final = p.Root("/usr", "mode=755,size=64k")
+"""Over a directory that every system has; only the trial's own mount namespace sees it."""
+_INSIDE_NAMESPACES: Final[dict[str, tuple[int, tuple[p.Step, ...]]]] = {
+    "fresh-proc": (_USER | _MOUNT | _PID, (p.Proc("/proc"),)),
+    "pivot-root": (_USER | _MOUNT, (_ROOT, p.Enter())),
+    "move-root": (_USER | _MOUNT, (_ROOT, p.Enter(move=True))),
+    "idmapped-mounts": (_USER | _MOUNT, ()),
+    "nf-tables": (_USER | _NET, ()),
+}
+"""What is tried inside a user namespace: in which further ones, and by which steps."""
+
+
+async def look_at_layers() -> tuple[Layer, ...]:
+    """Every layer, in the order in which a sandbox needs them."""
+    if sys.platform != "linux":
+        return (Layer(name="linux", available=False, detail=f"this is {sys.platform}"),)
+    return (*await _of_launcher(), *_of_kernel(), *_of_system())
+
+
+async def _of_launcher() -> list[Layer]:
+    names = ("user-namespaces", *_INSIDE_NAMESPACES)
+    try:
+        channel = Channel()
+    except BackendUnavailableError as exc:
+        missing = Layer(name="launcher", available=False, detail=str(exc.args[0]), hint=exc.hint)
+        return [missing, *(_needs(name, "the launcher") for name in names)]
+    try:
+        namespaces = await _attempt(channel, "user-namespaces", _USER)
+        return [
+            Layer(name="launcher", available=True, detail=str(BINARY)),
+            namespaces,
+            *[
+                await _inside(channel, name)
+                if namespaces.available
+                else _needs(name, "user namespaces")
+                for name in _INSIDE_NAMESPACES
+            ],
+        ]
+    finally:
+        await channel.drain()
+        channel.close()
+
+
+def _needs(name: str, what: str) -> Layer:
+    return Layer(name=name, available=False, detail=f"needs {what}")
+
+
+async def _inside(channel: Channel, name: str) -> Layer:
+    if name == "idmapped-mounts":
+        return await _id_mapped(channel)
+    flags, steps = _INSIDE_NAMESPACES[name]
+    if name == "nf-tables":
+        steps = network_steps("filtered", redirect=True)
+    return await _attempt(channel, name, flags, steps)
+
+
+async def _attempt(
+    channel: Channel,
+    name: str,
+    clone_flags: int,
+    steps: Sequence[p.Step] = (),
+    fds: Sequence[int] = (),
+) -> Layer:
+    """Builds a sandbox of these steps alone."""
+    who = identity_of_caller()
+    plan = p.Plan(
+        steps=tuple(steps),
+        clone_flags=clone_flags,
+        uid=(who.uid, who.host_uid),
+        gid=(who.gid, who.host_gid),
+        deny_setgroups=who.deny_setgroups,
+    )
+    encoded = sealed_memfd("plan", plan.encode())
+    sock: socket.socket | None = None
+    try:
+        _, sock = channel.prepare(plan, encoded, fds=fds)
+        failure = (await _probe.ready(sock)).failure
+    finally:
+        os.close(encoded)
+        if sock is not None:
+            sock.close()
+    if failure is None:
+        return Layer(name=name, available=True)
+    what, hint = causes.cause(*failure)
+    return Layer(name=name, available=False, detail=what, hint=hint)
+
+
+async def _id_mapped(channel: Channel) -> Layer:
+    name = "idmapped-mounts"
+    if not kernel.is_root():
+        return Layer(name=name, available=False, detail="only root needs them")
+    if not kernel.can_map_mounts():
+        return Layer(
+            name=name,
+            available=False,
+            detail="they need CAP_SYS_ADMIN",
+            hint="grant SYS_ADMIN, or run as an ordinary user",
+        )
+    who = identity_of_caller()
+    with tempfile.TemporaryDirectory(prefix=f"sandbox-{os.getpid()}-layer-") as directory:
+        try:
+            userns = Launcher.current().userns(inside=(0, 0), outside=(who.host_uid, who.host_gid))
+        except NamespaceRefusedError as exc:
+            what, hint = causes.cause(causes.CLONE, exc.errno or 0)
+            return Layer(name=name, available=False, detail=what, hint=hint)
+        bind = p.Bind(directory, "/work", p.NOSUID | p.NODEV, idmap=0)
+        steps = (_ROOT, p.Enter(move=True), bind)
+        return await _attempt(channel, name, _USER | _MOUNT, steps, fds=(userns,))
+
+
+def _of_kernel() -> list[Layer]:
+    abi = kernel.landlock_abi()
+    groups = cgroup.hierarchy()
+    return [
+        Layer(
+            name="landlock",
+            available=abi > 0,
+            detail=f"ABI {abi}" if abi else "this kernel, or a filter over it, has no Landlock",
+            hint="Linux 5.13 or newer, with landlock in the lsm= list of the kernel's command line",
+        ),
+        Layer(
+            name="seccomp",
+            available=kernel.has_seccomp(),
+            hint="a kernel with CONFIG_SECCOMP_FILTER is needed",
+        ),
+        Layer(
+            name="cgroups",
+            available=groups is not None,
+            detail=f"version {groups.version}: {', '.join(sorted(groups.controllers))}"
+            if groups
+            else "no control group can be made here, so limits are kept by rlimits and by watching",
+            hint="delegate one (systemd-run --user --scope -p Delegate=yes COMMAND); pods and "
+            "containers have a read-only one, and limits of their own around them",
+        ),
+    ]
+
+
+def _of_system() -> list[Layer]:
+    devices = gpu.devices()
+    return [
+        Layer(
+            name="gpu",
+            available=bool(devices),
+            detail=", ".join(devices) or "no /dev/nvidia0",
+            hint="only for programs that want one: install the NVIDIA driver, and give the device "
+            "to the container",
+        ),
+        _uv(),
+        _bwrap(),
+    ]
+
+
+def _uv() -> Layer:
+    try:
+        return Layer(name="uv", available=True, detail=programs.version_of(host.uv_binary()))
+    except BackendUnavailableError as exc:
+        return Layer(name="uv", available=False, detail=str(exc.args[0]), hint=exc.hint)
+    except (OSError, subprocess.SubprocessError) as exc:
+        return Layer(name="uv", available=False, detail=str(exc), hint="pip install uv")
+
+
+def _bwrap() -> Layer:
+    try:
+        found = bwrap.find()
+    except BackendUnavailableError as exc:
+        return Layer(name="bwrap", available=False, detail=str(exc.args[0]), hint=exc.hint)
+    return Layer(name="bwrap", available=True, detail=f"{found.version}, {found.program}")

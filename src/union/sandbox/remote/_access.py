@@ -1,0 +1,70 @@
+"""How a server is reached: endpoint, token and certificate, checked before anything is sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import TYPE_CHECKING
+
+from union.sandbox._core.endpoint import parse_endpoint, parse_fingerprint
+from union.sandbox.errors import SandboxUsageError
+
+if TYPE_CHECKING:
+    from union.sandbox._core.endpoint import Endpoint
+
+__all__ = ["Access", "access_from"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """One server, and the way in."""
+
+    endpoint: Endpoint
+    token: str | None = dataclasses.field(default=None, repr=False)
+    ca: str | None = None
+    """A file of certificates to trust."""
+    connect_timeout_s: float
+    lazy: bool
+
+
+def access_from(
+    endpoint: object,
+    *,
+    token: object,
+    cert: object,
+    connect_timeout_s: float | None,
+    lazy: bool,
+) -> Access:
+    """Checks the arguments of ``remote.session()`` that are about the server."""
+    parsed = parse_endpoint(endpoint)
+    if token is not None and (
+        not isinstance(token, str) or not token or not token.isascii() or not token.isprintable()
+    ):
+        # Not shown: it is a secret, if a malformed one.
+        raise SandboxUsageError("token must be printable ASCII text", argument="token")
+    ca = None
+    if cert is not None:
+        if not isinstance(cert, str) or not parsed.base.startswith("https:"):
+            raise SandboxUsageError(
+                f"cert must be 'sha256:...' or the path of a file, for an https endpoint, "
+                f"not {cert!r}",
+                argument="cert",
+            )
+        if cert.startswith(("sha256:", "sha256=")):
+            pinned = parse_fingerprint(cert, argument="cert")
+            parsed = dataclasses.replace(parsed, fingerprint=pinned)
+        else:
+            ca = cert
+    if token is not None and not parsed.is_secure:
+        warnings.warn(
+            f"the token goes to {parsed} in the clear; use https",
+            UserWarning,
+            stacklevel=3,
+        )
+    return Access(
+        endpoint=parsed,
+        token=token,
+        ca=ca,
+        connect_timeout_s=connect_timeout_s or 0.0,
+        lazy=lazy,
+    )

@@ -1,0 +1,234 @@
+"""The connection of a session: one WebSocket, many runs; comes back when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from union.sandbox._core import wire
+from union.sandbox._core.wire import Kind, WireError
+from union.sandbox.errors import SandboxConnectionError, SandboxError
+
+if TYPE_CHECKING:
+    from union.sandbox.remote._http import Http
+    from union.sandbox.remote._run import RemoteRun
+
+__all__ = ["Link", "pauses"]
+
+_MESSAGE: Final = 512 * 1024
+_LATER_S: Final = 0.05
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+
+
+def pauses(within_s: float) -> _Pauses:
+    """How long to wait before each new attempt; ends when ``within_s`` have passed."""
+    return _Pauses(within_s)
+
+
+class _Pauses:
+    def __init__(self, within_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + within_s
+        self._next = _FIRST_PAUSE_S
+
+    async def wait(self) -> bool:
+        """False: there is no time left."""
+        left = self._end - self._loop.time()
+        if left <= 0:
+            return False
+        # Many clients that lost the same server must not come back at the same moment.
+        await asyncio.sleep(min(left, self._next * random.uniform(0.5, 1.0)))  # noqa: S311
+        self._next = min(self._next * 2, _LONGEST_PAUSE_S)
+        return True
+
+
+class Link:
+    """Carries frames for the runs of one session. All in one event loop."""
+
+    def __init__(self, http: Http, session: str, *, grace_s: float) -> None:
+        self._http = http
+        self._session = session
+        self._grace_s = grace_s
+        self._runs: dict[int, RemoteRun] = {}
+        self._ws: aiohttp.ClientWebSocketResponse | None = None
+        self._out: list[bytes] = []
+        self._late: dict[RemoteRun, None] = {}
+        self._late_timer: asyncio.TimerHandle | None = None
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._asks_to_close = False
+        self.closed = asyncio.Event()
+        """The session is over, or was given up: nothing more will come."""
+        self.lost: SandboxError | None = None
+        """Why it was given up."""
+
+    async def open(self) -> None:
+        self._ws = await self._http.connect(self._session)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._keep()), loop.create_task(self._send())]
+
+    # Runs.
+
+    def begin(self, run: RemoteRun) -> None:
+        self._runs[run.number] = run
+        if self._ws is not None:
+            for frame in run.first_frames():
+                self.send(frame)
+
+    def forget(self, run: RemoteRun) -> None:
+        self._runs.pop(run.number, None)
+
+    def send(self, frame: bytes) -> None:
+        """Sends now; without a connection, what counts is said again when there is one."""
+        if self._ws is not None:
+            self._out.append(frame)
+            self._wake.set()
+
+    def ack_now(self, run: RemoteRun) -> None:
+        self._late.pop(run, None)
+        self.send(run.ack())
+
+    def ack_later(self, run: RemoteRun) -> None:
+        """Nobody waits for it: goes along with the next frame, or a little later."""
+        if self._ws is not None:
+            self._late[run] = None
+            if self._late_timer is None:
+                loop = asyncio.get_running_loop()
+                self._late_timer = loop.call_later(_LATER_S, self._flush_late)
+
+    def _flush_late(self) -> None:
+        self._late_timer = None
+        self._wake.set()
+
+    async def _send(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while (ws := self._ws) is not None and (self._out or self._late):
+                message = self._next_message()
+                try:
+                    await ws.send_bytes(message)
+                except (ConnectionError, aiohttp.ClientError):
+                    break  # the reading side finds out as well, and sees to it
+
+    def _next_message(self) -> bytes:
+        self._out.extend(run.ack() for run in self._late)
+        self._late.clear()
+        size = count = 0
+        for frame in self._out:
+            if count and size + len(frame) > _MESSAGE:
+                break
+            size += len(frame)
+            count += 1
+        message = b"".join(self._out[:count])
+        del self._out[:count]
+        return message
+
+    # Keeping it up.
+
+    async def _keep(self) -> None:
+        why: SandboxError = SandboxConnectionError("the connection was lost", sent=True)
+        try:
+            while self._ws is not None:
+                why = await self._receive(self._ws)
+                self._ws = None
+                self._out.clear()
+                self._late.clear()
+                if self._closing or self.closed.is_set():
+                    break
+                self._ws = await self._reconnect()
+        except SandboxError as exc:
+            why = exc
+        finally:
+            self._give_up(why)
+
+    async def _receive(self, ws: aiohttp.ClientWebSocketResponse) -> SandboxError:
+        """Reads until the connection ends; the reason."""
+        why = ""
+        try:
+            async for message in ws:
+                if message.type is not aiohttp.WSMsgType.BINARY:
+                    raise WireError("a message that is not binary")
+                for frame in wire.decode(message.data):
+                    self._take(frame)
+        except WireError as exc:
+            why = f"the server sent what is not of this protocol: {exc}"
+            await ws.close()
+            raise SandboxConnectionError(
+                f"{self._http.endpoint}: {why}",
+                endpoint=str(self._http.endpoint),
+                sent=True,
+                code="protocol",
+            ) from exc
+        reason = ws.exception() or f"closed with {ws.close_code}"
+        return SandboxConnectionError(
+            f"{self._http.endpoint}: the connection was lost: {reason}",
+            endpoint=str(self._http.endpoint),
+            sent=True,
+        )
+
+    def _take(self, frame: wire.Frame) -> None:
+        if frame.kind is Kind.CLOSED:
+            self.closed.set()
+        elif (run := self._runs.get(frame.run)) is not None:
+            run.receive(frame)
+        # Else: about a run that has ended here; its acknowledgement is on the way.
+
+    async def _reconnect(self) -> aiohttp.ClientWebSocketResponse:
+        """A new connection, on which every run goes on where it was."""
+        attempts = pauses(self._grace_s)
+        ws = None
+        while ws is None:
+            try:
+                ws = await self._http.connect(self._session)
+            except SandboxConnectionError as exc:
+                if exc.code in {"unauthorized", "certificate", "version"}:
+                    raise
+                if self._closing or not await attempts.wait():
+                    raise
+        for run in tuple(self._runs.values()):
+            self._out.extend(run.opening_frames())
+        if self._asks_to_close:
+            self._out.append(wire.encode(Kind.CLOSE))
+        self._wake.set()
+        return ws
+
+    def _give_up(self, why: SandboxError) -> None:
+        self._ws = None
+        if not self._closing and not self.closed.is_set():
+            self.lost = why
+        self.closed.set()
+        for run in tuple(self._runs.values()):
+            if not run.has_ended:
+                run.fail(str(why.args[0]), code=why.code, hint=why.hint)
+
+    # The end.
+
+    async def close(self, *, within_s: float) -> bool:
+        """Asks the server to end the session and waits until it has; False: it may not know."""
+        ended = self.closed.is_set() and self.lost is None
+        if not ended and self._ws is not None:
+            self._asks_to_close = True
+            self.send(wire.encode(Kind.CLOSE))
+            try:
+                await asyncio.wait_for(self.closed.wait(), within_s)
+                ended = self.lost is None
+            except TimeoutError:
+                ended = False
+        await self.leave()
+        return ended
+
+    async def leave(self) -> None:
+        """Lets the connection go, whatever state it is in."""
+        self._closing = True
+        if self._late_timer is not None:
+            self._late_timer.cancel()
+        if self._ws is not None:
+            await self._ws.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,279 @@
+"""RemoteTransport: a session on a server."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+from union.sandbox._core.paths import work_path
+from union.sandbox._core.wire import VERSION
+from union.sandbox._core.wire_values import (
+    MAX_START,
+    Facts,
+    facts_from,
+    file_from,
+    run_to,
+    session_to,
+)
+from union.sandbox._files.new_file import bytes_of, check_mode
+from union.sandbox.errors import (
+    SandboxConnectionError,
+    SandboxError,
+    SandboxUsageError,
+    SessionClosedError,
+)
+from union.sandbox.remote._http import Http
+from union.sandbox.remote._link import Link, pauses
+from union.sandbox.remote._run import RemoteRun
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+
+    from union.sandbox._core.files import FileInfo
+    from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.spec import RunSpec, SessionSpec
+    from union.sandbox._session.transport import Sink
+    from union.sandbox.remote._access import Access
+
+__all__ = ["RemoteTransport"]
+
+_LOGGER: Final = logging.getLogger("union.sandbox.remote")
+_PIECE: Final = 256 * 1024
+_MOST_INLINE_STDIN: Final = 1024 * 1024
+_CLOSE_S: Final = 30.0
+
+
+class RemoteTransport:
+    """Runs commands on a server, over one connection that many runs share."""
+
+    def __init__(self, spec: SessionSpec, access: Access) -> None:
+        self._spec = spec
+        self._access = access
+        self._name = secrets.token_hex(16)
+        self._http: Http | None = None
+        self._link: Link | None = None
+        self._facts: Facts | None = None
+        self._connecting = asyncio.Lock()
+        self._asked = False
+
+    # Opening and closing.
+
+    async def open(self) -> None:
+        if not self._access.lazy:
+            await self._connected()
+
+    async def _connected(self) -> Link:
+        """The link, made at the first call."""
+        if self._link is None:
+            async with self._connecting:
+                if self._link is None:
+                    await self._connect()
+        link = self._link
+        if link is None:
+            raise RuntimeError("the transport was closed")
+        if link.lost is not None:
+            raise SandboxConnectionError(
+                f"the session was lost: {link.lost.args[0]}",
+                endpoint=str(self._access.endpoint),
+                code="session-lost",
+                hint="open a new session",
+            )
+        if link.closed.is_set():
+            raise SessionClosedError("the server has ended the session", code="session-lost")
+        return link
+
+    async def _connect(self) -> None:
+        access = self._access
+        if self._http is None:
+            self._http = Http(access.endpoint, token=access.token, ca=access.ca)
+        await self._check_health(self._http)
+        self._asked = True
+        told = await self._http.call("PUT", self._path(), session_to(self._spec))
+        facts = facts_from(told)
+        link = Link(self._http, self._name, grace_s=facts.grace_s)
+        await link.open()
+        self._facts = facts
+        self._link = link
+        if facts.isolation.backend == "none":
+            warnings.warn(
+                "backend='none' isolates nothing: commands run with all of the server's rights",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    async def _check_health(self, http: Http) -> None:
+        """Waits for a server that is not there yet, or too busy; not for one that says no."""
+        attempts = pauses(self._access.connect_timeout_s)
+        told: dict[str, Any] = {}
+        while told.get("status") != "ok":
+            try:
+                told = await http.call("GET", "health")
+                problem = SandboxConnectionError(
+                    f"{http.endpoint}: the server is {told.get('status')!r:.100}", code="draining"
+                )
+            except SandboxConnectionError as exc:
+                if exc.code in {"unauthorized", "certificate"}:
+                    raise
+                problem = exc
+            if told.get("status") != "ok" and not await attempts.wait():
+                raise problem
+        if told.get("protocol") != VERSION:
+            raise SandboxConnectionError(
+                f"{http.endpoint}: the server speaks version {told.get('protocol')!r:.100} of the "
+                f"protocol, this client {VERSION}",
+                code="version",
+                hint="use the same version of unionai-sandbox on both sides",
+            )
+
+    def _path(self, rest: str = "") -> str:
+        return f"sessions/{self._name}{rest}"
+
+    async def aclose(self) -> None:
+        ended = not self._asked
+        if self._link is not None:
+            ended = await self._link.close(within_s=_CLOSE_S)
+        if self._http is not None:
+            if not ended:
+                await self._delete(self._http)
+            await self._http.close()
+
+    async def _delete(self, http: Http) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await http.call("DELETE", self._path())
+        except (SandboxError, TimeoutError) as exc:
+            # Its lease runs out: the server ends it without being told.
+            _LOGGER.warning("the server could not be told that a session ended: %s", exc)
+
+    async def _live(self) -> Http:
+        await self._connected()
+        if self._http is None:
+            raise RuntimeError("the transport was closed")
+        return self._http
+
+    # Facts.
+
+    @property
+    def is_known(self) -> bool:
+        return self._facts is not None
+
+    @property
+    def _known(self) -> Facts:
+        if self._facts is None:
+            raise SandboxUsageError(
+                "the server was not reached yet",
+                code="not-connected",
+                hint="it is at the first call, or with lazy=False when the session is opened",
+            )
+        return self._facts
+
+    @property
+    def work_dir(self) -> str:
+        return self._known.work_dir
+
+    @property
+    def isolation(self) -> Isolation:
+        return self._known.isolation
+
+    def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
+        return dict(self._known.fs_allowlist)
+
+    # Running.
+
+    async def start(self, spec: RunSpec, sink: Sink) -> RemoteRun:
+        link = await self._connected()
+        stdin = spec.stdin
+        if isinstance(stdin, bytes) and len(stdin) > _MOST_INLINE_STDIN:
+            # Fed as the command takes it, so that neither side holds a second copy.
+            spec = dataclasses.replace(spec, stdin="pipe")
+        body = run_to(spec, self._spec)
+        if len(body) > MAX_START:
+            raise SandboxUsageError(
+                f"cmd and env take {len(body)} bytes; a server accepts {MAX_START}",
+                argument="cmd",
+                hint="put it into a file with put_bytes()",
+            )
+        run = RemoteRun(
+            secrets.randbits(63),
+            body,
+            sink,
+            link=link,
+            isolation=self._known.isolation,
+            fds={fd for fd, mode in ((1, spec.stdout), (2, spec.stderr)) if mode != "devnull"},
+        )
+        link.begin(run)
+        try:
+            await asyncio.shield(run.started)
+        except asyncio.CancelledError:
+            run.end("closed")
+            raise
+        if isinstance(stdin, bytes) and len(stdin) > _MOST_INLINE_STDIN:
+            run.feed_stdin(stdin)
+            run.close_stdin()
+        return run
+
+    # Files.
+
+    def _below(self, path: str, *, allow_root: bool = False) -> str:
+        return work_path(path, work_dir=self.work_dir, allow_root=allow_root)
+
+    async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
+        check_mode(mode)
+        view = bytes_of(data)
+        http = await self._live()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for at in range(0, len(view), _PIECE):
+                yield bytes(view[at : at + _PIECE])
+
+        return await http.store(
+            self._name,
+            self._below(path),
+            pieces(),
+            mode=mode,
+            overwrite=overwrite,
+        )
+
+    async def get(self, path: str, *, max_bytes: int) -> bytes:
+        pieces = [piece async for piece in self.read(path, max_bytes=max_bytes)]
+        return b"".join(pieces)
+
+    async def write(
+        self, path: str, chunks: AsyncIterable[bytes], *, mode: int, overwrite: bool
+    ) -> int:
+        check_mode(mode)
+        http = await self._live()
+        return await http.store(
+            self._name, self._below(path), chunks, mode=mode, overwrite=overwrite
+        )
+
+    async def read(self, path: str, *, max_bytes: int) -> AsyncGenerator[bytes, None]:
+        http = await self._live()
+        pieces = http.fetch(self._name, self._below(path), max_bytes=max_bytes)
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            await pieces.aclose()
+
+    async def list_dir(self, path: str) -> tuple[FileInfo, ...]:
+        told = await self._file_call("list", path)
+        return tuple(file_from(entry) for entry in told["entries"])
+
+    async def stat(self, path: str) -> FileInfo:
+        return file_from(await self._file_call("stat", path))
+
+    async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
+        await self._file_call("mkdir", path, parents=parents, exist_ok=exist_ok)
+
+    async def remove(self, path: str, *, recursive: bool) -> None:
+        await self._file_call("remove", path, recursive=recursive)
+
+    async def _file_call(self, action: str, path: str, **options: Any) -> dict[str, Any]:
+        http = await self._live()
+        below = self._below(path, allow_root=action != "remove")
+        return await http.call("POST", self._path(f"/files/{action}"), {"path": below, **options})

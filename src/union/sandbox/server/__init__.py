@@ -1,0 +1,21 @@
+"""``sandbox-server``: sessions for clients on other machines; the same engine, behind a wire."""
+
+from __future__ import annotations
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Runs the server until it is told to end; the console script ``sandbox-server``."""
+    import sys
+
+    from union.sandbox._core.extras import MissingExtraError, require
+
+    try:
+        require("aiohttp", extra="remote", what="sandbox-server")
+    except MissingExtraError as exc:
+        sys.stderr.write(f"sandbox-server: {exc}\n")
+        return 2
+    from union.sandbox.server._main import main as run
+
+    return run()

@@ -1,0 +1,323 @@
+"""Requests: who asks, what for, and the answer, also when it is no."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from union.sandbox._core.file_errors import (
+    SandboxFileExistsError,
+    SandboxFileNotFoundError,
+    SandboxFileTooLargeError,
+)
+from union.sandbox._core.wire import MAX_MESSAGE, PROTOCOL, VERSION, WireError, to_json
+from union.sandbox._core.wire_errors import error_to
+from union.sandbox._core.wire_values import facts_to
+from union.sandbox._version import __version__
+from union.sandbox.errors import (
+    BackendUnavailableError,
+    PolicyError,
+    SandboxConnectionError,
+    SandboxError,
+    SandboxExecutionError,
+    SandboxUsageError,
+    SessionClosedError,
+)
+from union.sandbox.server import _console, _files, _http_runs
+from union.sandbox.server._bodies import HEADERS, read_json
+from union.sandbox.server._link import Link
+from union.sandbox.server._metrics import render
+from union.sandbox.server._observe import Observatory
+from union.sandbox.server._sessions import short
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from union.sandbox.server._auth import Authority, Grant
+    from union.sandbox.server._config import Config
+    from union.sandbox.server._sessions import ServerSession, Sessions
+
+__all__ = ["App"]
+
+_LOGGER: Final = logging.getLogger("union.sandbox.server")
+_SESSION_NAME: Final = re.compile(r"[0-9a-f]{32}")
+_HEARTBEAT_S: Final = 10.0
+_LONGEST_CAPABILITY_S: Final = 24 * 3600.0
+
+
+def answer(told: dict[str, Any], status: int = 200) -> web.Response:
+    body = to_json(told) + b"\n"
+    return web.Response(body=body, status=status, content_type="application/json", headers=HEADERS)
+
+
+def _status(error: SandboxError) -> int:
+    by_code = {"busy": 503, "draining": 503, "unauthorized": 401, "too-large": 413, "origin": 403}
+    if error.code in by_code:
+        return by_code[error.code]
+    match error:
+        case SessionClosedError() | SandboxFileNotFoundError():
+            return 404
+        case SandboxFileExistsError():
+            return 409
+        case SandboxFileTooLargeError():
+            return 413
+        case PolicyError():
+            return 403
+        case SandboxUsageError() | OSError():
+            return 400
+        case BackendUnavailableError():
+            return 501
+    return 500
+
+
+def refusal(error: SandboxError) -> web.Response:
+    response = answer({"error": error_to(error)}, _status(error))
+    if response.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+class App:
+    """Routes a request; before the token was seen, health and the console's empty page is all."""
+
+    def __init__(self, config: Config, sessions: Sessions, authority: Authority) -> None:
+        self._config = config
+        self._sessions = sessions
+        self._authority = authority
+        self._observatory = Observatory(sessions)
+        self.shut_down: Callable[[], None] = lambda: None
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answers one request; what goes wrong is an answer too."""
+        try:
+            return await self._route(request)
+        except SandboxError as exc:
+            self._sessions.metrics.refused[exc.code] += 1
+            return refusal(exc)
+        except WireError as exc:
+            self._sessions.metrics.refused["malformed"] += 1
+            return refusal(SandboxUsageError(str(exc), code="malformed"))
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception:
+            _LOGGER.exception("a request failed", extra={"path": request.path[:100]})
+            error = SandboxExecutionError("the server failed", stage="transport", code="server")
+            return refusal(error)
+
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._check_caller(request)
+        if request.path == "/v1/health":
+            return self._health(request)
+        if (page := _console.page(request)) is not None:
+            return page
+        grant = self._authority.judge(request.headers.get("Authorization"))
+        if grant is None:
+            raise SandboxConnectionError(
+                "the server asks for a token, and this is not it"
+                if "Authorization" in request.headers
+                else "the server asks for a token",
+                code="unauthorized",
+                hint="pass token=, or send the header 'Authorization: Bearer TOKEN'",
+            )
+        parts = request.path.removeprefix("/v1/").split("/")
+        if not request.path.startswith("/v1/"):
+            raise _not_found(request)
+        if parts[0] == "sessions" and len(parts) > 1:
+            return await self._route_session(request, grant, parts[1:])
+        if not grant.is_full:
+            raise _too_little()
+        if parts[0] == "console":
+            return await self._observatory.handle(request, parts[1:])
+        handlers: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[Any]]] = {
+            ("GET", "metrics"): self._metrics,
+            ("GET", "sessions"): self._list,
+            ("POST", "run"): self._run_once,
+            ("POST", "shutdown"): self._shutdown,
+        }
+        handler = handlers.get((request.method, "/".join(parts)))
+        if handler is None:
+            raise _not_found(request)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    def _check_caller(self, request: web.BaseRequest) -> None:
+        """A page of another origin, or a name that was made to point here, gets nothing."""
+        host = request.headers.get("Host", "")
+        name = (urlsplit(f"//{host}").hostname or "") if host else ""
+        if not self._is_ours(name):
+            raise PolicyError(
+                f"this server is not called {name[:255]!r}",
+                code="origin",
+                hint="start it with --allow-host for this name",
+            )
+        origin = request.headers.get("Origin")
+        own = f"{'https' if self._config.is_tls else 'http'}://{host}"
+        foreign = request.headers.get("Sec-Fetch-Site", "same-origin") not in {
+            "same-origin",
+            "none",
+        }
+        if foreign or (origin is not None and origin != own):
+            raise PolicyError("requests from pages of other origins are refused", code="origin")
+
+    def _is_ours(self, name: str) -> bool:
+        if name == "localhost" or name in self._config.allow_hosts:
+            return True
+        if any(bind.host == name for bind in self._config.binds):
+            return True
+        try:
+            address = ip_address(name)
+        except ValueError:
+            return False
+        # Without a token, what came by a name was made for loopback alone.
+        return self._authority.asks or address.is_loopback
+
+    # The server as a whole.
+
+    def _health(self, request: web.BaseRequest) -> web.Response:
+        if request.method not in {"GET", "HEAD"}:
+            raise _not_found(request)
+        status = "draining" if self._sessions.draining else "ok"
+        told = {"status": status, "version": __version__, "protocol": VERSION}
+        return answer(told, 503 if self._sessions.draining else 200)
+
+    async def _metrics(self, _: web.BaseRequest) -> web.Response:
+        text = render(self._sessions.metrics, self._sessions)
+        return web.Response(text=text, content_type="text/plain", headers=HEADERS)
+
+    async def _list(self, _: web.BaseRequest) -> web.Response:
+        return answer({"sessions": [_described(session) for session in self._sessions.all()]})
+
+    async def _shutdown(self, _: web.BaseRequest) -> web.Response:
+        self.shut_down()
+        return answer({"status": "draining"}, 202)
+
+    async def _run_once(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await _http_runs.run_once(request, self._sessions)
+
+    # One session.
+
+    async def _route_session(
+        self, request: web.BaseRequest, grant: Grant, parts: list[str]
+    ) -> web.StreamResponse:
+        name, action = parts[0], "/".join(parts[1:])
+        if not _SESSION_NAME.fullmatch(name):
+            raise SandboxUsageError("a session's name is 32 hexadecimal digits", argument="session")
+        if not grant.covers(name):
+            raise _too_little()
+        if not action and request.method in {"PUT", "DELETE"}:
+            return await self._open_or_close(request, grant, name)
+        session = self._sessions.get(name)
+        session.hold()
+        try:
+            return await self._in_session(request, grant, session, action)
+        finally:
+            session.release()
+
+    async def _open_or_close(
+        self, request: web.BaseRequest, grant: Grant, name: str
+    ) -> web.Response:
+        if not grant.is_full:
+            raise _too_little()
+        if request.method == "DELETE":
+            await self._sessions.close_by_name(name)
+            return answer({"closed": True})
+        session = await self._sessions.open(name, await read_json(request))
+        return answer(facts_to(session.facts()))
+
+    async def _in_session(
+        self, request: web.BaseRequest, grant: Grant, session: ServerSession, action: str
+    ) -> web.StreamResponse:
+        match request.method, action:
+            case "GET", "":
+                return answer(facts_to(session.facts()))
+            case "GET", "connect":
+                return await self._connect(request, grant, session)
+            case "POST", "runs":
+                return await _http_runs.run_in(request, session)
+            case "GET", "file":
+                return await _files.fetch(request, session.transport)
+            case "PUT", "file":
+                return await _files.store(request, session.transport)
+            case "POST", "files/list" | "files/stat" | "files/mkdir" | "files/remove":
+                told = await read_json(request)
+                return answer(await _files.call(action, told, session.transport))
+            case "POST", "capability":
+                if not grant.is_full:
+                    raise _too_little()
+                return answer(self._capability(session.name, await read_json(request)))
+        raise _not_found(request)
+
+    def _capability(self, name: str, told: dict[str, Any]) -> dict[str, Any]:
+        seconds = told.get("expires_s", 3600)
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+            raise SandboxUsageError("expires_s must be a number of seconds", argument="expires_s")
+        if not 0 < seconds <= _LONGEST_CAPABILITY_S:
+            raise SandboxUsageError(
+                f"expires_s must be at most {_LONGEST_CAPABILITY_S:g}, not {seconds!r}",
+                argument="expires_s",
+            )
+        return {"token": self._authority.make_capability(name, lifetime_s=seconds)}
+
+    async def _connect(
+        self, request: web.BaseRequest, grant: Grant, session: ServerSession
+    ) -> web.StreamResponse:
+        ws = web.WebSocketResponse(
+            protocols=(PROTOCOL,),
+            compress=False,
+            max_msg_size=MAX_MESSAGE,
+            heartbeat=min(_HEARTBEAT_S, max(self._config.grace_s / 2, 0.5)),
+            decode_text=False,
+        )
+        if not ws.can_prepare(request):
+            raise SandboxUsageError("this address is for WebSockets", code="malformed")
+        offered = request.headers.get("Sec-WebSocket-Protocol", "")
+        if PROTOCOL not in {item.strip() for item in offered.split(",")}:
+            raise SandboxConnectionError(
+                f"this server speaks {PROTOCOL}, the client {offered[:100]!r}",
+                code="version",
+                hint="use the same version of unionai-sandbox on both sides",
+            )
+        ws.headers.update(HEADERS)
+        await ws.prepare(request)
+        _LOGGER.debug("connected", extra={"session": short(session.name)})
+        await Link(ws, session, self._sessions, may_close=grant.is_full).serve()
+        return ws
+
+
+def _described(session: ServerSession) -> dict[str, Any]:
+    loop = asyncio.get_running_loop()
+    return {
+        "session": session.name,
+        "backend": session.spec.backend,
+        "opened_at": session.opened_at,
+        "work_dir": session.transport.work_dir,
+        "host_dir": session.transport.host_dir,
+        "network_mode": session.spec.network.mode,
+        "connections": len(session.listeners),
+        "runs": [
+            {
+                "run": run.number,
+                "kind": run.kind,
+                "ended": run.over.done(),
+                "seconds": round(loop.time() - run.started_at, 3),
+                "held_bytes": run.log.held,
+            }
+            for run in session.runs.values()
+        ],
+    }
+
+
+def _not_found(request: web.BaseRequest) -> SandboxUsageError:
+    return SessionClosedError(
+        f"there is no {request.method} {request.path[:100]}", code="not-found"
+    )
+
+
+def _too_little() -> PolicyError:
+    return PolicyError("this token may run commands in its own session, and nothing else")

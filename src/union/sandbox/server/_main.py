@@ -1,0 +1,183 @@
+"""The process: listens, serves, drains, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from union.sandbox.errors import SandboxError, SandboxUsageError
+from union.sandbox.server._addresses import own_entries
+from union.sandbox.server._app import App
+from union.sandbox.server._auth import Authority
+from union.sandbox.server._config import TOKEN_VARIABLE, config_from_arguments
+from union.sandbox.server._gate import Gate
+from union.sandbox.server._logs import set_up
+from union.sandbox.server._metrics import Metrics
+from union.sandbox.server._sessions import Sessions, prepare_work_dir
+from union.sandbox.server._tls import server_context
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Sequence
+
+    from union.sandbox.server._config import Bind, Config
+
+__all__ = ["main", "serve"]
+
+_LOGGER: Final = logging.getLogger("union.sandbox.server")
+_BACKLOG: Final = 512
+_HANDSHAKE_S: Final = 10.0
+_GOODBYE_S: Final = 5.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command ``sandbox-server``: 0 after an orderly end, 2 for a mistake in its arguments."""
+    try:
+        config = config_from_arguments(argv, os.environ)
+        os.environ.pop(TOKEN_VARIABLE, None)
+        set_up(config.log_level)
+        asyncio.run(serve(config))
+    except SandboxError as exc:
+        sys.stderr.write(f"sandbox-server: {exc}\n")
+        return 2
+    return 0
+
+
+async def serve(config: Config) -> None:
+    """Serves until SIGTERM, SIGINT or a request to shut down; returns when everything is gone."""
+    prepare_work_dir(config.work_dir)
+    context, fingerprint = server_context(config)
+    metrics = Metrics()
+    sessions = Sessions(config, metrics)
+    app = App(config, sessions, Authority(config.verifier))
+    gate = Gate(app.handle, config, metrics)
+    stopping = _Stopping(sessions, config)
+    app.shut_down = stopping.begin
+    sockets = [_listen(bind) for bind in config.binds]
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.begin)
+    listening = [s.getsockname()[:2] for s in sockets if s.family != socket.AF_UNIX]
+    sessions.own_addresses = lambda: own_entries(listening)
+    servers = [await _serve_on(sock, gate, context) for sock in sockets]
+    try:
+        _announce(config, sockets, fingerprint)
+        await stopping.done.wait()
+    finally:
+        for server in servers:
+            server.close()
+        await sessions.close_all()
+        gate.pre_shutdown()
+        await gate.shutdown(_GOODBYE_S)
+        for bind in config.binds:
+            if bind.path:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(bind.path)
+    _LOGGER.info("ended")
+
+
+class _Stopping:
+    """The way down: asked once, it drains; asked again, it does not wait any more."""
+
+    def __init__(self, sessions: Sessions, config: Config) -> None:
+        self.done = asyncio.Event()
+        self._sessions = sessions
+        self._config = config
+        self._draining: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        if self._draining is not None:
+            self.done.set()
+            return
+        _LOGGER.info("draining", extra={"runs": len(self._sessions.running)})
+        self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._sessions.drain(self._config.drain_s)
+        self.done.set()
+
+
+def _listen(bind: Bind) -> socket.socket:
+    try:
+        if bind.path:
+            return _listen_unix(bind.path)
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as exc:
+        raise SandboxUsageError(f"--bind {bind}: {exc.strerror or exc}", argument="--bind") from exc
+    return sock
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """For this user alone. A socket that a dead server left is replaced, anything else is not."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode) and not _answers(path):
+            os.unlink(path)
+    sock = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        sock.bind(path)
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.umask(before)
+    return sock
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+        return True
+
+
+async def _serve_on(
+    sock: socket.socket, gate: Gate, context: ssl.SSLContext | None
+) -> asyncio.AbstractServer:
+    loop = asyncio.get_running_loop()
+    if sock.family == socket.AF_UNIX:
+        return await loop.create_unix_server(gate, sock=sock, backlog=_BACKLOG)
+    options: dict[str, Any] = {} if context is None else {"ssl_handshake_timeout": _HANDSHAKE_S}
+    return await loop.create_server(gate, sock=sock, backlog=_BACKLOG, ssl=context, **options)
+
+
+def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | None) -> None:
+    """One line on stdout, for whoever started this: where it listens, and what to pin."""
+    endpoints = []
+    for sock in sockets:
+        if sock.family == socket.AF_UNIX:
+            endpoints.append(f"unix://{sock.getsockname()}")
+            continue
+        host, port = sock.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        pin = f"#{fingerprint.replace(':', '=')}" if config.tls_self_signed and fingerprint else ""
+        endpoints.append(f"{'https' if config.is_tls else 'http'}://{shown}:{port}{pin}")
+    _LOGGER.info("listening", extra={"endpoints": endpoints, "token": config.verifier is not None})
+    if config.verifier is not None and not config.is_tls:
+        for bind in config.binds:
+            if not bind.is_local:
+                _LOGGER.warning(
+                    "the token travels in the clear; use --tls-self-signed or --tls-cert",
+                    extra={"bind": str(bind)},
+                )
+    print(json.dumps({"ready": endpoints, "pid": os.getpid()}), flush=True)  # noqa: T201

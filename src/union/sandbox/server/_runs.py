@@ -1,0 +1,335 @@
+"""One run of a remote session: what the engine says is kept until the client has it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from union.sandbox._core import wire
+from union.sandbox._core.events import Exited, Failed, Started
+from union.sandbox._core.replay import RunLog, StreamLog
+from union.sandbox._core.resolve import settled_window
+from union.sandbox._core.wire import MAX_CHUNK, WINDOW, Kind, Offsets, Taken, WireError
+from union.sandbox._core.wire_errors import error_to
+from union.sandbox._core.wire_values import decision_to, event_to, started_to
+from union.sandbox.errors import SandboxError, SandboxExecutionError
+from union.sandbox.server._records import RunRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from union.sandbox._core.decision import Decision
+    from union.sandbox._core.events import Event
+    from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.spec import RunSpec
+    from union.sandbox._session.transport import Run, Transport
+
+__all__ = ["Buffers", "Listener", "ServerRun"]
+
+_LEAST_ROOM: Final = WINDOW // 2
+"""What every stream may keep, however much the others do."""
+_TOGETHER_S: Final = 0.005
+"""To send costs more than to wait a little, where nobody looks on."""
+_SMALL: Final = 32 * 1024
+
+
+class Buffers:
+    """How much is kept of all runs together."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+
+    def is_full(self, stream: StreamLog) -> bool:
+        limit = WINDOW if self.held < self.most else _LEAST_ROOM
+        return stream.held >= limit
+
+
+class Listener(Protocol):
+    """Whoever carries a run's frames to its client."""
+
+    def notify(self, run: ServerRun, /) -> None:
+        """There is something to send."""
+
+
+class ServerRun:
+    """One run: the engine's sink on one side, a client that comes and goes on the other."""
+
+    def __init__(self, number: int, spec: RunSpec, buffers: Buffers) -> None:
+        self.number = number
+        self.kind = spec.kind
+        self.started_at = asyncio.get_running_loop().time()
+        wanted = {1: spec.stdout, 2: spec.stderr}
+        self.log = RunLog({fd: StreamLog() for fd, mode in wanted.items() if mode != "devnull"})
+        self.end_event: Exited | Failed | None = None
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the command has ended; its output may still be under way."""
+        self.record = RunRecord(spec)
+        """For whoever looks on; the run itself never reads it."""
+        self.record.end_run = self.end
+        self._spec = spec
+        self._is_live = spec.background or "pipe" in {spec.stdout, spec.stderr, spec.stdin}
+        self._buffers = buffers
+        self._accounted = 0
+        self._listener: Listener | None = None
+        self._run: Run | None = None
+        self._early: list[Event] | None = []
+        self._early_calls: list[Callable[[Run], None]] = []
+        self._paused: set[int] = set()
+        self._received = 0
+        self._fed = 0
+        self._taken = 0
+        self._broken = False
+        self._tell_taken = False
+        self._pumping: asyncio.Task[None] | None = None
+        self._soon: asyncio.TimerHandle | None = None
+        self._turn = False
+
+    # Its life.
+
+    async def start(self, transport: Transport) -> None:
+        """Starts the command; a refusal becomes the run's one event."""
+        try:
+            run = await transport.start(self._spec, self)
+        except SandboxError as exc:
+            self._refuse(exc)
+            return
+        except BaseException:
+            # The engine's own fault, or the server's end: no real exit, and the client is told so.
+            error = SandboxExecutionError("the server could not start the command", stage="spawn")
+            self._refuse(error)
+            raise
+        self._run = run
+        early, self._early = self._early or [], None
+        for event in early:
+            isolation = run.isolation if run.isolation != transport.isolation else None
+            self._record(event, isolation)
+        for call in self._early_calls:
+            call(run)
+        self._early_calls.clear()
+        for fd in tuple(self._paused):
+            self._resume(fd)
+
+    def refuse(self, error: SandboxError) -> None:
+        """Ends a run that was never handed to the engine."""
+        self._refuse(error)
+
+    def _refuse(self, error: SandboxError) -> None:
+        self._early = None
+        for stream in self.log.streams.values():
+            stream.closed = True
+        self._finish(wire.to_json({"refused": error_to(error)}))
+
+    def _finish(self, event: bytes) -> None:
+        self.log.events.append(event)
+        self.log.ended = True
+        self.record.ended(event, self.end_event)
+        if not self.over.done():
+            self.over.set_result(None)
+        self._notify()
+
+    def end(self, cause: str) -> None:
+        self._when_there(lambda run: run.end(cause))
+
+    def _when_there(self, call: Callable[[Run], None]) -> None:
+        """Now, or as soon as the engine has started it."""
+        if self._run is not None:
+            call(self._run)
+        elif not self.log.ended:
+            self._early_calls.append(call)
+
+    # What the engine tells (the Sink protocol).
+
+    def event(self, event: Event) -> None:
+        if self._early is not None:
+            self._early.append(event)
+        else:
+            self._record(event, None)
+
+    def _record(self, event: Event, isolation: Isolation | None) -> None:
+        if isinstance(event, Started):
+            self.log.events.append(started_to(event, isolation))
+            self.record.started(event, isolation)
+            self._notify_soon()
+            return
+        self.end_event = event
+        if isinstance(event, Failed):
+            for stream in self.log.streams.values():
+                stream.closed = True
+        self._finish(event_to(event))
+
+    def output(self, fd: int, data: bytes) -> bool:
+        stream = self.log.streams[fd]
+        before = stream.held
+        stream.append(data)
+        self._count(stream.held - before)
+        self.record.output(fd, data)
+        if len(data) < _SMALL:
+            self._notify_soon()
+        else:
+            self._notify()
+        if self._buffers.is_full(stream):
+            self._paused.add(fd)
+            return False
+        return True
+
+    def end_of_output(self, fd: int) -> None:
+        self.log.streams[fd].closed = True
+        self.record.end_of_output(fd)
+        if self.log.ended:
+            self._notify()
+        else:
+            self._notify_soon()
+
+    def decision(self, decision: Decision) -> None:
+        self.log.events.append(decision_to(decision))
+        self.record.decision(decision)
+        self._notify_soon()
+
+    def _count(self, more: int) -> None:
+        self._buffers.held += more
+        self._accounted += more
+
+    def _resume(self, fd: int) -> None:
+        run = self._run
+        if run is not None and not self._buffers.is_full(self.log.streams[fd]):
+            self._paused.discard(fd)
+            run.resume(fd)
+
+    # What the client tells.
+
+    def ack(self, known: Offsets) -> None:
+        self.log.ack(known)
+        self._after_ack()
+
+    def _after_ack(self) -> None:
+        self._count(self.log.held - self._accounted)
+        for fd in tuple(self._paused):
+            self._resume(fd)
+
+    def take(self, frame: wire.Frame) -> None:
+        """A STDIN or CONTROL frame; one that came before is not obeyed twice."""
+        number, data = wire.parse_numbered(frame.payload)
+        if number > self._received + 1:
+            raise WireError(f"frame {number} of a run follows {self._received}")
+        self._tell_taken = True
+        self._notify()
+        if number <= self._received:
+            return
+        self._received = number
+        if frame.kind is Kind.STDIN:
+            self._feed(data)
+        else:
+            self._control(wire.parse_json(data))
+
+    def _feed(self, data: bytes) -> None:
+        if self._fed + len(data) - self._taken > WINDOW + MAX_CHUNK:
+            raise WireError("more stdin than there is room for")
+        self._fed += len(data)
+        self._when_there(lambda run: run.feed_stdin(data))
+        self._when_there(lambda _: self._pump())
+
+    def _pump(self) -> None:
+        if self._pumping is None and not self._broken:
+            self._pumping = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """Tells the client how much of stdin the command has taken."""
+        while self._run is not None and self._taken < self._fed and not self._broken:
+            fed = self._fed
+            try:
+                await self._run.drain_stdin()
+            except BrokenPipeError:
+                self._broken = True
+            self._taken = fed
+            self._tell_taken = True
+            self._notify()
+        self._pumping = None
+
+    def _control(self, told: dict[str, Any]) -> None:
+        match told:
+            case {"op": "signal", "signum": int(signum)} if 0 < signum < 65:
+                self._when_there(lambda run: run.signal(signum))
+            case {"op": "end", "cause": ("closed" | "timeout") as cause}:
+                self.end(cause)
+            case {"op": "resize", "rows": int(rows), "cols": int(cols)}:
+                settled_window("rows, cols", rows, cols)
+                self._when_there(lambda run: run.resize(rows, cols))
+            case {"op": "eof"}:
+                self._when_there(lambda run: run.close_stdin())
+            case _:
+                raise WireError("a control that does not exist")
+
+    # Whoever carries it.
+
+    def attach(self, listener: Listener, known: Offsets | None) -> None:
+        """From now on this one carries the run; ``known`` is what the client has already."""
+        self._listener = listener
+        if known is not None:
+            self.log.rewind(known)
+            self._tell_taken = True
+            self._after_ack()
+        self._notify()
+
+    def detach(self, listener: Listener) -> bool:
+        """The connection is gone; False if another one carries the run by now."""
+        if self._listener is not listener:
+            return False
+        self._listener = None
+        return True
+
+    @property
+    def is_attached(self) -> bool:
+        return self._listener is not None
+
+    def let_go(self) -> None:
+        """Nobody will ask for it any more: the session has closed, or the client has it all."""
+        if self._pumping is not None:
+            self._pumping.cancel()
+        if self._soon is not None:
+            self._soon.cancel()
+        self._buffers.held -= self._accounted
+        self._accounted = 0
+
+    def _notify(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if self._listener is not None:
+            self._listener.notify(self)
+
+    def _notify_soon(self) -> None:
+        """At once if the caller looks on; else with what follows, which is often the end."""
+        if self._is_live:
+            self._notify()
+        elif self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(_TOGETHER_S, self._notify)
+
+    @property
+    def has_more(self) -> bool:
+        """Something can be sent now. Output of a run that is just being started waits for it."""
+        return self._tell_taken or (self._early is None and self.log.has_more)
+
+    def frames(self, budget: int) -> Iterator[bytes]:
+        """What is to be sent next, about ``budget`` bytes of it; ``Started`` before any output."""
+        number = self.number
+        if self._tell_taken:
+            self._tell_taken = False
+            yield wire.taken(number, Taken(self._received, self._taken, self._broken))
+        if self._early is not None:
+            return
+        for index, event in self.log.events.unsent(budget):
+            budget -= len(event)
+            yield wire.numbered(Kind.EVENT, number, index, event)
+        # In turns, so that a stream with much to say does not silence the other.
+        self._turn = not self._turn
+        for fd in (1, 2) if self._turn else (2, 1):
+            stream = self.log.streams.get(fd)
+            if stream is None:
+                continue
+            for offset, data in stream.unsent(budget):
+                budget -= len(data)
+                yield wire.output(number, fd, offset, data)
+            if stream.closed and stream.sent == stream.end and not stream.closed_sent:
+                stream.closed_sent = True
+                yield wire.end_of_output(number, fd, stream.end)

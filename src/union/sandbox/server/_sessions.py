@@ -1,0 +1,385 @@
+"""The sessions of a server: opened by clients, held by leases, ended with everything they had."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import logging
+import os
+import stat
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+from union.sandbox._core.ceiling import check_narrower
+from union.sandbox._core.spec import RunSpec
+from union.sandbox._core.wire_values import Facts, run_from, session_from
+from union.sandbox.errors import (
+    PolicyError,
+    SandboxError,
+    SandboxExecutionError,
+    SandboxUsageError,
+    SessionClosedError,
+)
+from union.sandbox.on_device._transport import LocalTransport
+from union.sandbox.on_device._workdir import WorkPlace
+from union.sandbox.server._records import History, SessionRecord
+from union.sandbox.server._runs import Buffers, ServerRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from union.sandbox._core.hosts import Entry
+    from union.sandbox._core.spec import SessionSpec
+    from union.sandbox.server._config import Config
+    from union.sandbox.server._metrics import Metrics
+    from union.sandbox.server._runs import Listener
+
+__all__ = ["ServerSession", "Sessions", "prepare_work_dir"]
+
+_LOGGER: Final = logging.getLogger("union.sandbox.server")
+_NOTHING: Final = RunSpec(kind="shell", stdout="devnull", stderr="devnull")
+_REMEMBERED: Final = 4096
+_LATE_S: Final = 2.0
+"""A client ends its session at its time limit; if it does not, the server does, a bit later."""
+
+
+def prepare_work_dir(path: str) -> None:
+    """Makes the directory that holds the work dirs; refuses one that is not ours alone."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as exc:
+        raise SandboxUsageError(
+            f"--work-dir {path}: {exc.strerror}", argument="--work-dir"
+        ) from exc
+    found = os.lstat(path)
+    if (
+        not stat.S_ISDIR(found.st_mode)
+        or found.st_uid != os.geteuid()
+        or stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
+    ):
+        raise SandboxUsageError(
+            f"--work-dir {path} is not a directory that belongs to this user alone",
+            argument="--work-dir",
+            hint="remove it, or name another directory",
+        )
+
+
+class ServerSession:
+    """One session: an engine of its own, its runs, and whoever holds its lease."""
+
+    def __init__(self, name: str, spec: SessionSpec, owner: Sessions) -> None:
+        self.name = name
+        self.spec = spec
+        self.opened_at = time.time()
+        self.runs: dict[int, ServerRun] = {}
+        self.record = SessionRecord(owner.history)
+        place = WorkPlace(owner.config.work_dir, shown_at=owner.config.work_dir)
+        self.transport = LocalTransport(spec, place=place)
+        self.listeners: set[Any] = set()
+        """Connections; as long as there is one, the session has a client."""
+        self._owner = owner
+        self._holds = 0
+        self._lease: asyncio.TimerHandle | None = None
+        self._limit: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._starting: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        try:
+            await self.transport.open()
+        except BaseException:
+            await self.transport.aclose()
+            raise
+        if self.spec.timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            self._limit = loop.call_later(self.spec.timeout_s + _LATE_S, self._expire)
+
+    @property
+    def grace_s(self) -> float:
+        return self._owner.config.grace_s
+
+    def facts(self) -> Facts:
+        return Facts(
+            session=self.name,
+            work_dir=self.transport.work_dir,
+            isolation=self.transport.isolation,
+            fs_allowlist=self.transport.fs_allowlist(),
+            grace_s=self.grace_s,
+        )
+
+    def _expire(self) -> None:
+        for run in self.runs.values():
+            run.end("timeout")
+        self._owner.close_soon(self, "timeout")
+
+    # The lease.
+
+    def hold(self) -> None:
+        """Somebody is there: a connection, or a request."""
+        self._holds += 1
+        if self._lease is not None:
+            self._lease.cancel()
+            self._lease = None
+
+    @property
+    def lease_s(self) -> float | None:
+        """How long it still waits for somebody; None while somebody is there."""
+        if self._lease is None:
+            return None
+        return max(0.0, self._lease.when() - asyncio.get_running_loop().time())
+
+    def release(self) -> None:
+        self._holds -= 1
+        if self._holds == 0 and self._closing is None:
+            loop = asyncio.get_running_loop()
+            self._lease = loop.call_later(self.grace_s, self._owner.close_soon, self, "lease")
+
+    # Runs.
+
+    def start(self, number: int, body: bytes) -> ServerRun:
+        """Starts a run; whatever speaks against it becomes the run's own end."""
+        spec = run_from(body, self.spec)
+        return self.launch(number, spec)
+
+    def launch(self, number: int, spec: RunSpec) -> ServerRun:
+        run = ServerRun(number, spec, self._owner.buffers)
+        self.runs[number] = run
+        self.record.begin(run.record)
+        self._owner.metrics.runs_started += 1
+        try:
+            self._owner.check_room_for_run()
+            check_narrower(spec.network, ceiling=self.spec.network)
+        except (PolicyError, SandboxExecutionError) as exc:
+            self._owner.metrics.runs_refused += 1
+            run.refuse(exc)
+            return run
+        self._owner.running.add(run)
+        run.over.add_done_callback(lambda _: self._ended(run))
+        task = asyncio.get_running_loop().create_task(run.start(self.transport))
+        self._starting.add(task)
+        task.add_done_callback(self._started)
+        return run
+
+    def refused(self, number: int, error: SandboxError) -> ServerRun:
+        """A run whose description was found wrong: it has one event, and nothing else."""
+        self._owner.metrics.runs_refused += 1
+        run = ServerRun(number, _NOTHING, self._owner.buffers)
+        self.runs[number] = run
+        self.record.begin(run.record)
+        run.refuse(error)
+        return run
+
+    def _started(self, task: asyncio.Task[None]) -> None:
+        self._starting.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _LOGGER.error("a run could not be started", exc_info=fault)
+
+    def _ended(self, run: ServerRun) -> None:
+        self._owner.running.discard(run)
+        self._owner.metrics.ended(run)
+
+    def detach(self, run: ServerRun, listener: Listener) -> None:
+        """A connection is gone. Its commands go on, until nobody has asked for them for long."""
+        if run.detach(listener):
+            asyncio.get_running_loop().call_later(self.grace_s, self._abandon, run)
+
+    def _abandon(self, run: ServerRun) -> None:
+        if not run.is_attached and self.runs.get(run.number) is run:
+            run.end("closed")
+            run.over.add_done_callback(lambda _: self._forget(run))
+
+    def _forget(self, run: ServerRun) -> None:
+        if self.runs.get(run.number) is run:
+            del self.runs[run.number]
+            run.let_go()
+
+    def forget_if_over(self, run: ServerRun) -> None:
+        """The client has everything: nothing needs to be kept."""
+        if run.log.is_over:
+            self._forget(run)
+
+    # The end.
+
+    async def close(self) -> None:
+        """Ends everything; returns when it is gone. What is still to be told stays in the runs."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        for timer in (self._lease, self._limit):
+            if timer is not None:
+                timer.cancel()
+        # A run that is just being handed over would miss its end.
+        if self._starting:
+            await asyncio.wait(self._starting, timeout=5)
+        await self.transport.aclose()
+
+    def let_go(self) -> None:
+        for run in self.runs.values():
+            run.let_go()
+        self.runs.clear()
+
+
+class Sessions:
+    """All sessions of a server, and the limits over them."""
+
+    def __init__(self, config: Config, metrics: Metrics) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.buffers = Buffers(config.max_buffer_bytes)
+        self.history = History()
+        self.running: set[ServerRun] = set()
+        self.draining = False
+        self.own_addresses: Callable[[], tuple[Entry, ...]] = tuple
+        """Where this server itself listens: out of reach for every sandbox."""
+        self._sessions: dict[str, ServerSession] = {}
+        self._opening: dict[str, asyncio.Task[ServerSession]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        """Names that were closed lately: a request to open one of them comes too late."""
+
+    def __len__(self) -> int:
+        return len(self._sessions) + len(self._opening)
+
+    def all(self) -> tuple[ServerSession, ...]:
+        return tuple(self._sessions.values())
+
+    def get(self, name: str) -> ServerSession:
+        try:
+            return self._sessions[name]
+        except KeyError:
+            raise SessionClosedError(
+                "the server has no such session (any more)",
+                code="session-lost",
+                hint="it was closed, its client was away for too long, or the server was restarted",
+            ) from None
+
+    async def open(self, name: str, told: dict[str, Any]) -> ServerSession:
+        """Opens a session. The same name again is the same session: a retry opens no second one."""
+        if name in self._sessions:
+            return self._sessions[name]
+        if name in self._ended:
+            raise SessionClosedError("the session was closed already", code="session-lost")
+        task = self._opening.get(name)
+        if task is None:
+            spec = self._spec(told)
+            self.check_accepting()
+            if len(self) >= self.config.max_sessions:
+                raise _busy(f"the server has {len(self)} sessions open, as many as it may")
+            task = asyncio.get_running_loop().create_task(self._open(name, spec))
+            self._opening[name] = task
+            task.add_done_callback(lambda _: self._opening.pop(name, None))
+        # A client that goes away must not leave half a session behind.
+        return await asyncio.shield(task)
+
+    async def _open(self, name: str, spec: SessionSpec) -> ServerSession:
+        session = ServerSession(name, spec, self)
+        await session.open()
+        self._sessions[name] = session
+        self.metrics.sessions_opened += 1
+        _LOGGER.info("session opened", extra={"session": short(name), "backend": spec.backend})
+        session.hold()
+        session.release()  # from now on, whoever opened it has to show up
+        return session
+
+    def _spec(self, told: dict[str, Any]) -> SessionSpec:
+        config = self.config
+        spec = session_from(told, backends=config.backends, default_backend=config.backends[0])
+        check_narrower(spec.network, ceiling=config.ceiling, of="the server")
+        for argument, paths in (
+            ("host_work_dir", [spec.host_work_dir] if spec.host_work_dir else []),
+            ("read_only_paths", spec.read_only_paths),
+            ("read_write_paths", spec.read_write_paths),
+        ):
+            for path in paths:
+                self._check_path(argument, path)
+        network = spec.network
+        if network.mode != "blocked":
+            network = dataclasses.replace(network, deny=(*network.deny, *self.own_addresses()))
+        return dataclasses.replace(spec, network=network)
+
+    def _check_path(self, argument: str, path: str) -> None:
+        for spelling in (os.path.normpath(path), os.path.realpath(path)):
+            if not any(
+                spelling == allowed or spelling.startswith(allowed.rstrip("/") + "/")
+                for allowed in self.config.allow_paths
+            ):
+                raise PolicyError(
+                    f"{argument}: {path} is not among the paths that this server lets clients use",
+                    argument=argument,
+                    hint="start the server with --allow-path for it, or for a directory above it",
+                )
+
+    def check_accepting(self) -> None:
+        if self.draining:
+            raise _busy("the server is shutting down", code="draining")
+
+    def check_room_for_run(self) -> None:
+        self.check_accepting()
+        if len(self.running) >= self.config.max_runs:
+            raise _busy(f"the server runs {len(self.running)} commands, as many as it may")
+
+    # The end.
+
+    def close_soon(self, session: ServerSession, why: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._close(session, why))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
+
+    async def close_by_name(self, name: str) -> None:
+        """Ends a session, also one that is just being opened, or never was."""
+        self._ended[name] = None
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+        if (task := self._opening.get(name)) is not None:
+            await asyncio.wait({task})
+        if (session := self._sessions.get(name)) is not None:
+            await self.close(session, "client")
+
+    async def close(self, session: ServerSession, why: str) -> None:
+        """Ends a session, tells whoever listens, forgets it; also if the caller does not stay."""
+        await asyncio.shield(self.close_soon(session, why))
+
+    async def _close(self, session: ServerSession, why: str) -> None:
+        await session.close()
+        if self._sessions.pop(session.name, None) is None:
+            return
+        _LOGGER.info("session closed", extra={"session": short(session.name), "why": why})
+        self.metrics.sessions_closed += 1
+        session.record.close()
+        for listener in tuple(session.listeners):
+            listener.session_closed()
+        if not session.listeners:
+            session.let_go()
+
+    async def drain(self, within_s: float) -> None:
+        """No new work; waits for what runs, for a while; then ends everything."""
+        self.draining = True
+        ends = [run.over for run in self.running]
+        if ends and within_s > 0:
+            await asyncio.wait(ends, timeout=within_s)
+        await self.close_all()
+
+    async def close_all(self) -> None:
+        for task in tuple(self._opening.values()):
+            await asyncio.wait({task})
+        await asyncio.gather(*(self.close(s, "shutdown") for s in self.all()))
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+
+def _busy(message: str, code: str = "busy") -> SandboxExecutionError:
+    return SandboxExecutionError(
+        message, stage="transport", code=code, hint="try again later, or ask another server"
+    )
+
+
+def short(name: str) -> str:
+    """What logs call a session: enough to tell them apart, not enough to name one to the server."""
+    return hashlib.sha256(name.encode()).hexdigest()[:12]

@@ -1,0 +1,141 @@
+"""``sbx cp``: where files go, what is said meanwhile, and what is not copied."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Self
+
+import pytest
+from tests.conftest import ISOLATED
+
+from union.sandbox._cli import copy
+from union.sandbox._cli.main import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.spec("H")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: a work dir, a tree, a file, and a link that leads out."""
+    for name in ("work", "tree/sub", "there"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "file").write_text("one")
+    (tmp_path / "tree/sub/deep").write_text("two")
+    (tmp_path / "tree/link").symlink_to("/etc/passwd")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def cp(*words: str) -> int:
+    return main(["cp", "--backend", ISOLATED[0], "--work-dir", "work", *words])
+
+
+@pytest.mark.parametrize("words", [("a", "b"), (":a", ":b")])
+def test_one_side_is_in_the_work_dir(
+    words: tuple[str, str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cp(*words) == 2
+    assert "begins with a colon" in capsys.readouterr().err
+
+
+@dataclasses.dataclass
+class Done:
+    files: int = 1
+    bytes: int = 3 * 1024 * 1024
+    skipped: tuple[object, ...] = ()
+
+
+class Recorder:
+    """Stands in for a session: says where a copy would go, and reports progress."""
+
+    def __init__(self, dirs: set[str]) -> None:
+        self.dirs = dirs
+        self.calls: list[tuple[str, str, str]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def stat(self, path: str) -> object:
+        class Found:
+            kind = "dir" if path in self.dirs else "file"
+
+        return Found
+
+    async def _move(self, kind: str, source: str, target: str, progress: object) -> Done:
+        self.calls.append((kind, os.path.relpath(source), os.path.relpath(target)))
+        if callable(progress):
+            progress(0, None, "")
+            progress(1024, 2048, "a\x1b[2Jb")
+        return Done()
+
+    async def upload(self, local: str, path: str, *, progress: object) -> Done:
+        return await self._move("in", local, path, progress)
+
+    async def download(self, path: str, local: str, *, progress: object) -> Done:
+        return await self._move("out", path, local, progress)
+
+
+@pytest.mark.parametrize(
+    "words, call",
+    [
+        (("file", ":"), ("in", "file", "file")),
+        (("file", ":new"), ("in", "file", "new")),
+        (("file", ":new/"), ("in", "file", "new/file")),
+        (("file", ":dir"), ("in", "file", "dir/file")),
+        (("tree", ":"), ("in", "tree", ".")),
+        (("tree", ":dir"), ("in", "tree", "dir")),
+        ((":dir/x", "."), ("out", "dir/x", "x")),
+        ((":dir/x", "there"), ("out", "dir/x", "there/x")),
+        ((":dir/x", "new"), ("out", "dir/x", "new")),
+        ((":dir", "there"), ("out", "dir", "there")),
+        ((":", "there"), ("out", ".", "there")),
+    ],
+)
+def test_what_is_in_a_directory_goes_into_the_target_and_a_file_becomes_it_or_goes_into_it(
+    words: tuple[str, str],
+    call: tuple[str, str, str],
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    session = Recorder({".", "dir"})
+    monkeypatch.setattr(copy, "_session", lambda _: session)
+    assert cp(*words) == 0
+    assert session.calls == [call]
+    assert capsys.readouterr() == ("", ""), "no progress where nobody watches"
+
+
+def test_a_terminal_is_shown_the_progress_and_nothing_that_it_obeys(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(copy, "_session", lambda _: Recorder({"."}))
+    monkeypatch.setattr(copy, "_EVERY_S", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert cp("file", ":") == 0
+    shown = capsys.readouterr().err.split("\r\x1b[K")
+    assert shown[-2:] == [r" 50 %  1.0 KiB  a\x1b[2Jb", "1 file, 3.0 MiB\n"]
+    assert cp("--quiet", "file", ":") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_tree_goes_in_and_comes_out_again(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cp("tree", ":in") == 0
+    assert capsys.readouterr() == ("", "sbx: not copied: 'link' (symlink)\n")
+    assert (place / "work/in/sub/deep").read_text() == "two"
+    assert not (place / "work/in/link").is_symlink()
+    (place / "work/in/trap").symlink_to("/etc/passwd")
+    assert cp(":in", "out") == 0
+    assert "'trap' (symlink)" in capsys.readouterr().err
+    assert sorted(os.listdir("out")) == ["sub"]
+    assert (place / "out/sub/deep").read_text() == "two"
+    assert cp(":nothing", "out") == 1
+    assert "nothing" in capsys.readouterr().err

@@ -1,0 +1,314 @@
+"""The page in a real browser: what it shows, what it does not let happen."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import eventually
+from tests.servers import ServerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.console.browser import Page
+    from tests.console.conftest import Console
+
+# One browser: these tests stay together when there are several workers.
+pytestmark = pytest.mark.xdist_group("console")
+
+LINES = "document.querySelectorAll('#screen > div').length"
+SCREEN = "(document.querySelector('#screen')?.textContent ?? '')"
+# Would run in a page that takes text for markup. Each sets `pwned`.
+PAYLOADS = (
+    "<script>window.pwned = 1</script>",
+    "<img src=x onerror='window.pwned = 1'>",
+    "<svg onload='window.pwned = 1'></svg>",
+    "</div></code><iframe srcdoc='<script>parent.pwned = 1</script>'></iframe>",
+)
+
+
+@pytest.fixture
+def page(console: Console, tab: Page) -> Iterator[Page]:
+    """The console, before anybody has signed in."""
+    tab.go(f"{console.url}icon.svg")  # the same origin, and no script that would sign in
+    tab.do("sessionStorage.clear()")
+    tab.events.clear()
+    tab.go(console.url)
+    tab.until("!document.getElementById('login').hidden")
+    yield tab
+    here = (console.server.endpoint + "/", "about:blank")
+    foreign = [url for url in tab.requests() if not url.startswith(here)]
+    faults = [text for text in tab.complaints() if "401" not in text and "[DOM]" not in text]
+    tab.go("about:blank")
+    assert foreign == []
+    assert faults == []
+
+
+def sign_in(page: Page, token: str | None) -> None:
+    page.click("#token")
+    page.type(token or "")
+    page.click("#login-form button")
+
+
+@pytest.fixture
+def signed_in(console: Console, page: Page) -> Page:
+    sign_in(page, console.server.token)
+    page.until("!document.getElementById('console').hidden")
+    return page
+
+
+def choose(page: Page, session: str) -> None:
+    item = f"#session-list li[data-key='{session}'] button"
+    page.until(f"document.querySelector({json.dumps(item)}) !== null")
+    page.click(item)
+    page.until(f"document.querySelector('article')?.ariaLabel === 'Session {session[:8]}'")
+
+
+@pytest.mark.spec("I1")
+def test_a_wrong_token_shows_an_error_and_nothing_else(console: Console, page: Page):
+    name = console.open()
+    console.run(name, "echo secret-output").join()
+    sign_in(page, "not the token of this server")
+    page.until("document.getElementById('login-error').textContent !== ''")
+    assert "does not accept this token" in page.text()
+    assert page.do("document.getElementById('console').hidden")
+    everything = page.do("document.documentElement.outerHTML")
+    for shown in (name[:8], "secret-output", "userns", str(console.server.work_dir)):
+        assert shown not in everything
+    assert page.do("[sessionStorage.length, localStorage.length, document.cookie]") == [0, 0, ""]
+    # The control: the right one, in the same page.
+    sign_in(page, console.server.token)
+    page.until("document.querySelectorAll('#session-list li').length === 1")
+    assert name[:8] in page.text()
+
+
+@pytest.mark.spec("I1")
+def test_sessions_and_live_output_appear(console: Console, signed_in: Page):
+    page = signed_in
+    assert "No session is open" in page.text()
+    name = console.open(network_mode="allowlist", network_allowlist=["allowed.example"])
+    run = console.run(
+        name,
+        "getent hosts refused.example; echo out-1; echo err-1 >&2;"
+        "while [ ! -e go ]; do sleep 0.02; done; echo out-2; exit 3",
+    )
+    page.until(f"{SCREEN}.includes('out-1') && {SCREEN}.includes('err-1')")
+    text = page.text()
+    assert "out-2\n" not in text
+    for word in (name[:8], "userns", "network allowlist", "1 running", "held by a request"):
+        assert word in text, word
+    assert str(console.server.work_dir) in text
+    assert page.do("document.querySelector('#runs tbody .badge').textContent") == "running"
+    assert console.server.request("PUT", f"/v1/sessions/{name}/file?path=go", b"")[0] == 200
+    page.until(f"{SCREEN}.includes('out-2') && {SCREEN}.includes('ended with exit code 3')")
+    page.until("document.querySelector('#runs tbody .badge').textContent === 'exit 3'")
+    assert run.end["exited"]["returncode"] == 3
+    classes = page.do("[...document.querySelectorAll('#screen div')].map(d => d.className)")
+    assert {"stdout", "stderr", "note"} == set(classes)
+    # What was refused, and what isolates.
+    decision = page.until("document.querySelector('#decisions tbody tr')?.innerText")
+    assert "refused.example" in decision
+    assert "refused" in decision
+    isolation = page.do("document.getElementById('isolation').innerText")
+    for word in ("Namespaces", "Root", "none left", "kernel"):
+        assert word in isolation, isolation
+    assert page.do("document.querySelectorAll('.tile strong').length") == 8
+
+
+def test_the_token_stays_in_the_tab_and_out_of_every_address(console: Console, signed_in: Page):
+    page, token = signed_in, str(console.server.token)
+    page.until("document.querySelector('.tile') !== null")
+    page.go(console.url)
+    page.until("!document.getElementById('console').hidden")  # a reload keeps it
+    assert page.do("[localStorage.length, document.cookie]") == [0, ""]
+    assert not [url for url in page.requests() if token in url]
+    page.click("#logout")
+    page.until("!document.getElementById('login').hidden")
+    assert page.do("sessionStorage.length") == 0
+    assert page.do("document.getElementById('detail').textContent") == ""
+    # In a link, it is behind the #, and is gone from the address at once.
+    page.go("about:blank")
+    page.go(f"{console.url}#token={token}")
+    page.until("!document.getElementById('console').hidden")
+    assert page.do("location.href") == console.url
+    assert not [url for url in page.requests() if token in url]
+    assert token not in console.server.log.read_text()
+
+
+def test_hostile_output_is_text(console: Console, signed_in: Page):
+    page = signed_in
+    name = console.open(env={"P": "".join(PAYLOADS)})
+    command = f'printf "%s\\n" "$P"; printf "%s\\n" "$P" >&2; : {"".join(PAYLOADS)!r}'
+    console.run(name, command).join()
+    console.run(name, "".join(PAYLOADS)).join()  # as a command, too
+    choose(page, name)
+    page.until("document.querySelectorAll('#runs tbody tr').length === 2")
+    page.click("#runs tbody tr:last-child button.command")
+    page.until(f"{SCREEN}.includes({json.dumps(PAYLOADS[0])})")
+    shown = page.text()
+    for payload in PAYLOADS:
+        assert shown.count(payload) >= 2
+    assert page.do("document.querySelectorAll('#detail :is(script, img, iframe)').length") == 0
+    assert page.do("window.pwned") is None
+    # And if this page had a mistake: the browser would not let text become markup or code.
+    held = page.do(
+        "(() => { try { document.body.innerHTML = '<b>x</b>'; return 'set' }"
+        " catch (e) { return e.name } })()"
+    )
+    assert held == "TypeError"
+    blocked = page.do(
+        "new Promise(done => { const s = document.createElement('script');"
+        " s.textContent = 'window.pwned = 2'; document.head.append(s); done(window.pwned ?? 0) })"
+        ".catch(e => e.name)"
+    )
+    assert blocked in {0, "TypeError"}
+    # The control: in a page that takes it for markup, it does run.
+    page.go("about:blank")
+    page.do(f"void (document.body.innerHTML = {json.dumps(PAYLOADS[1])})")
+    page.until("window.pwned === 1")
+    page.events.clear()  # what was tried above on purpose
+
+
+def test_control_characters_and_long_lines_are_harmless(console: Console, signed_in: Page):
+    page = signed_in
+    name = console.open()
+    code = (
+        "import sys; w = sys.stdout.buffer.write\n"
+        "w(b'A\\x1b[2J\\x1b[31mred\\x1b[0mB\\x1b]0;title\\x07C\\x1b]8;;http://x.example\\x1b\\\\D\\n')\n"
+        "w(bytes(range(256)) + b'\\n')\n"
+        "w('E\\u202eF\\u2066G\\u200bH\\n'.encode())\n"
+        "w(b'one\\rtwo\\r\\nthree\\n')\n"
+        "w(b'\\x1b]0;' + b'x' * 100 + b'\\nafter-an-open-sequence\\n')\n"
+        "w(b'Y' * 3_000_000 + b'\\nlast\\n')\n"
+    )
+    status, _ = console.server.request("PUT", f"/v1/sessions/{name}/file?path=f.py", code.encode())
+    assert status == 200
+    console.run(name, "python3 -c 'print(1)' >/dev/null; python3 f.py | head -c 1000").join()
+    run = console.run(name, "python3 f.py | tail -c 2900000")
+    assert run.end["exited"]["returncode"] == 0
+    choose(page, name)
+    page.until("document.querySelectorAll('#runs tbody tr').length === 2")
+    page.click("#runs tbody tr:last-child button.command")
+    page.until(f"{SCREEN}.includes('ended with') && {SCREEN}.includes('AredBCD')")
+    lines = page.do("[...document.querySelectorAll('#screen .stdout')].map(d => d.textContent)")
+    assert lines[0] == "AredBCD"
+    assert "E⟨U+202E⟩F⟨U+2066⟩G⟨U+200B⟩H" in lines
+    at = lines.index("one")
+    assert lines[at : at + 3] == ["one", "two", "three"]
+    assert "after-an-open-sequence" in lines
+    raw = page.do(SCREEN)
+    assert not [c for c in raw if (ord(c) < 32 and c != "\t") or 127 <= ord(c) < 160]
+    assert "␀␁␂" in raw
+    # One line of millions of characters.
+    page.click("#runs tbody tr:first-child button.command")
+    page.until(f"{SCREEN}.includes('last') && {SCREEN}.includes('ended with')")
+    longest = page.do(
+        "Math.max(...[...document.querySelectorAll('#screen div')].map(d => d.textContent.length))"
+    )
+    assert longest == 4000
+    assert "more characters" in page.do("document.querySelector('#screen [data-cut]').dataset.cut")
+    sizes = "(s => [s.scrollWidth <= s.clientWidth + 1, s.clientHeight < 600])"
+    assert page.do(f"{sizes}(document.querySelector('#screen'))") == [True, True]
+
+
+def test_a_million_lines_leave_the_page_small(console: Console, signed_in: Page):
+    page = signed_in
+    name = console.open()
+    run = console.run(name, "while [ ! -e go ]; do sleep 0.02; done; seq 1000000")
+    choose(page, name)
+    page.until("document.querySelectorAll('#runs tbody tr').length === 1")
+    assert console.server.request("PUT", f"/v1/sessions/{name}/file?path=go", b"")[0] == 200
+    page.until(f"{SCREEN}.includes('ended with')")
+    assert run.stdout == "".join(f"{n}\n" for n in range(1, 1000001))
+    assert page.do(LINES) <= 2000
+    assert page.do(f"{SCREEN}.length") <= 500_000
+    assert page.do("document.getElementsByTagName('*').length") < 3000
+    lines = page.do("[...document.querySelectorAll('#screen .stdout')].map(d => d.textContent)")
+    assert lines[-1] == "1000000"
+    assert lines[-1000:] == [str(n) for n in range(999001, 1000001)]
+    # The last line is in sight: whoever watches the end keeps seeing the end.
+    below = "(s => s.scrollHeight - s.scrollTop - s.clientHeight)"
+    assert page.do(f"{below}(document.querySelector('#screen'))") < 40
+
+
+def test_a_run_and_a_session_are_ended_from_the_page(console: Console, signed_in: Page):
+    page = signed_in
+    name = console.open()
+    run = console.run(name, "echo begun; sleep 600")
+    choose(page, name)
+    page.until(f"{SCREEN}.includes('begun')")
+    page.click("#runs tbody button.danger")
+    page.until("document.getElementById('ask').open")
+    assert "End run 1?" in page.do("document.getElementById('ask').innerText")
+    page.click("#ask-no")
+    page.until("!document.getElementById('ask').open")
+    assert console.runs(name)[0]["end"] is None  # only asked
+    page.click("#runs tbody button.danger")
+    page.until("document.getElementById('ask').open")
+    page.click("#ask-yes")
+    page.until("document.querySelector('#runs tbody .badge').textContent === 'operator'")
+    assert run.end["exited"]["reason"] == "operator"
+    assert console.is_open(name)
+    page.click(".title button.danger")
+    page.until("document.getElementById('ask').open")
+    page.click("#ask-yes")
+    page.until("document.querySelector('.title .badges').innerText === 'ended'")
+    assert eventually(lambda: not console.is_open(name))
+    assert page.do("document.querySelector('.title button.danger').disabled")
+
+
+# Another origin.
+
+ATTACK = Path(__file__).with_name("attack.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Callable[[str], str]]:
+    """An empty page on another port of this host, by address and by name."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>elsewhere</title><body>elsewhere")
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield lambda host: f"http://{host}:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.spec("I3")
+def test_a_page_of_another_origin_can_do_nothing(tab: Page, elsewhere: Callable[[str], str]):
+    # A server that asks for no token, so that nothing but the origin stands in the way.
+    with ServerProcess("--backend", "userns", "--drain", "0.1", token=False) as server:
+        name = "ab" * 16
+        assert server.request("PUT", f"/v1/sessions/{name}", b"{}")[0] == 200
+        script = f"({ATTACK})({json.dumps(server.endpoint)}, {json.dumps(name)})"
+        for host in ("127.0.0.1", "localhost"):
+            tab.go(elsewhere(host))
+            found = tab.do(script)
+            assert found["read"] == found["run"] == found["import"] == "TypeError", found
+            assert found["socket"] == "refused"
+            assert found["frame"] in {"nothing", "SecurityError"}
+        assert server.metric("sandbox_runs_started_total") == 0
+        assert server.metric("sandbox_sessions_opened_total") == 1
+        # The control: the same script in the server's own page does all of it.
+        tab.go(f"{server.endpoint}/console/")
+        tab.until("!document.getElementById('console').hidden")  # no token, no question
+        found = tab.do(script)
+        tab.go("about:blank")
+        assert (found["read"], found["run"], found["import"]) == (200, 200, True)
+        assert found["socket"] == "open"
+        assert server.metric("sandbox_runs_started_total") >= 2

@@ -1,0 +1,317 @@
+"""What an observer is told; and that it is never in the way of the client whose run it is."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.console.conftest import Console
+    from tests.servers import ServerProcess
+
+MIB = 1024 * 1024
+NAME = "ab" * 16
+ROUTES = [
+    ("GET", "/v1/console"),
+    ("GET", f"/v1/console/{NAME}"),
+    ("GET", f"/v1/console/{NAME}/runs/1"),
+    ("DELETE", f"/v1/console/{NAME}/runs/1"),
+]
+
+
+def text_of(lines: list[dict], stream: str) -> str:
+    return "".join(told["text"] for told in lines if told.get("stream") == stream)
+
+
+def silent_observer(server: ServerProcess, path: str) -> socket.socket:
+    """Asks for a run's output and never reads an answer."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(server.address)
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.token}\r\n\r\n"
+    sock.sendall(head.encode())
+    return sock
+
+
+def becomes_steady(look: Callable[[], int]) -> bool:
+    """Whether a number stops to grow."""
+    before = look()
+    time.sleep(0.3)
+    return before == look() > 0
+
+
+@pytest.mark.spec("I1")
+def test_sessions_and_runs_are_told(console: Console):
+    name = console.open(network_mode="blocked", timeout_s=500)
+    run = console.run(name, "echo out; echo err >&2; exit 3")
+    assert run.end["exited"]["returncode"] == 3
+    overview = console.server.told("/v1/console")
+    (summary,) = (s for s in overview["sessions"] if s["session"] == name)
+    assert summary["backend"] == "userns"
+    assert summary["work_dir"] == str(console.server.work_dir)
+    assert summary["runs"] == 1
+    assert summary["running"] == 0
+    assert 0 <= overview["now"] - summary["opened_at"] < 60
+    detail = console.detail(name)
+    (told,) = detail["recorded"]
+    assert told["command"] == "echo out; echo err >&2; exit 3"
+    assert told["end"] == run.end
+    assert (told["stdout_bytes"], told["stderr_bytes"]) == (4, 4)
+    assert told["started_at"] <= told["ended_at"] <= detail["now"]
+    assert detail["isolation"]["backend"] == "userns"
+    assert detail["timeout_s"] == 500
+    lines = console.follow(name, told["run"])
+    assert text_of(lines, "stdout") == "out\n"
+    assert text_of(lines, "stderr") == "err\n"
+    assert lines[-1] == {"end": run.end}
+
+
+def test_decisions_are_told(console: Console):
+    name = console.open(network_mode="allowlist", network_allowlist=["allowed.example"])
+    console.run(name, "getent hosts a.example; getent hosts b.example; true").join()
+    detail = console.detail(name)
+    refused = [d for d in detail["decisions"] if not d["allowed"]]
+    assert {d["host"] for d in refused} == {"a.example", "b.example"}
+    assert {(d["run"], d["door"]) for d in refused} == {(1, "dns")}
+    assert len({d["number"] for d in detail["decisions"]}) == len(detail["decisions"])
+    assert detail["recorded"][0]["refused"] == len(refused)
+    assert detail["network_allowlist"] == ["allowed.example"]
+
+
+def test_neither_the_environment_nor_stdin_is_told(console: Console):
+    name = console.open(env={"A": "secret-of-the-session"})
+    body = {"cmd": "cat >f", "env": {"B": "secret-of-the-run"}, "stdin": "secret-of-stdin"}
+    headers = {"Content-Type": "application/json"}
+    path = f"/v1/sessions/{name}/runs"
+    assert console.server.request("POST", path, json.dumps(body).encode(), **headers)[0] == 200
+    told = json.dumps([console.detail(name), console.server.told("/v1/console")])
+    assert "cat >f" in told
+    assert "secret-of" not in told
+
+
+@pytest.mark.spec("I1")
+@pytest.mark.parametrize("method, path", ROUTES)
+def test_without_the_token_nothing_is_told(console: Console, method: str, path: str):
+    name = console.open()
+    console.run(name, "true").join()
+    wanted = path.replace(NAME, name)
+    _, body = console.server.request("POST", f"/v1/sessions/{name}/capability", b"{}")
+    smaller = json.loads(body)["token"]
+    for token, expected in (("", 401), ("Bearer wrong", 401), (f"Bearer {smaller}", 403)):
+        status, body = console.server.request(method, wanted, Authorization=token)
+        assert status == expected
+        assert name not in body.decode()
+    for origin in ("https://attacker.example", "null"):
+        assert console.server.request(method, wanted, Origin=origin)[0] == 403
+    assert console.server.request(method, wanted)[0] == 200  # the control
+
+
+def test_what_is_not_there(console: Console):
+    name = console.open()
+    for method, path in (
+        ("GET", f"/v1/console/{NAME}"),
+        ("GET", f"/v1/console/{name}/runs/1"),
+        ("GET", f"/v1/console/{name}/runs/x"),
+        ("GET", f"/v1/console/{name}/runs/%C2%B2"),
+        ("GET", f"/v1/console/{name}/runs/{'9' * 5000}"),
+        ("DELETE", f"/v1/console/{name}/runs/7"),
+        ("POST", f"/v1/console/{name}"),
+        ("GET", f"/v1/console/{name}/other/1"),
+    ):
+        status, body = console.server.request(method, path)
+        assert status == 404, (method, path, body)
+
+
+def test_to_look_is_not_to_hold(console: Console):
+    """A session that is watched ends when its client is gone; one that is used does not."""
+    watched, used = console.open(), console.open()
+
+    def watched_is_gone() -> bool:
+        assert console.server.request("GET", f"/v1/sessions/{used}")[0] == 200
+        return console.server.request("GET", f"/v1/console/{watched}")[0] == 404
+
+    lease = console.detail(watched)["lease_s"]
+    assert 0 < lease <= 2
+    assert eventually(watched_is_gone, within_s=10)
+    assert console.is_open(used)
+
+
+def test_an_observer_that_does_not_read_slows_nobody(console: Console):
+    name = console.open()
+    begin = "while [ ! -e go ]; do sleep 0.02; done; "
+    run = console.run(name, begin + "seq 1000000; touch done")
+    observers = [silent_observer(console.server, f"/v1/console/{name}/runs/1") for _ in range(4)]
+    before = console.server.metric("sandbox_max_resident_bytes")
+    assert console.server.request("PUT", f"/v1/sessions/{name}/file?path=go", b"")[0] == 200
+    try:
+        assert run.end["exited"]["returncode"] == 0
+        assert run.stdout == "".join(f"{n}\n" for n in range(1, 1000001))
+        grown = console.server.metric("sandbox_max_resident_bytes") - before
+        assert grown < 48 * MIB
+    finally:
+        for sock in observers:
+            sock.close()
+
+
+def test_an_observer_does_not_read_in_the_clients_place(console: Console):
+    """A client that does not read is slowed, as always; one that looks on changes nothing."""
+    name = console.open()
+    head = (
+        f"POST /v1/sessions/{name}/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n"
+        f"Authorization: Bearer {console.server.token}\r\n\r\nyes"
+    )
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(console.server.address)
+        client.sendall(head.encode())
+        assert eventually(lambda: bool(console.runs(name)), within_s=10)
+        with socket.create_connection(console.server.address, timeout=10) as observer:
+            path = f"/v1/console/{name}/runs/1"
+            auth = f"Authorization: Bearer {console.server.token}"
+            observer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{auth}\r\n\r\n".encode())
+            assert b"200 OK" in observer.recv(65536)
+            assert eventually(
+                lambda: becomes_steady(lambda: console.runs(name)[0]["stdout_bytes"]), within_s=15
+            )
+        assert console.runs(name)[0]["stdout_bytes"] < 16 * MIB
+        assert console.runs(name)[0]["end"] is None
+
+
+def test_what_an_observer_misses_is_counted(console: Console):
+    name = console.open()
+    run = console.run(name, "seq 100000")
+    total = len(run.stdout)
+    lines = console.follow(name, 1)
+    skipped = sum(told.get("skipped", 0) for told in lines)
+    seen = text_of(lines, "stdout")
+    assert skipped + len(seen) == total
+    assert seen == run.stdout[-len(seen) :]
+    assert 32 * 1024 < len(seen) <= 80 * 1024
+
+
+def test_characters_in_pieces_come_whole(console: Console):
+    name = console.open()
+    word = "printf '\\303'; sleep 0.3; printf '\\251'; printf '\\377\\n'"
+    console.run(name, word).join()
+    assert text_of(console.follow(name, 1), "stdout") == "é\ufffd\n"
+
+
+def test_observers_have_a_limit(console: Console):
+    name = console.open()
+    run = console.run(name, "sleep 30")
+    path = f"/v1/console/{name}/runs/1"
+    observers = [silent_observer(console.server, path) for _ in range(32)]
+    try:
+        for sock in observers:
+            assert b"200 OK" in sock.recv(4096)
+        status, body = console.server.request("GET", path)
+        assert status == 503
+        assert json.loads(body)["error"]["code"] == "busy"
+    finally:
+        for sock in observers:
+            sock.close()
+    # Room again, as soon as the server has seen them go.
+    assert eventually(lambda: _is_let_in(console.server, path), within_s=10)
+    assert console.server.request("DELETE", path)[0] == 200
+    assert run.end["exited"]["reason"] == "operator"
+
+
+def _is_let_in(server: ServerProcess, path: str) -> bool:
+    with silent_observer(server, path) as sock:
+        return b"200 OK" in sock.recv(4096)
+
+
+def test_an_operator_ends_a_run_and_the_session_goes_on(console: Console):
+    name = console.open()
+    run = console.run(name, "echo before; setsid sleep 600 & wait")
+    assert eventually(lambda: console.runs(name)[0]["stdout_bytes"] == 7, within_s=10)
+    path = f"/v1/console/{name}/runs/1"
+    assert console.server.request("DELETE", path) == (200, b'{"ended":true}\n')
+    assert run.end["exited"]["reason"] == "operator"
+    assert run.end["exited"]["returncode"] > 128
+    assert run.stdout == "before\n"
+    # Again: it has ended, which is what was wanted.
+    assert console.server.request("DELETE", path) == (200, b'{"ended":true}\n')
+    assert console.run(name, "echo again").stdout == "again\n"
+
+
+def test_whoever_follows_is_told_that_the_session_has_ended(console: Console):
+    name = console.open()
+    run = console.run(name, "sleep 600")
+    with socket.create_connection(console.server.address, timeout=10) as observer:
+        auth = f"Authorization: Bearer {console.server.token}"
+        path = f"/v1/console/{name}/runs/1"
+        observer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{auth}\r\n\r\n".encode())
+        assert console.server.request("DELETE", f"/v1/sessions/{name}")[0] == 200
+        told = b""
+        while b'"end"' not in told:
+            piece = observer.recv(65536)
+            assert piece, told
+            told += piece
+    run.join()
+    assert not console.is_open(name)
+
+
+def test_runs_that_were_refused_are_remembered_too(console: Console):
+    name = console.open()
+    path = f"/v1/sessions/{name}/runs"
+    refused = json.dumps({"cmd": "true", "network_mode": "open"}).encode()
+    headers = {"Content-Type": "application/json"}
+    console.run(name, "echo first").join()
+    for _ in range(5):
+        status, body = console.server.request("POST", path, refused, **headers)
+        assert status == 200
+        assert b"refused" in body
+    runs = console.runs(name)
+    assert [run["run"] for run in runs] == [1, 2, 3, 4, 5, 6]
+    assert all("refused" in run["end"] for run in runs[1:])
+
+
+@pytest.mark.parametrize(
+    "name", ["", "index.html", "main.js", "plain.js", "console.css", "icon.svg"]
+)
+def test_the_page_is_held_to_its_policy(console: Console, name: str):
+    connection = http.client.HTTPConnection(*console.server.address, timeout=20)
+    connection.request("GET", f"/console/{name}")
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    assert response.status == 200
+    policy = response.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; ")
+    assert "unsafe" not in policy
+    assert "*" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Referrer-Policy"] == "no-referrer"
+    assert b"http://" not in body.replace(b"http://www.w3.org/2000/svg", b"")
+    assert b"https://" not in body
+    assert b"innerHTML" not in body
+
+
+def test_the_page_is_all_there_is_without_a_token(console: Console):
+    for path in (
+        "/console/_app.py",
+        "/console/../_app.py",
+        "/console/%2e%2e/_app.py",
+        "/console/..%2f_app.py",
+        "/console//etc/passwd",
+        "/console/console/main.js",
+        "/consoles",
+        "/",
+    ):
+        assert console.server.request("GET", path, Authorization="")[0] == 401, path
+        assert console.server.request("GET", path)[0] == 404, path
+    for method in ("POST", "PUT", "DELETE"):
+        assert console.server.request(method, "/console/", b"", Authorization="")[0] == 401
+    assert console.server.request("GET", "/console/", Host="attacker.example")[0] == 403
+    assert console.server.request("GET", "/console/", Origin="http://attacker.example")[0] == 403
+    assert console.server.request("GET", "/console/", **{"Sec-Fetch-Site": "same-site"})[0] == 403

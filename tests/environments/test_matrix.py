@@ -1,0 +1,119 @@
+"""In every kind of place a session works as reported, or says why not and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.environments import matrix
+
+# Why nothing can be opened, in the words of the error; the other rows work.
+REFUSED = {
+    "pod-root-bare": "root without CAP_SETFCAP",
+    "default-user": "seccomp profile refuses user namespaces",
+    "default-root": "seccomp profile refuses user namespaces",
+    "gvisor": "runs in gVisor",
+}
+REMEDY = {
+    "pod-root-bare": "runAsUser",
+    "default-user": "seccompProfile: Unconfined",
+    "default-root": "seccompProfile: Unconfined",
+    "gvisor": "another runtime",
+}
+NO_WORK_DIR = "read-only"
+NO_PIVOT = ("admin-default-user", "admin-default-root", "admin-alone-default")
+FRESH_PROC = ("root", "user", "pod-unmasked")
+CGROUPS = ("root", "cgroup")
+HIDDEN = "processes"
+
+
+@pytest.mark.spec("G1", "G5", "B9")
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", matrix.ROWS)
+def test_place(name: str) -> None:
+    """One container for all that is asked of it: making one is what takes the time."""
+    if (reason := matrix.lacking(name)) is not None:
+        pytest.skip(reason)
+    found = matrix.look(name)
+    doctor = found["doctor"]
+    backends = {backend["name"]: backend for backend in doctor["backends"]}
+    layers = {layer["name"]: layer for layer in doctor["layers"]}
+    _check_layers(name, layers)
+    for backend, opened in found["opened"].items():
+        _check_backend(name, backends[backend], opened)
+    assert backends["none"]["available"] == (name not in ("gvisor", NO_WORK_DIR))
+    assert not backends["sandbox-exec"]["available"]
+    works = backends[doctor["default"]]["available"]
+    assert doctor["ok"] == works
+    assert found["text"].splitlines()[-1].startswith("Well" if works else "Not well")
+    assert matrix.line(name, found) in matrix.PAGE.read_text(encoding="utf-8"), (
+        "the page is out of date: python -m tests.environments.matrix --write"
+    )
+
+
+def _check_layers(name: str, layers: dict[str, dict[str, Any]]) -> None:
+    refused = name in REFUSED
+    assert layers["user-namespaces"]["available"] == (not refused)
+    assert layers["fresh-proc"]["available"] == (name in FRESH_PROC)
+    assert layers["pivot-root"]["available"] == (not refused and name not in NO_PIVOT)
+    assert layers["move-root"]["available"] == (not refused)
+    assert layers["cgroups"]["available"] == (name in CGROUPS)
+    assert layers["uv"]["available"]
+    if refused:
+        cause = layers["launcher" if name == "gvisor" else "user-namespaces"]
+        assert REFUSED[name] in cause["detail"]
+        assert REMEDY[name] in cause["hint"]
+
+
+def _check_backend(name: str, told: dict[str, Any], opened: dict[str, dict[str, Any]]) -> None:
+    """Doctor and ``open`` say the same, and what they say is so."""
+    plain = opened["plain"]
+    assert told["available"] == ("said" in plain)
+    if told["available"]:
+        assert plain["said"] == opened["limited"]["said"] == opened["pinned"]["said"] == "inside\n"
+        assert told["isolation"] == plain["isolation"]
+        _check_report(name, told, opened)
+        return
+    assert (told["reason"], told["hint"]) == (plain["message"], plain["hint"])
+    assert plain["hint"]
+    if name in REFUSED:
+        assert plain["code"] == "backend-unavailable"
+        assert REFUSED[name] in plain["message"]
+        assert REMEDY[name] in plain["hint"]
+    elif name == NO_WORK_DIR:
+        assert plain["code"] == "usage"
+        assert "no work dir could be made" in plain["message"]
+        assert opened["pinned"]["said"] == "inside\n"
+    else:
+        assert name in NO_PIVOT
+        assert told["name"] != "userns"
+        assert "refuses pivot_root" in plain["message"]
+        assert "backend='userns'" in plain["hint"]
+
+
+def _check_report(name: str, told: dict[str, Any], opened: dict[str, dict[str, Any]]) -> None:
+    report = told["isolation"]
+    assert report["proc"] == ("fresh" if name in FRESH_PROC else "inherited")
+    outcomes = {attack["name"]: attack["outcome"] for attack in told["attacks"]}
+    seen = outcomes.pop(HIDDEN)
+    assert seen == ("held" if report["proc"] == "fresh" else "weaker")
+    assert set(outcomes.values()) == {"held"}
+    limited = opened["limited"]["isolation"]["limits"]["memory"]
+    assert limited.startswith("cgroup") == (name in CGROUPS)
+    strict = opened["strict"]
+    if report["proc"] == "fresh" and report["root"] == "pivot":
+        assert strict["said"] == "inside\n"
+    else:
+        weaker = "refuses pivot_root" if report["root"] == "move" else "masks /proc"
+        assert weaker in strict["message"]
+        assert "drop strict=True" in strict["hint"]
+
+
+@pytest.mark.parametrize("name", NO_PIVOT)
+def test_userns_is_where_a_moved_root_is_needed(name: str) -> None:
+    """The page says so, and the test above holds the page to what was found."""
+    page = matrix.PAGE.read_text(encoding="utf-8")
+    row = next(
+        line for line in page.splitlines() if line.startswith(f"| {matrix.ROWS[name].title} |")
+    )
+    assert "works: root move" in row.split("|")[2 + matrix.BACKENDS.index("userns")]

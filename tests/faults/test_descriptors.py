@@ -1,0 +1,58 @@
+"""A host process that has no descriptor left: said so, nothing lost, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tests.conftest import ISOLATED
+
+PROGRAM = """
+import asyncio, json, os, resource, sys
+from union import sandbox as sb
+from union.sandbox.on_device import _workdir
+
+async def main(backend):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
+    sessions, told, paths = [], [], set()
+    for _ in range(100):
+        one = sb.on_device.session(backend=backend)
+        try:
+            await one.open()
+        except sb.SandboxError as exc:
+            told.append([type(exc).__name__, exc.code, exc.hint])
+            break
+        sessions.append(one)
+        paths.add(one.work_dir)
+    try:
+        await sessions[0].run("true")
+    except sb.SandboxError as exc:
+        told.append([type(exc).__name__, exc.code, exc.hint])
+    for one in sessions[1:]:
+        await one.close()
+    usable = (await sessions[0].exec("echo usable")).stdout
+    await sessions[0].close()
+    mine = f"sandbox-{os.getpid()}-"
+    left = [name for name in os.listdir(_workdir._place()) if name.startswith(mine)]
+    print(json.dumps({"opened": len(sessions), "told": told, "usable": usable, "left": left}))
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+@pytest.mark.spec("D8")
+def test_no_descriptor_left_is_said_and_leaves_nothing(backend: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, backend]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    assert 3 <= found["opened"] < 100, "the positive control: some sessions did open"
+    assert found["told"], "opening, or the run after it, has failed"
+    for kind, code, hint in found["told"]:
+        assert (kind, code) == ("SandboxExecutionError", "spawn-EMFILE")
+        assert "ulimit -n" in hint
+    assert found["usable"] == "usable\n"
+    assert found["left"] == []
+    assert "Traceback" not in done.stderr

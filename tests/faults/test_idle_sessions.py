@@ -1,0 +1,55 @@
+"""A thousand sessions that do nothing cost next to nothing, and leave nothing."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Memory is measured, and a thousand sessions are opened.
+pytestmark = pytest.mark.alone
+
+ROOT = Path(__file__).resolve().parents[2]
+SESSIONS = 1000
+FILES_EACH = 8
+
+
+@pytest.mark.slow
+@pytest.mark.spec("B2", "B8", "G4")
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_NOFILE)[1] < SESSIONS * FILES_EACH,
+    reason=f"needs a hard limit of {SESSIONS * FILES_EACH} open files (ulimit -Hn)",
+)
+def test_a_thousand_idle_sessions_are_light_and_leave_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.many_sessions", str(SESSIONS)],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    before, opened, idle, closed = (told[k] for k in ("before", "opened", "idle", "closed"))
+    only_the_launcher = before["processes"]
+    assert only_the_launcher == 1
+
+    # While they are idle: no process of theirs, and less than 1 MiB of ours and the launcher's.
+    assert opened["dirs"] == idle["dirs"] == SESSIONS
+    assert (idle["processes"], idle["spares"]) == (only_the_launcher, 0)
+    assert idle["resident_kib"] - before["resident_kib"] < SESSIONS * 1024
+    assert sum(idle["descriptors"].values()) < SESSIONS * FILES_EACH
+
+    # They still answer, each from a sandbox of its own.
+    assert all(answer.split()[1:] == ["here"] for answer in told["answers"])
+
+    # Closed: everything is as it was before. Memory may stay with the allocator, but little of it.
+    for what in ("descriptors", "of_launcher", "processes", "dirs", "spares"):
+        assert closed[what] == before[what], what
+    assert closed["resident_kib"] - before["resident_kib"] < 64 * 1024

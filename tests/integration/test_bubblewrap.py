@@ -1,0 +1,320 @@
+"""``bubblewrap``: what the program is handed, and what is said when it is missing or gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import children_of, eventually, sandbox_processes, session_of
+
+from union import sandbox as sb
+from union.sandbox._linux import bwrap
+from union.sandbox._linux.launcher import Launcher
+from union.sandbox.on_device import _probe
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+REAL = shutil.which("bwrap") or ""
+pytestmark = pytest.mark.skipif(
+    not REAL, reason="bwrap is not installed: apt-get install bubblewrap"
+)
+
+
+@pytest.fixture
+def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the host refuses to copy: bwrap builds each sandbox, and stays beside it."""
+    monkeypatch.setattr(_probe, "_known", {"bubblewrap": _probe.Facts(share=False)})
+
+
+@pytest.fixture
+async def whole(tmp_path: Path, unshared: None) -> AsyncIterator[sb.Session]:
+    """A session whose sandboxes are each built whole."""
+    work = tmp_path / "a secret name"
+    work.mkdir()
+    async with session_of("bubblewrap", host_work_dir=str(work), env={"SECRET": "s3cret"}) as sbx:
+        yield sbx
+
+
+async def begun(sbx: sb.Session) -> tuple[sb.SandboxProcess, int]:
+    """A command that waits, and the bwrap that watches over it."""
+    proc = await sbx.run("echo begun; sleep 60 # s3cret-command", stdout=True)
+    assert await anext(proc.iter_stdout_lines()) == "begun"
+    (used,) = (
+        pid
+        for pid in watchers()
+        if any(b"s3cret-command" in _read(below, "cmdline") for below in tree(pid))
+    )
+    return proc, used
+
+
+def watchers() -> set[int]:
+    launcher = Launcher._current
+    assert launcher is not None
+    return {p for p in children_of(launcher.pid) if _read(p, "comm") == b"bwrap\n"}
+
+
+def tree(pid: int) -> set[int]:
+    found, waiting = set(), [pid]
+    while waiting:
+        found.add(waiting[-1])
+        waiting += children_of(waiting.pop())
+    return found
+
+
+def lives(pid: int) -> bool:
+    """What nobody has reaped yet is dead all the same."""
+    return _read(pid, "stat").rpartition(b")")[2][1:2] not in {b"", b"Z"}
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.spec("B1", "G1")
+async def test_it_is_the_default() -> None:
+    async with sb.on_device.session() as sbx:
+        assert sbx.backend == sbx.isolation.backend == "bubblewrap"
+        assert (await sbx.exec("echo fine")).stdout == "fine\n"
+
+
+@pytest.mark.spec("G5")
+def test_it_is_told_to_be_available() -> None:
+    status = {s.name: s for s in sb.on_device.available_backends()}["bubblewrap"]
+    assert (status.available, status.reason) == (True, "")
+
+
+@pytest.mark.spec("G2")
+async def test_nothing_of_the_caller_is_in_the_arguments(whole: sb.Session) -> None:
+    """Everybody on the machine may read a command line; the control is what the command has."""
+    proc, watcher = await begun(whole)
+    lines = [_read(pid, "cmdline") + _read(pid, "environ") for pid in tree(watcher)]
+    ours = [line for line in lines if b"/proc/self/fd/6" in line]
+    assert len(ours) == 2, "bwrap, and the first process inside"
+    assert any(b"s3cret" in line for line in lines), "it can be found where it is meant to be"
+    assert not any(b"s3cret" in line or b"secret name" in line for line in ours)
+    assert _read(watcher, "cmdline").split(b"\0")[:3] == [b"bwrap", b"--args", b"3"]
+    assert _read(watcher, "environ") == b""
+    proc.kill()
+    await proc.wait()
+
+
+@pytest.mark.spec("G2")
+async def test_bwrap_holds_no_right_and_nothing_of_the_caller_s(whole: sb.Session) -> None:
+    proc, watcher = await begun(whole)
+    status = dict(
+        line.split(":\t", 1)
+        for line in _read(watcher, "status").decode().splitlines()
+        if ":\t" in line
+    )
+    assert {status[name] for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")} == {"0" * 16}
+    if whole.isolation.ids == "unprivileged":
+        assert not status["Groups"].split()
+    if os.geteuid() == 0:
+        held = [os.readlink(f"/proc/{watcher}/fd/{fd}") for fd in os.listdir(f"/proc/{watcher}/fd")]
+        known = ("/dev/null", "/memfd:said", "anon_inode:[signalfd]", "anon_inode:[eventfd]")
+        assert [target for target in held if not target.startswith(known)] == []
+    proc.kill()
+    await proc.wait()
+
+
+@pytest.mark.spec("G4")
+async def test_without_its_bwrap_a_sandbox_ends(whole: sb.Session) -> None:
+    proc, watcher = await begun(whole)
+    inside = tree(watcher)
+    os.kill(watcher, signal.SIGKILL)
+    with pytest.raises(sb.SandboxExecutionError):
+        await asyncio.wait_for(proc.wait(), 5)
+    assert eventually(lambda: not any(map(lives, inside)), within_s=1)
+    assert (await whole.exec("echo usable")).stdout == "usable\n"
+
+
+@pytest.mark.spec("G4")
+async def test_without_the_launcher_a_sandbox_of_bwrap_ends(whole: sb.Session) -> None:
+    proc, watcher = await begun(whole)
+    inside = tree(watcher)
+    launcher = Launcher._current
+    assert launcher is not None
+    os.kill(launcher.pid, signal.SIGKILL)
+    with pytest.raises(sb.SandboxExecutionError):
+        await asyncio.wait_for(proc.wait(), 5)
+    assert eventually(lambda: not any(map(lives, inside)), within_s=1)
+    assert (await whole.exec("echo usable")).stdout == "usable\n"
+
+
+def orphans() -> set[int]:
+    """Processes of ours that belong to no launcher."""
+    found = set()
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        if not _read(pid, "cmdline").endswith(b"/proc/self/fd/6\0inside\0") or not lives(pid):
+            continue
+        fields = _read(pid, "stat").rpartition(b")")[2].split()
+        if fields and _read(int(fields[1]), "comm") not in {b"sandbox\n", b"bwrap\n"}:
+            found.add(pid)
+    return found
+
+
+@pytest.mark.spec("G4")
+async def test_a_launcher_killed_at_any_moment_leaves_nothing(whole: sb.Session) -> None:
+    """Also while bwrap is at work, and its child waits for it."""
+    before = orphans()
+    for moment in range(12):
+        runs = [asyncio.create_task(whole.exec("true")) for _ in range(3)]
+        await asyncio.sleep(moment * 0.002)
+        launcher = Launcher._current
+        assert launcher is not None
+        os.kill(launcher.pid, signal.SIGKILL)
+        async with asyncio.timeout(10):
+            await asyncio.gather(*runs, return_exceptions=True)
+    assert eventually(lambda: orphans() <= before, within_s=3), orphans() - before
+    assert (await whole.exec("echo usable")).stdout == "usable\n"
+
+
+@pytest.mark.spec("C7", "B2")
+@pytest.mark.parametrize("how", ["kill", "timeout", "close"])
+async def test_every_end_leaves_no_bwrap(whole: sb.Session, how: str) -> None:
+    command = "(setsid sleep 60 &) ; sleep 60"
+    if how == "timeout":
+        assert (await whole.exec(command, timeout_s=0.1)).returncode == 143
+    else:
+        proc = await whole.run(command, background=True)
+        if how == "kill":
+            proc.kill()
+            assert await proc.wait() == 137
+        else:
+            await whole.close()
+    assert eventually(lambda: not sandbox_processes(), within_s=1)
+
+
+@pytest.mark.spec("D4")
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.usefixtures("unshared")
+async def test_a_set_up_that_fails_is_no_exit_code(tmp_path: Path, *, replaced: bool) -> None:
+    """The work dir is moved away, or another stands in its place; then it is put back."""
+    work, away = tmp_path / "work", tmp_path / "away"
+    work.mkdir()
+    async with session_of("bubblewrap", host_work_dir=str(work), warm=0) as sbx:
+        work.rename(away)
+        if replaced:
+            work.mkdir()
+        with pytest.raises(sb.SandboxExecutionError) as caught:
+            await sbx.exec("true")
+        assert (caught.value.returncode, caught.value.stage) == (-1, "spawn")
+        if replaced:
+            work.rmdir()
+        away.rename(work)
+        assert (await sbx.exec("echo well")).stdout == "well\n"
+
+
+# Where there is no bwrap that serves.
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes a script the only bwrap of this machine."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(bwrap, "_ALSO", ())
+
+    def write(body: str) -> Path:
+        program = tmp_path / "bwrap"
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o755)
+        return program
+
+    return write
+
+
+@pytest.mark.spec("G1")
+@pytest.mark.usefixtures("install")
+async def test_a_missing_bwrap_is_told_with_the_package() -> None:
+    with pytest.raises(sb.BackendUnavailableError, match="bwrap, which is not installed") as caught:
+        await sb.on_device.session().open()
+    assert (caught.value.backend, caught.value.missing) == ("bubblewrap", ("bwrap",))
+    assert "apt-get install bubblewrap" in caught.value.hint
+    assert "backend='userns'" in caught.value.hint
+
+
+@pytest.mark.spec("G1")
+async def test_a_bwrap_that_is_too_old_is_told_with_what_it_lacks(
+    install: Callable[[str], Path],
+) -> None:
+    old = f"{REAL} --help | grep -v as-pid-1"
+    install(f"case $1 in --version) echo bubblewrap 0.1.7;; *) {old};; esac")
+    with pytest.raises(sb.BackendUnavailableError, match="has no --as-pid-1") as caught:
+        await sb.on_device.session().open()
+    assert "bwrap 0.1.7" in str(caught.value)
+    assert caught.value.missing == ("--as-pid-1",)
+    assert "0.5 or newer" in caught.value.hint
+
+
+@pytest.mark.spec("G1")
+async def test_a_bwrap_that_does_not_start_is_told(install: Callable[[str], Path]) -> None:
+    install("").write_bytes(b"\x7fELF no program")
+    with pytest.raises(sb.BackendUnavailableError, match="does not start"):
+        await sb.on_device.session().open()
+
+
+@pytest.mark.spec("G1")
+def test_a_set_uid_bwrap_is_told_to_whom_it_gives_nothing(
+    install: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = install(f'exec {REAL} "$@"')
+    program.chmod(0o755 | stat.S_ISUID)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(sb.BackendUnavailableError, match="set-uid") as caught:
+        bwrap.find()
+    assert f"chmod u-s {program}" in caught.value.hint
+    program.chmod(0o755)
+    assert bwrap.find().program == str(program), "the control"
+
+
+@pytest.mark.spec("G1")
+async def test_a_bwrap_that_gives_up_is_quoted(install: Callable[[str], Path]) -> None:
+    """The host has all that is needed, so the cause is with bwrap; its own words are passed on."""
+    install(
+        f'case $1 in --args) echo "bwrap: the moon is \x1b[31mred" >&2; exit 1;; '
+        f'*) exec {REAL} "$@";; esac'
+    )
+    with pytest.raises(sb.BackendUnavailableError) as caught:
+        await sb.on_device.session().open()
+    message = str(caught.value)
+    assert "(bwrap says: the moon is  [31mred)" in message
+    assert "can be built without it" in message
+    assert "backend='userns' works here" in caught.value.hint
+
+
+@pytest.mark.spec("D4")
+@pytest.mark.usefixtures("unshared")
+async def test_a_bwrap_that_gives_up_later_fails_the_run(
+    install: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Between two runs; the first is the control."""
+    work = tmp_path / "work"
+    work.mkdir()
+    install(f'exec {REAL} "$@"')
+    async with session_of("bubblewrap", host_work_dir=str(work), warm=0) as sbx:
+        assert (await sbx.exec("echo one")).stdout == "one\n"
+        install('echo "bwrap: no more" >&2; exit 1')
+        with pytest.raises(sb.SandboxExecutionError, match="bwrap: no more") as caught:
+            await sbx.exec("true")
+        assert caught.value.returncode == -1
+
+
+@pytest.mark.spec("G1")
+async def test_another_bwrap_is_asked_anew(install: Callable[[str], Path]) -> None:
+    program = install("echo nothing")
+    with pytest.raises(sb.BackendUnavailableError, match="has no --args"):
+        await sb.on_device.session().open()
+    program.unlink()
+    shutil.copy(REAL, program)
+    async with sb.on_device.session() as sbx:
+        assert (await sbx.exec("echo fine")).stdout == "fine\n"

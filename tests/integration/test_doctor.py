@@ -1,0 +1,105 @@
+"""Doctor tries, and what it tries would get through if nothing stood in the way."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import ISOLATED, WAYS, descriptors, sandbox_processes, session_of
+
+from union import sandbox as sb
+from union.sandbox._linux import intruder, kernel, launcher
+from union.sandbox.on_device import _doctor
+
+if TYPE_CHECKING:
+    from union.sandbox._core.diagnosis import BackendReport
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "doctor.md"
+
+
+@pytest.fixture(scope="module")
+def report() -> sb.DoctorReport:
+    return sb.doctor()
+
+
+def backend(report: sb.DoctorReport, name: str) -> BackendReport:
+    return next(found for found in report.backends if found.name == name)
+
+
+@pytest.mark.spec("G5")
+@pytest.mark.parametrize("name", ISOLATED)
+def test_what_works_is_attacked_and_holds(report: sb.DoctorReport, name: str) -> None:
+    found = backend(report, name)
+    assert found.available
+    assert [attack.name for attack in found.attacks] == list(intruder.TRIES)
+    assert {attack.outcome for attack in found.attacks} == {"held"}, found
+    assert found.isolation is not None
+    assert found.isolation.backend == name
+
+
+@pytest.mark.spec("G5")
+def test_backends_are_those_that_can_be_asked_for(report: sb.DoctorReport) -> None:
+    told = [(b.name, b.available, b.reason, b.hint) for b in report.backends]
+    asked = sb.on_device.available_backends()
+    assert told == [(s.name, s.available, s.reason, s.hint) for s in asked]
+    assert all(backend(report, name).available for name in WAYS)
+    assert all(b.hint for b in report.backends if not b.available)
+    assert report.ok == backend(report, report.default).available
+
+
+@pytest.mark.spec("G5")
+async def test_the_control_is_that_every_attack_gets_through_where_nothing_isolates() -> None:
+    """As root, who may do all of it; for anybody else the system itself holds some."""
+    async with session_of("none") as session:
+        with _doctor._bait(str(Path(session.work_dir).parent)) as bait:
+            text = await session.run_code(
+                Path(intruder.__file__).read_text(), env={intruder.BAIT: json.dumps(bait)}
+            )
+    through = {name for name, found in json.loads(text).items() if found["through"]}
+    expected = set(intruder.TRIES) - {"descriptors"}
+    if not kernel.is_root():
+        expected -= {"kernel", "system", "mounts", "root"}
+    assert through == expected
+
+
+def test_a_descriptor_that_was_left_open_is_found() -> None:
+    with Path("/dev/null").open() as file:
+        assert str(file.fileno()) in intruder.find_descriptors({})
+
+
+@pytest.mark.spec("G5")
+def test_the_page_names_every_key_attack_and_layer(report: sb.DoctorReport) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    plain: dict[str, Any] = report.to_dict()
+    described = re.findall(r"`([^`]+)`", page.partition("## The report as JSON")[2])
+    for key in plain:
+        assert key in described or f"{key}[]" in described
+    for key in (*plain["backends"][0], *plain["layers"][0]):
+        assert key in described or f"{key}[]" in described
+    assert [layer["name"] for layer in plain["layers"] if layer["name"] not in described] == []
+    attacks = page.partition("## The attacks")[2].partition("## ")[0]
+    assert re.findall(r"^\| `(\w+)`", attacks, re.MULTILINE) == list(intruder.TRIES)
+
+
+@pytest.mark.spec("G5")
+def test_layers_are_the_same_whether_they_work_or_not(
+    report: sb.DoctorReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "BINARY", launcher.BINARY.with_name("missing"))
+    monkeypatch.setattr(launcher.Launcher, "_current", None)
+    without = sb.doctor()
+    assert not without.ok
+    assert [layer.name for layer in without.layers] == [layer.name for layer in report.layers]
+    assert "C compiler" in without.layers[0].hint
+    assert not any(found.available for found in without.backends)
+
+
+@pytest.mark.spec("G5")
+async def test_it_can_be_called_in_a_loop_and_leaves_nothing() -> None:
+    sb.doctor()
+    before = descriptors()
+    sb.doctor()
+    assert (descriptors(), sandbox_processes()) == (before, set())

@@ -1,0 +1,105 @@
+"""How many system calls a run costs: pinned, so that what creeps in is seen."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("strace") is None, reason="counts with strace (Debian: apt-get install strace)"
+)
+
+PROGRAM = """
+import asyncio, os
+from union import sandbox as sb
+
+async def main():
+    async with sb.on_device.session(backend="userns") as sbx:
+        async def once():
+            proc = await sbx.run("true", stdout=True)
+            await proc.communicate()
+        for _ in range(3):
+            await once()
+            await asyncio.sleep(0.3)
+        os.write(2, b"begin")
+        await once()
+        os.write(2, b"end")
+        await asyncio.sleep(0.3)
+
+asyncio.run(main())
+"""
+# What was counted when this was written, and a little for kernels and Pythons that differ.
+HOST_MOST = 60
+TO_EXEC_MOST = 16
+MADE_MOST = 140
+
+
+def _calls(trace: Path) -> list[tuple[int, str, str]]:
+    """(process, call, line) in order; a call that was interrupted in the trace counts once."""
+    found = []
+    for line in trace.read_text(errors="replace").splitlines():
+        match = re.match(r"(\d+) +([a-z_0-9]+)\(", line)
+        if match:
+            found.append((int(match[1]), match[2], line))
+    return found
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str]]:
+    trace = tmp_path_factory.mktemp("strace") / "trace"
+    command = ["strace", "-f", "-qq", "-s", "32", "-o", str(trace), sys.executable, "-c", PROGRAM]
+    subprocess.run(command, check=True, timeout=60, env=dict(os.environ), capture_output=True)
+    return _calls(trace)
+
+
+def _between(calls: list[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
+    begin = next(n for n, call in enumerate(calls) if '"begin"' in call[2])
+    end = next(n for n, call in enumerate(calls) if '"end"' in call[2])
+    return calls[begin + 1 : end]
+
+
+def test_a_run_costs_the_host_few_system_calls(calls: list[tuple[int, str, str]]) -> None:
+    host = next(call[0] for call in calls if '"begin"' in call[2])
+    made = Counter(name for pid, name, _ in _between(calls) if pid == host)
+    assert 10 < made.total() <= HOST_MOST, made
+    assert not {"clone", "clone3", "fork", "vfork"} & set(made), "nothing is forked from the host"
+
+
+def test_little_lies_between_the_request_and_the_command(
+    calls: list[tuple[int, str, str]],
+) -> None:
+    during = _between(calls)
+    command = next(pid for pid, name, line in during if name == "execve" and '"/bin/sh"' in line)
+    before: list[str] = []
+    for pid, name, _ in during:
+        if pid == command:
+            before.append(name)
+            if name == "execve":
+                break
+    assert 5 < len(before) <= TO_EXEC_MOST, before
+    assert not {"clone", "clone3", "mount", "seccomp"} & set(before), "all of that was done ahead"
+
+
+def test_making_a_sandbox_does_not_build_the_root_again(
+    calls: list[tuple[int, str, str]],
+) -> None:
+    by_process: defaultdict[int, list[str]] = defaultdict(list)
+    for pid, name, _ in calls:
+        by_process[pid].append(name)
+    sandboxes = [names for names in by_process.values() if "seccomp" in names]
+    assert len(sandboxes) >= 4
+    for names in sandboxes:
+        made = names[: names.index("seccomp") + 1]
+        assert len(made) <= MADE_MOST, Counter(made)
+        assert not {"open_tree", "move_mount", "pivot_root"} & set(made)
+        assert made.count("mount") <= 4, "/proc, /tmp, /dev/shm, and where the script lies"

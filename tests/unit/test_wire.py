@@ -1,0 +1,150 @@
+"""The frames: what is encoded is decoded again; anything else is refused, and quickly."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from union.sandbox._core import wire
+from union.sandbox._core.wire import MAX_CHUNK, MAX_MESSAGE, Frame, Kind, Offsets, Taken, WireError
+
+U64 = st.integers(0, 2**64 - 1)
+U32 = st.integers(0, 2**32 - 1)
+PARSERS = (
+    wire.parse_output,
+    wire.parse_numbered,
+    wire.parse_offsets,
+    wire.parse_taken,
+    wire.parse_part,
+)
+
+
+def one(message: bytes) -> Frame:
+    (frame,) = wire.decode(message)
+    return frame
+
+
+@pytest.mark.spec("I3")
+@given(st.lists(st.tuples(st.sampled_from(Kind), U64, st.binary(max_size=200)), max_size=20))
+def test_a_message_is_its_frames(frames):
+    message = b"".join(wire.encode(*frame) for frame in frames)
+    found = [(f.kind, f.run, bytes(f.payload)) for f in wire.decode(message)]
+    assert found == frames
+
+
+@pytest.mark.spec("I3")
+@given(st.binary(max_size=4096))
+def test_any_bytes_are_frames_or_refused(data):
+    try:
+        frames = list(wire.decode(data))
+    except WireError:
+        return
+    assert b"".join(wire.encode(f.kind, f.run, bytes(f.payload)) for f in frames) == data
+
+
+@pytest.mark.spec("I3")
+@given(st.binary(max_size=64), st.sampled_from(PARSERS))
+def test_any_payload_is_read_or_refused(data, parse):
+    with contextlib.suppress(WireError):
+        parse(memoryview(data))
+
+
+@given(st.lists(st.tuples(U64, st.binary(max_size=50)), min_size=1, max_size=5), st.data())
+def test_a_message_that_lost_its_end_is_refused(frames, data):
+    message = b"".join(wire.encode(Kind.STDIN, run, body) for run, body in frames)
+    borders, at = {0}, 0
+    for _, body in frames:
+        at += 13 + len(body)
+        borders.add(at)
+    cut = data.draw(st.integers(0, len(message) - 1).filter(lambda n: n not in borders))
+    with pytest.raises(WireError, match="cut short"):
+        list(wire.decode(message[:cut]))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\x00" * 13,
+        b"\xff" + b"\x00" * 12,
+        wire.encode(Kind.START, 1)[:-1],
+        b"\x01" + b"\x00" * 8 + b"\xff\xff\xff\xff",
+        bytes(MAX_MESSAGE + 1),
+    ],
+)
+def test_what_is_not_a_frame(message):
+    with pytest.raises(WireError):
+        list(wire.decode(message))
+
+
+@given(U64, st.sampled_from([1, 2]), U64, st.binary(max_size=300))
+def test_output(run, fd, offset, data):
+    frame = one(wire.output(run, fd, offset, data))
+    assert (frame.kind, frame.run) == (Kind.OUTPUT, run)
+    assert wire.parse_output(frame.payload) == (fd, offset, data)
+
+
+@given(U64, U64, U64, U32)
+def test_offsets(run, out, err, events):
+    frame = one(wire.offsets(Kind.ACK, run, Offsets(out, err, events)))
+    assert wire.parse_offsets(frame.payload) == Offsets(out, err, events)
+
+
+@given(U64, U32, U64, st.booleans())
+def test_taken(run, number, stdin, broken):
+    frame = one(wire.taken(run, Taken(number, stdin, broken)))
+    assert wire.parse_taken(frame.payload) == Taken(number, stdin, broken)
+
+
+@pytest.mark.parametrize("size", [0, 1, MAX_CHUNK - 1, MAX_CHUNK, MAX_CHUNK + 1, 3 * MAX_CHUNK])
+def test_parts_make_the_whole_again(size):
+    body = bytes(range(256)) * (size // 256 + 1)
+    body = body[:size]
+    found = b""
+    parts = [wire.parse_part(one(m).payload) for m in wire.parts(9, body)]
+    for at, last, data in parts:
+        assert at == len(found)
+        assert last == (at + len(data) == size)
+        found += data
+    assert found == body
+    assert [last for _, last, _ in parts].count(True) == 1
+
+
+def test_too_large_a_payload():
+    for parse in PARSERS:
+        with pytest.raises(WireError):
+            parse(memoryview(bytes(MAX_CHUNK + 100)))
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(),
+            lambda inner: st.lists(inner, max_size=3),
+            max_leaves=5,
+        ),
+    )
+)
+def test_json_goes_and_comes(value):
+    assert wire.parse_json(wire.to_json(value)) == value
+
+
+def test_names_that_are_not_utf8_survive():
+    name = b"raw\xff\xfe".decode("utf-8", "surrogateescape")
+    assert wire.parse_json(wire.to_json({"path": name})) == {"path": name}
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"1", b"{", b'{"a":NaN}', b"\xff", b"[" * 100_000, b'{"a":' * 50_000]
+)
+def test_what_is_no_json_object(data):
+    with pytest.raises(WireError):
+        wire.parse_json(data)
+
+
+def test_json_that_is_too_large():
+    with pytest.raises(WireError, match="at most 10"):
+        wire.parse_json(b'{"a":12345678}', most=10)

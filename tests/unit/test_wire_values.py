@@ -1,0 +1,180 @@
+"""Specs, events and errors over the wire: the same on the other side, or refused."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from union import sandbox as sb
+from union.sandbox import errors
+from union.sandbox._core import file_errors
+from union.sandbox._core import wire_values as values
+from union.sandbox._core.decision import Decision
+from union.sandbox._core.events import Exited, Failed, Started, Usage
+from union.sandbox._core.files import FileInfo
+from union.sandbox._core.isolation import Isolation
+from union.sandbox._core.resolve import resolve_run, resolve_session
+from union.sandbox._core.wire import WireError, parse_json, to_json
+from union.sandbox._core.wire_errors import error_from, error_to
+
+BACKENDS = ("userns", "none")
+SESSIONS = [
+    {},
+    {"network_mode": "open", "network_denylist": ["10.0.0.0/8", "*.bad.example"]},
+    {"network_mode": "allowlist", "network_allowlist": ["a.example:443", "[2001:db8::1]:80"]},
+    {"timeout_s": 5, "env": {"A": "1", "B": "\udcff"}, "strict": True, "warm": 3},
+    {"read_only_paths": ["/opt/x"], "read_write_paths": ["/srv/y"], "host_work_dir": "/srv/w"},
+    {"resources": sb.Resources(cpu=0.5, memory="64Mi", processes=9), "preload": ["json"]},
+    {
+        "network_mode": "open",
+        "network_proxy_url": "http://p:1",
+        "network_socks_url": "socks5://s:2",
+    },
+]
+RUNS = [
+    {"cmd": "echo hi"},
+    {"cmd": ["ls", "a b", "\udcfe"], "stdout": sb.PIPE, "stderr": sb.DEVNULL},
+    {"cmd": "print(1)", "script_type": "python", "env": {"X": "y"}, "cwd": "sub", "timeout_s": 2.5},
+    {"cmd": "cat", "stdin": b"\x00\xff" * 10, "background": True},
+    {"cmd": "cat", "stdin": sb.PIPE, "network_mode": "blocked"},
+    {"cmd": "vi", "pty": (30, 100), "stdin": sb.PIPE, "stdout": sb.PIPE},
+    {"cmd": "x", "network_mode": "allowlist", "network_allowlist": ["example.com"]},
+]
+
+
+def session(**options):
+    return resolve_session(backend="userns", backends=BACKENDS, **options)
+
+
+@pytest.mark.parametrize("options", SESSIONS)
+def test_a_session_arrives_as_it_was_described(options):
+    spec = session(**options)
+    told = parse_json(to_json(values.session_to(spec)))
+    assert values.session_from(told, backends=BACKENDS, default_backend="none") == spec
+
+
+@pytest.mark.parametrize("options", SESSIONS[:3])
+@pytest.mark.parametrize("arguments", RUNS)
+def test_a_run_arrives_as_it_was_described(options, arguments):
+    base = session(env={"S": "1"}, **options)
+    spec = resolve_run(base, **arguments)
+    found = values.run_from(values.run_to(spec, base), base)
+    assert found == spec
+
+
+@pytest.mark.spec("I3")
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_run_or_refused(body):
+    with contextlib.suppress(WireError, errors.SandboxUsageError):
+        values.run_from(body, session())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+
+
+@pytest.mark.spec("I3")
+@given(st.dictionaries(st.sampled_from(sorted(values._RUN)), JSON))
+def test_any_arguments_are_a_run_or_refused(told):
+    head = to_json({"kind": "shell", **told})
+    body = values._SIZES.pack(len(head), 4) + head + b"true"
+    with contextlib.suppress(WireError, errors.SandboxUsageError):
+        values.run_from(body, session())
+
+
+@pytest.mark.spec("I3")
+@given(st.dictionaries(st.sampled_from([*sorted(values._SESSION), "other"]), JSON))
+def test_any_arguments_are_a_session_or_refused(told):
+    with contextlib.suppress(WireError, errors.SandboxUsageError):
+        values.session_from(told, backends=BACKENDS, default_backend="userns")
+
+
+@pytest.mark.spec("I3")
+@given(
+    st.sampled_from(["started", "exited", "failed", "decision", "refused", "x"]),
+    st.dictionaries(
+        st.sampled_from(["pid", "returncode", "reason", "usage", "stage", "host"]), JSON
+    ),
+)
+def test_any_event_is_read_or_refused(name, value):
+    with contextlib.suppress(WireError):
+        values.event_from(to_json({name: value}))
+
+
+def test_events_arrive():
+    usage = Usage(cpu_user_s=0.5, cpu_system_s=0.25, max_rss_bytes=7, peak_memory_bytes=8)
+    for event in (Exited(3, "timeout", usage), Failed("spawn", "why", "code", "hint")):
+        assert values.event_from(values.event_to(event))[1] == event
+    name, (event, isolation) = values.event_from(values.event_to(Started(5)))
+    assert (name, event, isolation) == ("started", Started(5), None)
+    report = Isolation(backend="userns", namespaces=("user",), limits=(("tmp", "tmpfs"),))
+    _, (_, told) = values.event_from(values.started_to(Started(5), report))
+    assert values.isolation_from(told) == report
+
+
+def test_a_decision_arrives():
+    decision = Decision(
+        time=1.5, door="tcp", host="h", address="a", port=1, allowed=True, rule="r", reason="w"
+    )
+    assert values.event_from(values.decision_to(decision)) == ("decision", decision)
+
+
+def test_a_file_arrives():
+    info = FileInfo(path="a/\udcff", kind="symlink", size=3, mode=0o644, mtime=1.25)
+    assert values.file_from(parse_json(to_json(values.file_to(info)))) == info
+    for wrong in (None, {}, {**values.file_to(info), "kind": "door"}):
+        with pytest.raises(WireError):
+            values.file_from(wrong)
+
+
+ERRORS = [
+    errors.SandboxUsageError("m", argument="a", hint="h", code="c"),
+    errors.PolicyError("m", argument="a"),
+    errors.SessionClosedError("m"),
+    errors.BackendUnavailableError("m", backend="b", missing=("x", "y"), hint="h"),
+    errors.SandboxExecutionError("m", backend="b", stage="plan", code="c"),
+    file_errors.SandboxPathError("m", path="p", argument="a"),
+    *(
+        kind("m", path="p\udcff", number=17)
+        for kind in (
+            file_errors.SandboxFileError,
+            file_errors.SandboxFileNotFoundError,
+            file_errors.SandboxFileExistsError,
+            file_errors.SandboxIsADirectoryError,
+            file_errors.SandboxNotADirectoryError,
+            file_errors.SandboxNotRegularError,
+            file_errors.SandboxFileAccessError,
+            file_errors.SandboxFileTooLargeError,
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+def test_an_error_is_raised_as_the_same(error):
+    found = error_from(parse_json(to_json(error_to(error))))
+    assert type(found) is type(error)
+    assert (found.args, found.code, found.hint) == (error.args, error.code, error.hint)
+    assert vars(found) == vars(error)
+    if isinstance(error, OSError):
+        assert (found.errno, found.filename) == (error.errno, error.filename)
+    assert str(pickle.loads(pickle.dumps(found))) == str(error)
+
+
+@pytest.mark.spec("I3")
+@given(
+    st.dictionaries(st.sampled_from(["type", "message", "code", "hint", "missing", "number"]), JSON)
+)
+def test_any_error_is_an_error(told):
+    assert isinstance(error_from(told), errors.SandboxError)
+
+
+def test_an_unknown_error_is_one_of_execution():
+    assert type(error_from({"type": "Strange", "message": "m"})) is errors.SandboxExecutionError
