@@ -187,6 +187,7 @@ def _own_dirs() -> set[str]:
     found = {
         f"{place}/{name}"
         for place in ("/tmp", "/var/tmp")
+        if os.path.isdir(place)  # a container may have one of them only
         for name in os.listdir(place)
         if name.startswith(prefix)
     }

@@ -126,9 +126,12 @@ async def test_what_an_open_call_leaves_behind_cannot_serve_a_blocked_one(
             threading.Thread(target=serve, args=(listener,)).start()
         time.sleep(60)
         os._exit(0)
-    time.sleep(0.3)
     here = ("127.0.0.1", given["port"])
-    out["alive"] = attempt(lambda: socket.create_connection(here).close())[0]
+    for _ in range(100):
+        time.sleep(0.1)
+        out["alive"] = attempt(lambda: socket.create_connection(here).close())[0]
+        if out["alive"] is None:
+            break
     """
     given = {"port": port, "echo": served.echo.port}
     seen = await look(net, daemon, given=given, network_mode="open")

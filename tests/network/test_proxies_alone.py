@@ -36,6 +36,7 @@ def no_nf_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_network, "egress_setup", setup)
     monkeypatch.setattr(_probe, "_known", {})
+    monkeypatch.setattr(_probe, "verified", set())
 
 
 _EACH = """

@@ -25,10 +25,11 @@ from union.sandbox.errors import BackendUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import SessionSpec
 
-__all__ = ["Facts", "Outcome", "look", "ready", "settle", "shared"]
+__all__ = ["Facts", "Outcome", "look", "ready", "settle", "shared", "verified"]
 
 _SIMPLE = struct.Struct("=IIii")
 _PATIENCE_S: Final = 30.0
@@ -140,6 +141,8 @@ def _verify(pid: int, isolation: Isolation) -> None:
 
 
 _known: dict[str, Facts] = {}
+verified: set[tuple[str, NetworkShape, Facts, str]] = set()
+"""What was built and looked at in this process: backend, network, facts, whose ids."""
 
 
 async def settle(

@@ -51,8 +51,6 @@ _SETTLED_OTHER_S: Final = 0.002
 """A short command has ended by then; making the next sandboxes would only have slowed it."""
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 _log = logging.getLogger("union.sandbox")
-_verified: Final[set[tuple[str, NetworkShape, _probe.Facts, str]]] = set()
-"""What was built and looked at in this process: backend, shape of network, and on which facts."""
 _FIRST_INSIDE: Final = 2
 """The number of a command in its own pid namespace: the one after the sandbox's first process."""
 
@@ -138,7 +136,7 @@ class LocalTransport:
             return _probe.Outcome((_CLONE, exc.errno or 0))
         shares = posture.plan.shared is not None
         what = (self._spec.backend, shape, facts, posture.isolation.ids)
-        if shares and what in _verified:
+        if shares and what in _probe.verified:
             # Its sandboxes differ from those that were looked at only in what they share.
             outcome = await posture.build(self._line())
             if outcome.failure is None and self._spec.warm:
@@ -148,7 +146,7 @@ class LocalTransport:
         if sandbox is None:
             return outcome
         if shares:
-            _verified.add(what)
+            _probe.verified.add(what)
         if self._sandboxes.is_plain:
             self._sandboxes.keep(posture, sandbox)
         else:
