@@ -392,7 +392,8 @@ async def test_the_place_where_a_work_dir_below_tmp_was_held_is_out_of_reach(cel
             )
         assert (out["own"], out["written"]) == ("ok", "ok")
         assert (below / "new").exists()
-        assert (out["held"], out["planted"]) == ("ENOENT", "EROFS")
+        # Where sandboxes share nothing, there is no such place at all.
+        assert (out["held"], out["planted"]) in {("ENOENT", "EROFS"), ("ENOENT", "ENOENT")}
         assert below.name in shown
         assert out["other"] == sorted(shown), "nothing else of the host's /tmp is there"
     finally:
