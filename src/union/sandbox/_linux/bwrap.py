@@ -33,6 +33,8 @@ class Bwrap:
     version: str
     enters_userns: bool
     """Whether it can be given a user namespace (``--userns``)."""
+    file: tuple[int, int]
+    """Inode and time of change: another one at the same path is another program."""
 
 
 def find() -> Bwrap:
@@ -65,7 +67,7 @@ def _refuse_setuid(program: str, mode: int) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _ask(program: str, _inode: int, _changed_ns: int) -> Bwrap:
+def _ask(program: str, inode: int, changed_ns: int) -> Bwrap:
     """What it can do, in its own words: distributions add options to old versions."""
     version = _told(program, "--version").split()[-1:] or ["of unknown version"]
     offered = set(_told(program, "--help").split())
@@ -78,7 +80,12 @@ def _ask(program: str, _inode: int, _changed_ns: int) -> Bwrap:
             missing=lacking,
             hint="install bubblewrap 0.5 or newer, or pass backend='userns'",
         )
-    return Bwrap(program=program, version=version[0], enters_userns="--userns" in offered)
+    return Bwrap(
+        program=program,
+        version=version[0],
+        enters_userns="--userns" in offered,
+        file=(inode, changed_ns),
+    )
 
 
 def _told(program: str, option: str) -> str:

@@ -37,9 +37,8 @@ def _filter(machine: str) -> bytes:
     return filter_program(machine=machine)
 
 
-def _wrapper() -> Wrapper:
-    """Which bwrap, and how it is started: for root so that the sandbox is not root's."""
-    found = bwrap.find()
+def _wrapper(found: bwrap.Bwrap) -> Wrapper:
+    """How bwrap is started: for root so that the sandbox is not root's."""
     if not kernel.is_root():
         return Wrapper(program=found.program, way="caller")
     enters = found.enters_userns and kernel.can_map_mounts()
@@ -64,6 +63,8 @@ class Posture:
     ) -> None:
         found = gather(spec, work, shape, facts=facts)
         egress = _EGRESS[shape] if facts.redirect or shape != "filtered" else "proxy-only"
+        self.builder = bwrap.find() if backend.name == "bubblewrap" else None
+        """The program that builds its sandboxes, if it is not the launcher alone."""
         setting = Setting(
             view=found.view,
             identity=found.identity,
@@ -72,7 +73,7 @@ class Posture:
             egress=egress,
             landlock_abi=kernel.landlock_abi(),
             seccomp=_filter(kernel.machine()),
-            wrapper=_wrapper() if backend.name == "bubblewrap" else None,
+            wrapper=None if self.builder is None else _wrapper(self.builder),
             share=facts.share,
         )
         limits = limit_report(spec.limits, found.identity, groups)

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import SessionSpec
+    from union.sandbox._linux.bwrap import Bwrap
 
-__all__ = ["Facts", "Outcome", "look", "ready", "settle", "shared", "verified"]
+__all__ = ["Facts", "Outcome", "Verified", "look", "ready", "settle", "shared", "verified"]
 
 _SIMPLE = struct.Struct("=IIii")
 _PATIENCE_S: Final = 30.0
@@ -140,9 +141,22 @@ def _verify(pid: int, isolation: Isolation) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """All that one sandbox which works has in common with others that then work too."""
+
+    backend: str
+    builder: Bwrap | None
+    network: NetworkShape
+    facts: Facts
+    ids: str
+    device: int
+    """The file system of the work dir, which may or may not allow mounts with mapped ids."""
+
+
 _known: dict[str, Facts] = {}
-verified: set[tuple[str, NetworkShape, Facts, str]] = set()
-"""What was built and looked at in this process: backend, network, facts, whose ids."""
+verified: set[Verified] = set()
+"""What was built and looked at in this process."""
 
 
 async def settle(

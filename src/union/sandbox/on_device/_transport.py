@@ -10,6 +10,7 @@ import logging
 import os
 import tempfile
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 from union.sandbox._backends import registry
 from union.sandbox._core.events import Started
@@ -50,9 +51,20 @@ _SETTLED_S: Final = {"python": 0.006}
 _SETTLED_OTHER_S: Final = 0.002
 """A short command has ended by then; making the next sandboxes would only have slowed it."""
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
+_BUILD_AHEAD: Final = 4
 _log = logging.getLogger("union.sandbox")
 _FIRST_INSIDE: Final = 2
 """The number of a command in its own pid namespace: the one after the sandbox's first process."""
+
+
+_builders: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]] = (
+    WeakKeyDictionary()
+)
+
+
+def _turn_to_build() -> asyncio.Semaphore:
+    """Of a thousand sessions that are opened at once, a few build ahead at a time."""
+    return _builders.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_BUILD_AHEAD))
 
 
 class LocalTransport:
@@ -81,6 +93,7 @@ class LocalTransport:
         )
         self._runs: set[LocalRun] = set()
         self._building = asyncio.Lock()
+        self._ahead: asyncio.Task[None] | None = None
         self._scratch: str | None = None
         self._kept_venv: Venv | None = None
 
@@ -135,12 +148,23 @@ class LocalTransport:
         except NamespaceRefusedError as exc:
             return _probe.Outcome((_CLONE, exc.errno or 0))
         shares = posture.plan.shared is not None
-        what = (self._spec.backend, shape, facts, posture.isolation.ids)
+        what = _probe.Verified(
+            backend=self._spec.backend,
+            builder=posture.builder,
+            network=shape,
+            facts=facts,
+            ids=posture.isolation.ids,
+            device=self._dir().identity[0],
+        )
         if shares and what in _probe.verified:
-            # Its sandboxes differ from those that were looked at only in what they share.
+            # Its sandboxes differ from those that were looked at only in what they share. Unless
+            # the caller added to that, opening need not wait for it; the first command does.
+            if not self._shows_own_paths():
+                self._ahead = self._ahead or asyncio.create_task(self._build_ahead(posture))
+                return _probe.Outcome(None)
             outcome = await posture.build(self._line())
-            if outcome.failure is None and self._spec.warm:
-                self._sandboxes.keep(posture, self._sandboxes.prepare(posture))
+            if outcome.failure is None:
+                self._keep_first(posture)
             return outcome
         outcome, sandbox = await self._look_at(posture)
         if sandbox is None:
@@ -152,6 +176,26 @@ class LocalTransport:
         else:
             sandbox.let_go()
         return outcome
+
+    def _shows_own_paths(self) -> bool:
+        spec = self._spec
+        return bool(spec.host_work_dir or spec.read_only_paths or spec.read_write_paths)
+
+    async def _build_ahead(self, posture: Posture) -> None:
+        """Builds what sandboxes will share, and the first of them, while the caller goes on."""
+        try:
+            # A command of this session does not queue here: it takes the lock, and builds at once.
+            async with _turn_to_build(), self._building:
+                outcome = await posture.build(self._line())
+            if outcome.failure is None and self._postures.get(posture.shape) is posture:
+                self._keep_first(posture)
+        except OSError:
+            # The first command tries again, and says so if it cannot either.
+            _log.debug("nothing could be built ahead", exc_info=True)
+
+    def _keep_first(self, posture: Posture) -> None:
+        if self._spec.warm and self._sandboxes.is_open:
+            self._sandboxes.keep(posture, self._sandboxes.prepare(posture))
 
     async def _trial_without_bwrap(
         self, shape: NetworkShape, facts: _probe.Facts
@@ -195,6 +239,9 @@ class LocalTransport:
 
     async def aclose(self) -> None:
         self._sandboxes.close()
+        if self._ahead is not None:
+            self._ahead.cancel()
+            await asyncio.wait([self._ahead])
         self._pythons.let_go()
         for run in tuple(self._runs):
             run.end_now("closed")
