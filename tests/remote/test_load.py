@@ -56,8 +56,9 @@ async def test_fifty_clients_with_twenty_runs_each():
 @pytest.mark.spec("I3", "E1")
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.timeout(180)
 async def test_a_large_file_passes_through_little_memory():
-    size, piece = 256 * MIB, 1 * MIB
+    size, piece = 1024 * MIB, 1 * MIB
     pattern = bytes(range(256)) * (piece // 256)
     with ServerProcess("--backend", "none") as server:
         async with remote(server, lazy=False) as session:
