@@ -147,10 +147,9 @@ def page() -> str:
     """Return the whole page."""
     parts = [INTRO]
     for cls in classes():
-        bases = [f"`{b.__name__}`" for b in cls.__mro__[1:] if b not in {object, BaseException}]
-        parents = ", ".join(b for b in bases if b != "`Exception`") or "`Exception`"
+        parents = ", ".join(f"`{base.__name__}`" for base in cls.__bases__)
         parts.append(f"### {cls.__name__}\n")
-        parts.append(f"Code `{cls.code}`; is a {parents}.\n")
+        parts.append(f"Code `{cls.code}`; a kind of {parents}.\n")
         parts.append(f"{prose(cls.__doc__)}\n")
     parts.append("`errors.ExecutionError` and `errors.CommandError` are other spellings.\n")
     parts.append("## Codes\n")
