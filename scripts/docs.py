@@ -25,6 +25,8 @@ CONFIG = ROOT / "zensical.toml"
 DECISIONS = "decisions"
 DOCUMENTS = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+# Names of XML namespaces look like addresses and are none.
+_ELSEWHERE = re.compile(r"https?://(?!www\.w3\.org/)[\w./@-]+")
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 
 
@@ -156,8 +158,16 @@ def build(output: Path) -> None:
         )
         if done.returncode != 0 or "Warning" in done.stdout:
             raise DocsError(done.stdout)
+        stay_here(Path(scratch, "site"))
         shutil.rmtree(output, ignore_errors=True)
         shutil.move(Path(scratch, "site"), output)
+
+
+def stay_here(site: Path) -> None:
+    """Take out the addresses from which the theme would fetch what no page of ours uses."""
+    for script in site.rglob("*.js"):
+        text = script.read_text(encoding="utf-8")
+        script.write_text(_ELSEWHERE.sub("data:,", text), encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:

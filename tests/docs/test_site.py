@@ -99,6 +99,9 @@ def test_nothing_is_loaded_from_elsewhere(pages: dict[Path, Page], site: Path):
     for sheet in site.rglob("*.css"):
         text = sheet.read_text(encoding="utf-8")
         assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)]*", text) == [], sheet
+    for script in site.rglob("*.js"):
+        text = script.read_text(encoding="utf-8")
+        assert re.findall(r"https?://(?!www\.w3\.org/)[\w.@/-]+", text) == [], script
 
 
 def test_no_link_or_anchor_leads_nowhere(pages: dict[Path, Page]):
