@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 
+from scripts.reference.docstrings import code
+
 from union.sandbox._cli.parser import make_parser
 from union.sandbox.server import _config
 
@@ -24,10 +26,6 @@ def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return parser._actions  # noqa: SLF001 - argparse has no other way to ask
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def _name(action: argparse.Action) -> str:
     if action.nargs == 0:
         return ", ".join(f"`{option}`" for option in action.option_strings)
@@ -35,9 +33,9 @@ def _name(action: argparse.Action) -> str:
     if action.choices is not None and action.metavar is None:
         word = "|".join(map(str, action.choices))
     if not action.option_strings:
-        return f"`{_cell(str(word))}`"
+        return code(str(word))
     *short, last = action.option_strings
-    return ", ".join([*(f"`{option}`" for option in short), f"`{last} {_cell(str(word))}`"])
+    return ", ".join([*map(code, short), code(f"{last} {word}")])
 
 
 def table(parser: argparse.ArgumentParser) -> str:
@@ -47,7 +45,7 @@ def table(parser: argparse.ArgumentParser) -> str:
         if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):  # noqa: SLF001
             continue
         told = (action.help or "").replace("%(default)s", str(action.default))
-        rows.append(f"| {_name(action)} | {_cell(told)} |")
+        rows.append(f"| {_name(action)} | {told} |")
     return "\n".join(rows) if len(rows) > 2 else ""
 
 

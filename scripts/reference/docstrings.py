@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import html
 import inspect
 import itertools
 import re
@@ -104,6 +105,13 @@ def body_of(cls: type) -> list[ast.stmt]:
     raise LookupError(cls)
 
 
+def code(text: str) -> str:
+    """Return text as code in a cell of a table, where a bar would begin the next cell."""
+    if "|" not in text:
+        return f"`{text}`"
+    return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
+
+
 def fields(cls: type) -> str:
     """Return the fields of a dataclass as a table."""
     docs = attribute_docs(body_of(cls))
@@ -112,9 +120,8 @@ def fields(cls: type) -> str:
         default = "" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
         if field.default_factory is not dataclasses.MISSING:
             default = f"`{field.default_factory.__name__}()`"
-        kind = str(field.type).replace("|", "\\|")
         doc = " ".join(docs.get(field.name, "").split())
-        rows.append(f"| `{field.name}` | `{kind}` | {default} | {doc} |")
+        rows.append(f"| `{field.name}` | {code(str(field.type))} | {default} | {doc} |")
     return "\n".join(rows)
 
 
