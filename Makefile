@@ -4,7 +4,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Prerequisites are steps in order here, also under -j.
 .NOTPARALLEL:
-.PHONY: help setup demo test lint types format bench bench-peers clean dist system-packages
+.PHONY: help setup demo test lint types format bench bench-peers clean dist docs system-packages
 
 venv   := .venv
 bin    := $(venv)/bin
@@ -49,13 +49,16 @@ bench: setup ## the numbers, on this machine; also for the README
 bench-peers: setup ## what `make bench` compares with, from the package index, in .cache/peers
 	@$(bin)/python -m bench.peers.install
 
-dist: setup ## source distribution and wheel, in dist/
-	@rm -rf dist
-	@$(bin)/uv build --quiet --no-cache --out-dir dist --python $(bin)/python
-	@ls -l dist
+docs: setup ## the documentation, in site/; first writes the generated pages anew
+	@$(bin)/python -m scripts.reference
+	@$(bin)/python -m scripts.docs
+
+dist: setup ## what is published, built and checked: source, and a wheel per kind of machine
+	@$(pip) install --group dist
+	@$(bin)/python -m scripts.dist
 
 clean: ## remove everything that was built or cached here
-	@rm -rf $(venv) build dist src/union/sandbox/_linux/bin .cache .hypothesis .import_linter_cache \
+	@rm -rf $(venv) build dist site src/union/sandbox/_linux/bin .cache .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -7,6 +7,9 @@ Python and every libc: the tag is ``py3-none-linux_<arch>``. Elsewhere, and with
 The compiler is ``UNION_SANDBOX_CC`` if that is set (and then no other is tried), else the first of
 ``cc``, ``gcc``, ``clang`` that can link a static program, else the one in the PyPI package
 ``ziglang``, which becomes a build requirement only then.
+
+``UNION_SANDBOX_TARGET=x86_64`` or ``aarch64`` builds for publishing: for that architecture,
+whatever this one is, by ``ziglang`` alone, with the tags under which package indexes accept it.
 """
 
 from __future__ import annotations
@@ -42,6 +45,13 @@ COMPILE_FLAGS = (
 LINK_FLAGS = ("-s", "-Wl,-z,relro,-z,now")
 # In order of preference: a static program at a random address, or merely a static one.
 STATIC_WAYS = ("-static-pie", "-static")
+
+# For whom wheels are published. The launcher is static, so it fits every libc; the oldest tags of
+# each say so.
+TARGETS = {
+    arch: f"py3-none-manylinux_2_17_{arch}.manylinux2014_{arch}.musllinux_1_1_{arch}"
+    for arch in ("x86_64", "aarch64")
+}
 
 # Uses what the launcher needs of a libc: its headers, and its archive for linking.
 TRIAL_SOURCE = """\
@@ -136,16 +146,20 @@ def system_compiler() -> Compiler | None:
     return None
 
 
+# musl's own CMSG_NXTHDR compares signed with unsigned, and zig 0.17 warns about that.
+ZIG_EXTRA = ("-Wno-sign-compare",)
+
+
+def _zig(target: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "ziglang", "cc", "-target", f"{target}-linux-musl")
+
+
 def zig_compiler() -> Compiler:
     """Return the compiler of the ``ziglang`` package, set to link against its own static musl."""
-    target = f"{os.uname().machine}-linux-musl"
-    if sys.maxsize < 2**32 and target.startswith("x86_64"):
-        target = "x86-linux-musl"  # a 32-bit Python on a 64-bit kernel
-    compiler, said = _usable(
-        (sys.executable, "-m", "ziglang", "cc", "-target", target),
-        # musl's own CMSG_NXTHDR compares signed with unsigned, and zig 0.17 warns about that.
-        extra=("-Wno-sign-compare",),
-    )
+    target = os.uname().machine
+    if sys.maxsize < 2**32 and target == "x86_64":
+        target = "x86"  # a 32-bit Python on a 64-bit kernel
+    compiler, said = _usable(_zig(target), extra=ZIG_EXTRA)
     if compiler is None:
         raise LauncherBuildError(
             "the launcher needs a C compiler that can link statically; none of cc, gcc, clang can,"
@@ -154,6 +168,16 @@ def zig_compiler() -> Compiler:
             " set UNION_SANDBOX_SKIP_NATIVE=1 to install without the Linux backends."
         )
     return compiler
+
+
+def publishing_for() -> str:
+    """Return the architecture that a wheel is to be published for; empty for this machine."""
+    target = os.environ.get("UNION_SANDBOX_TARGET", "")
+    if target and target not in TARGETS:
+        raise LauncherBuildError(
+            f"UNION_SANDBOX_TARGET={target!r} is not known; there are: {', '.join(TARGETS)}"
+        )
+    return target
 
 
 def wants_native() -> bool:
@@ -168,27 +192,37 @@ class LauncherBuildHook(BuildHookInterface[Any]):
 
     def dependencies(self) -> list[str]:
         """Ask for ziglang, which is large, only if there is nothing else to compile with."""
-        return ["ziglang"] if wants_native() and system_compiler() is None else []
+        if not wants_native():
+            return []
+        return ["ziglang"] if publishing_for() or system_compiler() is None else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 (an editable wheel needs the launcher just as well)
-        """Build the launcher and mark the wheel as belonging to this architecture."""
+        """Build the launcher and mark the wheel as belonging to its architecture."""
         if not wants_native():
             return
-        root = Path(self.root)
-        sources = sorted(root.glob("native/*.c"))
+        build_data["pure_python"] = False
+        if target := publishing_for():
+            # Apart from the source tree, whose own launcher is for this machine. No trial: what is
+            # made may not start here. zig makes it position-independent with this flag as well.
+            launcher = Path(self.root, "build", "launcher", target, LAUNCHER.name)
+            self._build(Compiler(command=_zig(target), extra=(*ZIG_EXTRA, "-static")), launcher)
+            build_data["tag"] = TARGETS[target]
+            build_data["force_include"][str(launcher)] = LAUNCHER.relative_to("src").as_posix()
+            return
+        self._build(system_compiler() or zig_compiler(), Path(self.root, LAUNCHER))
+        build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(
+            ".", "_"
+        )
+        build_data["artifacts"].append(LAUNCHER.as_posix())
+
+    def _build(self, compiler: Compiler, launcher: Path) -> None:
+        sources = sorted(Path(self.root).glob("native/*.c"))
         if not sources:
-            raise LauncherBuildError(f"no C source in {root / 'native'}: the tree is not complete")
-        launcher = root / LAUNCHER
+            raise LauncherBuildError(f"no C source in {self.root}/native: the tree is not complete")
         launcher.parent.mkdir(parents=True, exist_ok=True)
-        compiler = system_compiler() or zig_compiler()
         with tempfile.TemporaryDirectory(prefix=".build-", dir=launcher.parent) as scratch:
             fresh = Path(scratch, launcher.name)
             compiler.build(sources, fresh)
             fresh.chmod(0o755)
             # A running launcher cannot be written to, but it can be replaced.
             fresh.replace(launcher)
-        build_data["pure_python"] = False
-        build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(
-            ".", "_"
-        )
-        build_data["artifacts"].append(LAUNCHER.as_posix())

@@ -17,12 +17,14 @@ PACKAGES = {
 def main() -> int:
     """Makes or renews them all; says which could not be had."""
     failed = 0
+    # uv shows how far it is by itself; in a pipe that would be noise.
+    quiet = [] if sys.stderr.isatty() else ["--quiet"]
     for name, needed in PACKAGES.items():
         place = PEERS / name
         steps = (
-            ["venv", "--quiet", "--clear", "--python", sys.executable, str(place)],
+            ["venv", *quiet, "--clear", "--python", sys.executable, str(place)],
             # The newest: our own dependencies must not hold a peer back.
-            ["pip", "install", "--quiet", "--python", str(place), "--upgrade", *needed],
+            ["pip", "install", *quiet, "--python", str(place), "--upgrade", *needed],
         )
         for step in steps:
             done = subprocess.run([sys.executable, "-m", "uv", *step], check=False)

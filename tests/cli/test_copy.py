@@ -11,6 +11,7 @@ from tests.conftest import ISOLATED
 
 from union.sandbox._cli import copy
 from union.sandbox._cli.main import main
+from union.sandbox._core.file_errors import SandboxFileNotFoundError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,6 +124,21 @@ def test_a_terminal_is_shown_the_progress_and_nothing_that_it_obeys(
     assert shown[-2:] == [r" 50 %  1.0 KiB  a\x1b[2Jb", "1 file, 3.0 MiB\n"]
     assert cp("--quiet", "file", ":") == 0
     assert capsys.readouterr().err == ""
+
+
+def test_what_goes_wrong_half_way_has_a_line_of_its_own(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Failing(Recorder):
+        async def _move(self, kind: str, source: str, target: str, progress: object) -> Done:
+            await super()._move(kind, source, target, progress)
+            raise SandboxFileNotFoundError("it is gone")
+
+    monkeypatch.setattr(copy, "_session", lambda _: Failing({"."}))
+    monkeypatch.setattr(copy, "_EVERY_S", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert cp("file", ":") == 1
+    assert capsys.readouterr().err.split("\r\x1b[K")[-1] == "sbx: it is gone\n"
 
 
 def test_a_tree_goes_in_and_comes_out_again(

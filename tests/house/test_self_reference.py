@@ -13,7 +13,7 @@ from union.sandbox.constants import PYPI_HOSTS
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES_THE_INDEX = Path("src/union/sandbox/constants.py")
-NOT_OURS = {".cache", ".git", ".venv", ".hypothesis", "build", "dist", "__pycache__"}
+NOT_OURS = {".cache", ".git", ".venv", ".hypothesis", "build", "dist", "site", "__pycache__"}
 
 # Names that stand for anybody, and what an attacker would look for in a home directory.
 EXAMPLE_USERS = "alice|bob|me|nobody|runner|someone|user|you"

@@ -20,8 +20,11 @@ class Stream(enum.Enum):
 
 
 PIPE: Final = Stream.PIPE
+"""A live stream, to be read or written while the command runs."""
 INHERIT: Final = Stream.INHERIT
+"""Passed on to the caller's own stream as it is written."""
 DEVNULL: Final = Stream.DEVNULL
+"""Thrown away."""
 
 PYPI_HOSTS: Final[tuple[str, ...]] = (
     "pypi.org",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import argparse
 
     from union.sandbox._cli.signals import Ending
+    from union.sandbox._core.files import Transfer
     from union.sandbox._session.session import Session
 
 __all__ = ["copy"]
@@ -33,20 +34,27 @@ def copy(options: argparse.Namespace) -> int:
     local_dir = os.path.isdir(target if source.startswith(_INSIDE) else source)
     show = None if options.quiet or not sys.stderr.isatty() else _Progress()
 
-    async def work(ending: Ending) -> int:
-        del ending  # a signal ends the copy; what was being written is not left half
+    async def move() -> Transfer:
         async with _session(options) as sbx:
             # What is in a directory goes into the target; a file becomes it, or goes into it.
             if target.startswith(_INSIDE):
                 inside = target[1:]
                 if not local_dir:
                     inside = _into(inside, await _is_dir(sbx, inside), named=source)
-                done = await sbx.upload(source, inside or ".", progress=show)
-            else:
-                inside, local = source[1:], target
-                if not await _is_dir(sbx, inside):
-                    local = _into(local, local_dir, named=inside)
-                done = await sbx.download(inside or ".", local, progress=show)
+                return await sbx.upload(source, inside or ".", progress=show)
+            inside, local = source[1:], target
+            if not await _is_dir(sbx, inside):
+                local = _into(local, local_dir, named=inside)
+            return await sbx.download(inside or ".", local, progress=show)
+
+    async def work(ending: Ending) -> int:
+        del ending  # a signal ends the copy; what was being written is not left half
+        try:
+            done = await move()
+        except BaseException:
+            if show is not None:
+                show.clear()  # so that what went wrong has a line of its own
+            raise
         if show is not None:
             show.end(f"{done.files} file{'' if done.files == 1 else 's'}, {_size(done.bytes)}")
         for item in done.skipped:
@@ -100,6 +108,9 @@ class _Progress:
         part = f"{done * 100 // total:3d} %" if total else "  ..."
         # The name may come from inside, and a terminal obeys what it is shown.
         self._draw(f"{part}  {_size(done)}  {ascii(path)[1:-1][-50:]}")
+
+    def clear(self) -> None:
+        self._draw("")
 
     def end(self, text: str) -> None:
         self._draw(text)

@@ -47,6 +47,7 @@ class BackendReport:
         return all(attack.outcome != "failed" for attack in self.attacks)
 
     def to_dict(self) -> dict[str, Any]:
+        """The report as plain values, ready for JSON."""
         return {
             "name": self.name,
             "available": self.available,

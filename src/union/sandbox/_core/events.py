@@ -20,6 +20,7 @@ class Usage:
 
     @property
     def cpu_s(self) -> float:
+        """Processor time in all."""
         return self.cpu_user_s + self.cpu_system_s
 
 

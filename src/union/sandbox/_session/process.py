@@ -45,10 +45,12 @@ class ExecResult:
 
     @property
     def ok(self) -> bool:
+        """Whether the exit code is 0."""
         return self.returncode == 0
 
     @property
     def exit_code(self) -> int:
+        """The same as ``returncode``."""
         return self.returncode
 
 
@@ -126,6 +128,7 @@ class SandboxProcess:
     # What a transport tells us (the Sink protocol).
 
     def event(self, event: Event) -> None:
+        """For transports: the command has started, ended, or failed to do either."""
         match event:
             case Started():
                 self._pid = event.pid
@@ -139,9 +142,11 @@ class SandboxProcess:
                     self.end_of_output(fd)
 
     def decision(self, decision: Decision) -> None:
+        """For transports: the network was asked for, and this was decided."""
         self._decisions.append(decision)
 
     def output(self, fd: int, data: bytes) -> bool:
+        """For transports: bytes of one stream; False asks to hold back until told to resume."""
         # A piped stream goes through its buffer also while it is collected: earlier bytes may
         # still be there.
         buffer = self._buffers.get(fd)
@@ -151,6 +156,7 @@ class SandboxProcess:
         return True
 
     def end_of_output(self, fd: int) -> None:
+        """For transports: nothing more comes on this stream."""
         buffer = self._buffers.get(fd)
         if buffer is not None:
             buffer.feed_eof()

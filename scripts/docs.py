@@ -1,0 +1,188 @@
+"""Build the documentation site. Warnings are errors; nothing is fetched, now or when it is read.
+
+What is written for the repository is read there too, so pages link to files that are not pages: the
+documents of the project, tests, decisions. For the site they are brought together first: documents
+of the project become pages below ``project/``, decisions get a place in the navigation, and any
+other file that is linked to is copied as plain text below ``source/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+CONFIG = ROOT / "zensical.toml"
+DECISIONS = "decisions"
+DOCUMENTS = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+_FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
+# Names of XML namespaces look like addresses and are none.
+_ELSEWHERE = re.compile(r"https?://(?!www\.w3\.org/)[\w./@-]+")
+_LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+
+
+class DocsError(Exception):
+    """The site would be wrong."""
+
+
+def placed(path: Path) -> str:
+    """Return where a file of the repository is on the site, from its top."""
+    if path.is_relative_to(DOCS):
+        return path.relative_to(DOCS).as_posix()
+    name = path.relative_to(ROOT).as_posix()
+    if path.parent == ROOT and path.suffix == ".md":
+        return f"project/{name}"
+    return f"source/{name}" if path.suffix in {".svg", ".png"} else f"source/{name}.txt"
+
+
+def stage(page: Path, target: Path, wanted: set[Path]) -> None:
+    """Write a page with its links turned to where things are on the site; note what they need."""
+    home = PurePosixPath(placed(page)).parent
+
+    def turned(match: re.Match[str]) -> str:
+        link, hash_, anchor = match[2].partition("#")
+        if not link or re.match(r"[a-z]+:", link):
+            return match[0]
+        found = (page.parent / link).resolve()
+        if found.is_dir():
+            found /= "index.md"
+        if not found.is_relative_to(DOCS):
+            wanted.add(found)
+        where = os.path.relpath(placed(found), home)
+        return f"{match[1]}{where}{hash_}{anchor}{match[3]}"
+
+    parts = _FENCED.split(page.read_text(encoding="utf-8"))
+    parts[::2] = [_LINK.sub(turned, part) for part in parts[::2]]
+    place = target / placed(page)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("".join(parts), encoding="utf-8")
+
+
+def stage_all(target: Path) -> list[str]:
+    """Bring together everything the site is made of; return its pages."""
+    todo = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in DOCUMENTS)]
+    done: set[Path] = set()
+    while todo:
+        page = todo.pop()
+        done.add(page)
+        wanted: set[Path] = set()
+        stage(page, target, wanted)
+        for path in wanted - done:
+            if placed(path).endswith(".md") and path.exists():
+                todo.append(path)
+            elif path.exists():
+                place = target / placed(path)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, place)
+    for path in DOCS.rglob("*"):
+        if path.is_file() and path.suffix != ".md":
+            place = target / placed(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+    decisions = sorted((target / DECISIONS).glob("*.md"))
+    lines = [f"- [{_title(page)}]({page.name})" for page in decisions]
+    head = "# Decisions\n\nWhy it is built as it is, one question at a time.\n\n"
+    (target / DECISIONS / "index.md").write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+    return sorted(p.relative_to(target).as_posix() for p in target.rglob("*.md"))
+
+
+def _title(page: Path) -> str:
+    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+
+
+def navigation(nav: list[Any], pages: list[str], target: Path) -> list[Any]:
+    """Return the navigation without lines that lead nowhere; raise for a page without a line."""
+    told: set[str] = set()
+
+    def kept(entries: list[Any]) -> list[Any]:
+        result = []
+        for entry in entries:
+            ((title, value),) = entry.items()
+            if isinstance(value, list):
+                result.append({title: kept(value)})
+            elif value in pages:
+                told.add(value)
+                result.append(entry)
+        return result
+
+    made = kept(nav)
+    decisions = [page for page in pages if page.startswith(f"{DECISIONS}/")]
+    others = [page for page in decisions if not page.endswith("/index.md")]
+    entries: list[Any] = [f"{DECISIONS}/index.md"]
+    entries += [{_title(target / page): page} for page in others]
+    made.append({"Decisions": entries})
+    if forgotten := set(pages) - told - set(decisions):
+        raise DocsError(f"not in the navigation of {CONFIG.name}: {', '.join(sorted(forgotten))}")
+    return made
+
+
+def _toml(value: Any) -> str:
+    """Return plain values as TOML on one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def build(output: Path) -> None:
+    """Build the site into ``output``, which is replaced."""
+    with tempfile.TemporaryDirectory(prefix="sbx-docs-") as scratch:
+        staged = Path(scratch, "docs")
+        pages = stage_all(staged)
+        project = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]
+        project["nav"] = navigation(project["nav"], pages, staged)
+        lines = [f"{key} = {_toml(value)}" for key, value in project.items()]
+        config = Path(scratch, "zensical.toml")
+        config.write_text("\n".join(["[project]", *lines, ""]), encoding="utf-8")
+        command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+        done = subprocess.run(
+            [*command, "--config-file", str(config)],
+            check=False,
+            cwd=scratch,
+            env={**os.environ, "NO_COLOR": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode != 0 or "Warning" in done.stdout:
+            raise DocsError(done.stdout)
+        stay_here(Path(scratch, "site"))
+        shutil.rmtree(output, ignore_errors=True)
+        shutil.move(Path(scratch, "site"), output)
+
+
+def stay_here(site: Path) -> None:
+    """Take out the addresses from which the theme would fetch what no page of ours uses."""
+    for script in site.rglob("*.js"):
+        text = script.read_text(encoding="utf-8")
+        script.write_text(_ELSEWHERE.sub("data:,", text), encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build, or say what is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--output", type=Path, default=ROOT / "site", metavar="DIR")
+    output: Path = parser.parse_args(arguments).output
+    try:
+        build(output)
+    except DocsError as exc:
+        print(f"docs: {exc}", file=sys.stderr)
+        return 1
+    print(f"{len(list(output.rglob('*.html')))} pages: {os.path.relpath(output)}/index.html")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+"""Pages of the reference that are written by a program, from what the source says."""
+
+from __future__ import annotations
+
+from scripts.reference import api, cli, codes, promises
+
+PAGES = {
+    "docs/reference/api.md": api.page,
+    "docs/reference/cli.md": cli.page,
+    "docs/reference/errors.md": codes.page,
+    "docs/reference/promises.md": promises.page,
+}

@@ -1,0 +1,137 @@
+"""From docstrings and signatures to Markdown."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import html
+import inspect
+import itertools
+import re
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_WIDTH = 88
+
+
+def prose(docstring: str | None) -> str:
+    """Return a docstring as Markdown: its examples and literal blocks become fenced ones."""
+    out: list[str] = []
+    lines = inspect.cleandoc(docstring or "").splitlines()
+    while lines:
+        line = lines.pop(0)
+        if line.startswith(">>> "):
+            block = [line]
+            while lines and lines[0].strip():
+                block.append(lines.pop(0))
+            out += ["```pycon", *block, "```"]
+        elif line.strip() == "::":
+            block = []
+            while lines and (not lines[0].strip() or lines[0].startswith("    ")):
+                block.append(lines.pop(0))
+            text = textwrap.dedent("\n".join(block)).strip("\n")
+            out += ["```text", text, "```", ""]
+        else:
+            out.append(re.sub(r"``(.+?)``", r"`\1`", line))
+    return "\n".join(out).strip()
+
+
+def signature(name: str, function: Callable[..., Any], *, drop_self: bool = False) -> str:
+    """Return the call as it is written in a stub, in a fenced block."""
+    told = inspect.signature(function)
+    parameters = list(told.parameters.values())[1 if drop_self else 0 :]
+    words: list[str] = []
+    keywords = False
+    for parameter in parameters:
+        if parameter.kind is parameter.KEYWORD_ONLY and not keywords:
+            keywords = True
+            words.append("*")
+        keywords = keywords or parameter.kind is parameter.VAR_POSITIONAL
+        words.append(_parameter(parameter))
+    returned = _annotation(told.return_annotation)
+    end = f") -> {returned}" if returned else ")"
+    head = f"{'async ' if inspect.iscoroutinefunction(function) else ''}{name}("
+    line = f"{head}{', '.join(words)}{end}"
+    if len(line) > _WIDTH:
+        line = "\n".join([head, *(f"    {word}," for word in words), end])
+    return f"```pyi\n{line}\n```"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+    text = stars.get(parameter.kind, "") + parameter.name
+    annotation = _annotation(parameter.annotation)
+    text += f": {annotation}" if annotation else ""
+    if parameter.default is not parameter.empty:
+        default = repr(parameter.default)
+        if parameter.name == "mode":
+            default = oct(parameter.default)
+        text += f" = {default}" if annotation else f"={default}"
+    return text
+
+
+def _annotation(annotation: Any) -> str:
+    if annotation is inspect.Signature.empty or annotation == "None":
+        return ""
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+
+
+def attribute_docs(body: list[ast.stmt]) -> dict[str, str]:
+    """Return the strings that stand below assignments, by the name that is assigned to."""
+    found = {}
+    for statement, following in itertools.pairwise(body):
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
+        if not isinstance(following, ast.Expr) or not isinstance(following.value, ast.Constant):
+            continue
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(following.value.value, str):
+                found[target.id] = prose(following.value.value)
+    return found
+
+
+def body_of(cls: type) -> list[ast.stmt]:
+    """Return the statements of a class; ``inspect`` is led astray by its public ``__module__``."""
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("union.sandbox") and vars(module).get(cls.__name__) is cls:
+            for node in ast.parse(inspect.getsource(module)).body:
+                if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+                    return node.body
+    raise LookupError(cls)
+
+
+def code(text: str) -> str:
+    """Return text as code in a cell of a table, where a bar would begin the next cell."""
+    if "|" not in text:
+        return f"`{text}`"
+    return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
+
+
+def fields(cls: type) -> str:
+    """Return the fields of a dataclass as a table."""
+    docs = attribute_docs(body_of(cls))
+    rows = ["| field | type | default | |", "|---|---|---|---|"]
+    for field in dataclasses.fields(cls):
+        default = "" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+        if field.default_factory is not dataclasses.MISSING:
+            default = f"`{field.default_factory.__name__}()`"
+        doc = " ".join(docs.get(field.name, "").split())
+        rows.append(f"| `{field.name}` | {code(str(field.type))} | {default} | {doc} |")
+    return "\n".join(rows)
+
+
+def members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yield what a class itself defines for its users, in order; what is for transports, last."""
+    public = [(n, v) for n, v in vars(cls).items() if not n.startswith("_")]
+    callable_ = [(n, v) for n, v in public if inspect.isfunction(v) or isinstance(v, property)]
+    yield from sorted(callable_, key=lambda item: is_for_transports(item[1]))
+
+
+def is_for_transports(member: Any) -> bool:
+    """Whether only a transport calls this."""
+    return (member.__doc__ or "").startswith("For transports")

@@ -1,0 +1,141 @@
+"""What `make dist` publishes is whole, and installs where there is no compiler."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from scripts import dist
+from scripts.dist_checks import LAUNCHER, MACHINES, DistError, check_sdist, check_wheel, elf_machine
+
+# One worker, so that the source distribution is built once.
+pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.slow]
+
+SRC = dist.ROOT / "src"
+HERE = platform.machine()
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return dist.build(dist.ROOT, tmp_path_factory.mktemp("sdist"), "--sdist")
+
+
+@pytest.fixture(scope="module")
+def native(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that an installation from source makes here, by the compiler that is here."""
+    return dist.build(sdist, tmp_path_factory.mktemp("native"), "--wheel")
+
+
+def small_elf(machine: int, *segments: int) -> bytes:
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
+        "<HHIQQQIHHH", 3, machine, 1, 0, 64, 0, 0, 64, 56, len(segments)
+    )
+    return head.ljust(64, b"\0") + b"".join(struct.pack("<I52x", kind) for kind in segments)
+
+
+def test_an_elf_header_is_read():
+    assert elf_machine(small_elf(183, 1, 1)) == MACHINES["aarch64"]
+    with pytest.raises(DistError, match="not static"):
+        elf_machine(small_elf(62, 1, 3))
+    with pytest.raises(DistError, match="no 64-bit"):
+        elf_machine(b"#!/bin/sh\n")
+
+
+@pytest.mark.spec("A1")
+def test_the_source_distribution_is_whole(sdist: Path):
+    check_sdist(sdist)
+
+
+@pytest.mark.spec("A1")
+def test_the_wheel_of_this_machine_is_whole(native: Path):
+    check_wheel(native, architecture=HERE, source=SRC)
+
+
+def rewritten(wheel: Path, target: Path, change) -> Path:
+    target.mkdir()
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(target / wheel.name, "w") as new:
+        for info in old.infolist():
+            content = old.read(info)
+            if change(info) is not None:
+                new.writestr(info, content)
+    return target / wheel.name
+
+
+def test_a_wheel_that_lost_something_is_refused(native: Path, tmp_path: Path):
+    def not_executable(info: zipfile.ZipInfo) -> zipfile.ZipInfo:
+        if info.filename == LAUNCHER:
+            info.external_attr = 0o644 << 16
+        return info
+
+    broken = rewritten(native, tmp_path / "a", not_executable)
+    with pytest.raises(DistError, match="not executable"):
+        check_wheel(broken, architecture=HERE, source=SRC)
+    other = next(name for name in MACHINES if name != HERE)
+    with pytest.raises(DistError, match=f"not a wheel for {other}"):
+        check_wheel(native, architecture=other, source=SRC)
+    broken = rewritten(native, tmp_path / "b", lambda i: None if "py.typed" in i.filename else i)
+    with pytest.raises(DistError, match="RECORD"):
+        check_wheel(broken, architecture=HERE, source=SRC)
+
+
+def test_the_pure_wheel_has_no_launcher_and_says_so(sdist: Path, tmp_path: Path):
+    wheel = dist.build_wheel(sdist, tmp_path, dist.PURE)
+    check_wheel(wheel, architecture=dist.PURE, source=SRC)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    program = (
+        "import asyncio\nfrom union import sandbox as sb\n"
+        "try:\n    asyncio.run(sb.on_device.session(backend='userns').open())\n"
+        "except sb.BackendUnavailableError as exc:\n    print(exc.code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(tmp_path / "installed")},
+    )
+    assert (done.stdout, done.stderr) == ("backend-unavailable\n", "")
+
+
+def test_it_installs_and_runs_where_there_is_no_compiler(native: Path):
+    print(f"{dist.try_out(native):.1f} s")
+
+
+@pytest.mark.timeout(240)  # a compiler that is used for the first time makes its libc first
+@pytest.mark.parametrize("architecture", dist.ARCHITECTURES)
+def test_the_wheel_for_publishing(sdist: Path, tmp_path: Path, architecture: str):
+    pytest.importorskip("ziglang", reason="pip install --group dist (make dist does)")
+    before = dist.LAUNCHER.read_bytes() if dist.LAUNCHER.exists() else b""
+    wheel = dist.build_wheel(sdist, tmp_path, architecture)
+    check_wheel(wheel, architecture=architecture, source=SRC)
+    if before:
+        assert dist.LAUNCHER.read_bytes() == before, "this machine's own must stay"
+    with zipfile.ZipFile(wheel) as archive:
+        launcher = Path(archive.extract(LAUNCHER, tmp_path))
+    launcher.chmod(0o755)
+    command = [str(launcher)]
+    if architecture != HERE:
+        emulator = shutil.which(f"qemu-{architecture}-static")
+        if emulator is None:
+            return  # its header was read; to start it takes qemu-user-static
+        command.insert(0, emulator)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reading, writing = os.pipe()
+    # It waits for requests, and ends by itself when nobody is there to send one.
+    with subprocess.Popen(command, stdin=theirs, stdout=reading) as process:
+        theirs.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        ours.close()
+        assert process.wait(20) == 0
+    os.close(reading)
+    os.close(writing)
