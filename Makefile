@@ -29,6 +29,7 @@ demo: setup ## see it work
 	@$(bin)/python examples/demo.py
 
 test: system-packages setup lint types ## everything that must hold: style, layers, types, tests
+	@$(pip) install --group dist
 	@$(bin)/python scripts/test.py
 
 lint: setup ## style, formatting, and who imports whom
