@@ -32,7 +32,7 @@ from typing import Any
 from union import sandbox as sb
 
 LIMITS = sb.Resources(memory="192Mi", processes=16, file_size="16Mi", tmp="16Mi")
-TIMEOUT_S = 5.0
+TIMEOUT_S = 4.0
 MOST_OUTPUT = 64 * 1024
 AT_ONCE = 3
 

@@ -80,6 +80,7 @@ async def ask(url: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
     """The model's next message; what may pass is tried again, with a growing pause."""
     body = {"model": os.environ.get("MODEL_NAME", "recording"), "messages": messages}
     for attempt in range(TRIES):
+        await asyncio.sleep(0.2 * attempt**2)
         if sys.stderr.isatty():
             print("\x1b[2mthinking ...\x1b[0m", file=sys.stderr)
         try:
@@ -94,8 +95,7 @@ async def ask(url: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
             why = f"not reached: {exc}"
         except (ValueError, KeyError, IndexError, TypeError):
             why = "malformed answer"
-        print(f"model: {why}, asking again", flush=True)
-        await asyncio.sleep(0.2 * 2**attempt)
+        print(f"model: {why}, asking again" if attempt < TRIES - 1 else f"model: {why}", flush=True)
     raise ModelError(f"no answer in {TRIES} tries")
 
 
