@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import doctest
+import fcntl
 import functools
 import http.client
 import http.server
@@ -15,8 +16,10 @@ import re
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import textwrap
 import threading
 import time
@@ -36,8 +39,10 @@ LEFTOVERS = 99
 
 # Runs a program and adopts what outlives it. A sandbox may take a moment to be gone.
 WATCHED = f"""
-import ctypes, glob, os, signal, subprocess, sys, time
+import ctypes, fcntl, glob, os, signal, subprocess, sys, termios, time
 
+if os.getsid(0) == os.getpid() and os.isatty(0):
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 for number in (signal.SIGINT, signal.SIGTERM):
     # A handler, which a started program does not inherit, as it would inherit "ignored".
@@ -205,24 +210,23 @@ def test_the_model_server_plays_only_to_who_feeds_errors_back(tmp_path: Path):
 
 def at_a_terminal(*words: str, where: Path, keys: bytes = b"", after: str = "") -> tuple[int, str]:
     """Run it on a terminal; press ``keys`` once ``after`` has been seen."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(where)
-        os.execv(sys.executable, watched(*words))
+    terminal, far = pty.openpty()
+    # The window of a new terminal has no size at all.
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    program = subprocess.Popen(
+        watched(*words), stdin=far, stdout=far, stderr=far, cwd=where, start_new_session=True
+    )
+    os.close(far)
     seen, end = b"", time.monotonic() + LIMIT_S
     with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error
         while time.monotonic() < end:
-            if not select.select([terminal], [], [], 1)[0]:
-                continue
-            data = os.read(terminal, 65536)
-            if not data:
-                break
-            seen += data
+            if select.select([terminal], [], [], 1)[0]:
+                seen += os.read(terminal, 65536)
             if keys and after.encode() in seen:
                 os.write(terminal, keys)
                 keys = b""
     os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.decode()
+    return program.wait(LIMIT_S), seen.decode()
 
 
 def test_live_output_is_redrawn_on_a_terminal(tmp_path: Path):
