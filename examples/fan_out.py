@@ -39,7 +39,7 @@ if number == 39:
     os.kill(os.getpid(), signal.SIGKILL)
 print(number * number)
 """
-TIMEOUT_S = 5.0
+TIMEOUT_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +89,17 @@ async def fan_out(sessions: int, at_once: int, backend: str) -> list[Outcome]:
     """All pieces, ``at_once`` at a time; in the order of their numbers."""
     gate = asyncio.Semaphore(at_once)
     progress = Progress(sessions)
-
-    async def in_turn(number: int) -> Outcome:
-        async with gate:
-            return await work(number, backend)
-
     outcomes: list[Outcome] = []
-    for finished in asyncio.as_completed([in_turn(number) for number in range(sessions)]):
-        outcomes.append(await finished)
+
+    async def in_turn(number: int) -> None:
+        async with gate:
+            outcomes.append(await work(number, backend))
         progress.show(len(outcomes), sum(bool(outcome.failure) for outcome in outcomes))
+
+    # A group ends when all in it have ended: after Ctrl-C, too, every session is closed first.
+    async with asyncio.TaskGroup() as group:
+        for number in range(sessions):
+            group.create_task(in_turn(number))
     return sorted(outcomes, key=lambda outcome: outcome.number)
 
 

@@ -113,9 +113,9 @@ async def follow(sbx: sb.Session, row: Row, stop: asyncio.Event) -> None:
     row.state = "ended" if stop.is_set() else f"exit {code}" if code else "done"
 
 
-async def main(commands: dict[str, str], backend: str) -> int:
-    """Runs all of them; 130 after Ctrl-C."""
-    rows = [Row(title, command) for title, command in commands.items()]
+async def main(commands: list[tuple[str, str]], backend: str) -> int:
+    """Runs all of them, each given with its title; 130 after Ctrl-C."""
+    rows = [Row(title, command) for title, command in commands]
     screen, stop = Screen(rows), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     async with sb.on_device.session(backend=backend) as sbx:
@@ -135,5 +135,5 @@ if __name__ == "__main__":
     parser.add_argument("--backend", default="userns", help="what isolates (default: userns)")
     parser.add_argument("command", nargs="*", help="shell text (default: four short ones)")
     args = parser.parse_args()
-    chosen = {command[:25]: command for command in args.command} or COMMANDS
-    sys.exit(asyncio.run(main(chosen, args.backend)))
+    chosen = [(printable(command)[:25], command) for command in args.command]
+    sys.exit(asyncio.run(main(chosen or list(COMMANDS.items()), args.backend)))

@@ -130,18 +130,19 @@ async def main(backend: str) -> None:
     gate = asyncio.Semaphore(AT_ONCE)
     with tempfile.NamedTemporaryFile(prefix="host-secret-") as secret:
         os.chmod(secret.name, 0o644)  # what keeps the thief out is the sandbox, not these bits
-        plugins = {
-            name: source.replace("SECRET", repr(secret.name)) for name, source in PLUGINS.items()
-        }
-        reports = [
-            asyncio.create_task(report(name, source, backend, gate))
-            for name, source in plugins.items()
-        ]
-        for number, coming in enumerate(reports, start=1):
-            progress(f"waiting for {number} of {len(reports)}")
-            result = await coming
-            progress("")
-            print(json.dumps(result), flush=True)
+        # A group ends when all in it have ended: after Ctrl-C, too, every session is closed first.
+        async with asyncio.TaskGroup() as group:
+            reports = [
+                group.create_task(
+                    report(name, source.replace("SECRET", repr(secret.name)), backend, gate)
+                )
+                for name, source in PLUGINS.items()
+            ]
+            for number, coming in enumerate(reports, start=1):
+                progress(f"waiting for {number} of {len(reports)}")
+                result = await coming
+                progress("")
+                print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

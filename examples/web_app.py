@@ -60,7 +60,7 @@ class App:
 
     def __init__(self, backend: str, most: int, idle_s: float) -> None:
         self._backend, self._most, self._idle_s = backend, most, idle_s
-        self._visitors: dict[str, Visitor] = {}
+        self.visitors: dict[str, Visitor] = {}
         self.closed = 0
 
     async def page(self, request: web.Request) -> web.Response:
@@ -92,17 +92,17 @@ class App:
             kind, code = wanted["kind"], str(wanted["code"])
         except (ValueError, KeyError, TypeError) as exc:
             raise web.HTTPBadRequest(text="kind and code are needed, as JSON") from exc
-        visitor = self._visitors.get(token)
+        visitor = self.visitors.get(token)
         if visitor is None:
-            if len(self._visitors) >= self._most:
+            if len(self.visitors) >= self._most:
                 raise web.HTTPServiceUnavailable(text="too many visitors, come back later")
             session = sb.on_device.session(backend=self._backend, resources=LIMITS)
-            visitor = self._visitors[token] = Visitor(session)
+            visitor = self.visitors[token] = Visitor(session)
         if visitor.busy.locked():
             raise web.HTTPConflict(text="your last command still runs")
         async with visitor.busy:
-            if not visitor.used:
-                await self._open(token, visitor)
+            if not visitor.used:  # if this fails, expire() removes the visitor soon
+                await visitor.session.open()
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await response.prepare(request)
             try:
@@ -111,32 +111,20 @@ class App:
                 visitor.used = time.monotonic()
         return response
 
-    async def _open(self, token: str, visitor: Visitor) -> None:
-        try:
-            await visitor.session.open()
-        except BaseException:
-            del self._visitors[token]  # the next command tries with a new one
-            raise
-        visitor.used = time.monotonic()
-
     async def expire(self) -> None:
         """Closes, again and again, what nobody has used for a while."""
         while True:
             await asyncio.sleep(min(1.0, self._idle_s / 4))
             late = time.monotonic() - self._idle_s
-            for token, visitor in tuple(self._visitors.items()):
+            for token, visitor in tuple(self.visitors.items()):
                 if visitor.used < late and not visitor.busy.locked():
                     await self.close(token)
 
     async def close(self, token: str) -> None:
         """Ends what a visitor runs and removes their files."""
-        if visitor := self._visitors.pop(token, None):
+        if visitor := self.visitors.pop(token, None):
             await visitor.session.close()
             self.closed += 1
-
-    async def close_all(self) -> None:
-        """The end of the server."""
-        await asyncio.gather(*map(self.close, tuple(self._visitors)))
 
 
 async def stream(response: web.StreamResponse, session: sb.Session, code: str, kind: str) -> None:
@@ -183,7 +171,7 @@ async def main(args: argparse.Namespace) -> None:
     print(f"open http://127.0.0.1:{runner.addresses[0][1]}/", flush=True)
     await ended.wait()
     expiring.cancel()
-    await handlers.close_all()
+    await asyncio.gather(*map(handlers.close, tuple(handlers.visitors)))
     await runner.cleanup()
     print(f"closed {handlers.closed} sessions")
 

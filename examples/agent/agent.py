@@ -44,6 +44,7 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
+from http.client import HTTPException
 from typing import Any
 
 from model_server import scripted_model
@@ -71,8 +72,9 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=120) as response:
         message = json.load(response)["choices"][0]["message"]
-    if not isinstance(message, dict):
-        raise TypeError("no message")
+    for call in message.get("tool_calls") or []:
+        if not all(isinstance(call["function"][key], str) for key in ("name", "arguments")):
+            raise TypeError("a call must be text")
     return message
 
 
@@ -91,16 +93,17 @@ async def ask(url: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
             if exc.code != 429 and exc.code < 500:  # it will not get better by asking again
                 raise ModelError(f"HTTP {exc.code}: {said}") from exc
             why = f"HTTP {exc.code}"
-        except OSError as exc:
+        except (OSError, HTTPException) as exc:
             why = f"not reached: {exc}"
-        except (ValueError, KeyError, IndexError, TypeError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             why = "malformed answer"
         print(f"model: {why}, asking again" if attempt < TRIES - 1 else f"model: {why}", flush=True)
     raise ModelError(f"no answer in {TRIES} tries")
 
 
 def shown(text: str, most: int = 70) -> str:
-    """One line of something long."""
+    """One line of something long, without what would steer the reader's terminal."""
+    text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
@@ -119,10 +122,10 @@ async def solve(task: str, url: str, tools: Tools) -> str:
             name, arguments = call["function"]["name"], call["function"]["arguments"]
             print(shown(f"{name} {arguments}"), flush=True)
             good, told = await tools.call(name, arguments)
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": told})
+            messages.append({"role": "tool", "tool_call_id": call.get("id"), "content": told})
             lines = told.strip().splitlines() or [""]
             reason = next((line for line in lines if "was refused" in line), lines[-1])
-            print(f"  ok: {lines[0]}" if good else f"  failed: {shown(reason)}", flush=True)
+            print("  ok:" if good else "  failed:", shown(lines[0] if good else reason), flush=True)
     raise ModelError(f"no answer in {MOST_TURNS} turns")
 
 
@@ -135,12 +138,13 @@ async def main(task: str, allow: list[str], backend: str) -> int:
         if not url:
             url, service = stack.enter_context(scripted_model())
             allow = [*allow, service]
+            os.environ["no_proxy"] = "127.0.0.1"  # a proxy of the reader's does not lead there
         limits = sb.Resources(memory="1Gi", processes=64)
         async with sb.on_device.session(backend=backend, resources=limits) as sbx:
             await sbx.put_bytes("orders.csv", ORDERS)
             try:
                 async with asyncio.timeout(MOST_SECONDS):
-                    print("answer:", await solve(task, url, Tools(sbx, allow)))
+                    print("answer:", shown(await solve(task, url, Tools(sbx, allow)), 2000))
             except (ModelError, TimeoutError) as exc:
                 print("gave up:", exc or f"{MOST_SECONDS:g} s have passed")
                 return 1

@@ -70,7 +70,8 @@ class Tools:
             return False, f"{name} needs these, as strings: {', '.join(_REQUIRED[name])}"
         try:
             if name == "write_file":
-                size = await self.sbx.put_bytes(given["path"], given["text"].encode())
+                data = given["text"].encode(errors="replace")
+                size = await self.sbx.put_bytes(given["path"], data)
                 return True, f"wrote {size} bytes"
             if name == "read_file":
                 data = await self.sbx.get_bytes(given["path"], max_bytes=1_000_000)

@@ -41,20 +41,15 @@ LEFTOVERS = 99
 WATCHED = f"""
 import ctypes, fcntl, glob, os, signal, subprocess, sys, termios, time
 
-if os.getsid(0) == os.getpid() and os.isatty(0):
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
+at_terminal = os.getsid(0) == os.getpid() and os.isatty(0)
+if at_terminal:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal, to the program as well
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 for number in (signal.SIGINT, signal.SIGTERM):
     # A handler, which a started program does not inherit, as it would inherit "ignored".
-    signal.signal(number, lambda number, _: program and program.send_signal(number))
-program = None
+    signal.signal(number, lambda number, _: at_terminal or program.send_signal(number))
 program = subprocess.Popen(sys.argv[1:])
-while True:
-    try:
-        code = program.wait()
-        break
-    except KeyboardInterrupt:
-        pass
+code = program.wait()
 end = time.monotonic() + float(os.environ.get("WATCHED_PATIENCE_S", "5"))
 left = True
 while left and time.monotonic() < end:
@@ -245,10 +240,11 @@ def test_ctrl_c_ends_all_commands_of_live_output(tmp_path: Path):
     assert len(re.findall("ended  ", seen.rpartition("\x1b[2F")[2])) == 2
 
 
-def test_progress_is_for_terminals(tmp_path: Path):
-    code, seen = at_a_terminal("fan_out.py", "--sessions", "10", where=tmp_path)
-    assert code == 0
-    assert "10 of 10, 0 failed" in seen
+def test_ctrl_c_in_the_middle_of_many_sessions_leaves_nothing(tmp_path: Path):
+    code, seen = at_a_terminal("fan_out.py", where=tmp_path, keys=b"\x03", after="5 of 50, ")
+    assert "] 5 of 50, 0 failed" in seen, "progress is for terminals"
+    assert "50 of 50" not in seen
+    assert code not in {0, LEFTOVERS}
 
 
 # Packages.
