@@ -1,15 +1,25 @@
-"""The shortest useful program: open a session, run code in it, take a file out."""
+r"""The shortest useful program: open a session, run code in it, take a file out.
+
+    python examples/quickstart.py [--backend userns]
+
+Prints::
+
+    0 ['1', '2', '3']
+    6
+    b'1\n2\n3\n'
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 
 from union import sandbox as sb
 
 
-async def main() -> None:
+async def main(backend: str) -> None:
     """Runs three commands that share one work dir."""
-    async with sb.on_device.session(backend="userns") as sbx:
+    async with sb.on_device.session(backend=backend) as sbx:
         await sbx.put_bytes("numbers.txt", b"3\n1\n2\n")
 
         result = await sbx.exec("sort numbers.txt | tee sorted.txt")
@@ -20,4 +30,7 @@ async def main() -> None:
         print(await sbx.get_bytes("sorted.txt"))
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="The shortest useful program.")
+    parser.add_argument("--backend", default="userns", help="what isolates (default: userns)")
+    asyncio.run(main(parser.parse_args().backend))

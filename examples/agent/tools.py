@@ -1,0 +1,104 @@
+"""The tools of the agent: what a model may ask for, and how it is done inside a sandbox.
+
+Every call ends with a text for the model. A failure is such a text as well: the model can only mend
+what it is told about.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from union import sandbox as sb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TIMEOUT_S = 20.0
+MOST_CHARACTERS = 4_000
+
+
+def _tool(name: str, description: str, required: dict[str, str], **flags: str) -> dict[str, Any]:
+    properties = {
+        **{key: {"type": "string", "description": text} for key, text in required.items()},
+        **{key: {"type": "boolean", "description": text} for key, text in flags.items()},
+    }
+    schema = {"type": "object", "properties": properties, "required": list(required)}
+    function = {"name": name, "description": description, "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+NETWORK = "true to reach the allowed hosts in this call; there is no network otherwise"
+SCHEMA = [
+    _tool("run_python", "Run Python.", {"code": "the source"}, network=NETWORK),
+    _tool("run_shell", "Run a shell command.", {"command": "its text"}, network=NETWORK),
+    _tool("write_file", "Write a text file.", {"path": "in the work dir", "text": "all of it"}),
+    _tool("read_file", "Read a text file.", {"path": "in the work dir"}),
+]
+_REQUIRED = {
+    tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in SCHEMA
+}
+
+
+def clipped(text: str) -> str:
+    """Beginning and end of what is too long: the cause of an error is mostly in the last lines."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    half = MOST_CHARACTERS // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools over one open session. ``allow`` is the most that a call gets of the network."""
+
+    sbx: sb.Session
+    allow: Sequence[str] = ()
+
+    async def call(self, name: str, arguments: str) -> tuple[bool, str]:
+        """Does what the model asked for: whether that went well, and what to tell the model."""
+        try:
+            given = json.loads(arguments)
+        except ValueError as exc:
+            return False, f"the arguments are not valid JSON: {exc}"
+        if name not in _REQUIRED:
+            return False, f"there is no tool {name!r}; there are: {', '.join(_REQUIRED)}"
+        if not isinstance(given, dict) or not all(
+            isinstance(given.get(key), str) for key in _REQUIRED[name]
+        ):
+            return False, f"{name} needs these, as strings: {', '.join(_REQUIRED[name])}"
+        try:
+            if name == "write_file":
+                data = given["text"].encode(errors="replace")
+                size = await self.sbx.put_bytes(given["path"], data)
+                return True, f"wrote {size} bytes"
+            if name == "read_file":
+                data = await self.sbx.get_bytes(given["path"], max_bytes=1_000_000)
+                return True, clipped(data.decode("utf-8", "replace"))
+            kind = name.removeprefix("run_")
+            source = given["code"] if kind == "python" else given["command"]
+            return await self._run(source, kind, network=given.get("network") is True)
+        except sb.SessionClosedError:
+            raise  # nothing that the model could mend
+        except sb.SandboxError as exc:
+            return False, f"{exc.code}: {exc}"
+
+    async def _run(self, source: str, kind: str, *, network: bool) -> tuple[bool, str]:
+        policy: dict[str, Any] = {"network_mode": "blocked"}
+        if network and self.allow:
+            policy = {"network_mode": "allowlist", "network_allowlist": self.allow}
+        proc = await self.sbx.run(
+            source, script_type=kind, timeout_s=TIMEOUT_S, max_output_bytes=1_000_000, **policy
+        )
+        result = proc.result()
+        told = [f"exit code {result.returncode}"]
+        if result.termination_reason:
+            told.append(f"ended by: {result.termination_reason}")
+        if result.truncated:
+            told.append("the output was cut")
+        # A program often hides why it was refused; the sandbox knows.
+        refused = dict.fromkeys(d.host for d in proc.network if not d.allowed)
+        told += [f"{host} was refused; allowed are: {', '.join(self.allow)}" for host in refused]
+        told += [clipped(text) for text in (result.stdout, result.stderr) if text]
+        return result.ok, "\n".join(told)

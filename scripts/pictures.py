@@ -1,0 +1,245 @@
+"""Take the pictures of `sbx` that the README shows: a real terminal, drawn as SVG.
+
+Run it as ``python -m scripts.pictures [NAME ...]``, after a change of what `sbx` prints. It needs
+`tmux`, and a machine on which `sbx doctor` finds everything well. What is drawn is what was on the
+screen, but for what would tell about the machine: see ``neutral``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = ROOT / "docs/images"
+PLACE = Path("/tmp/project")
+"""Where the pictures are taken; it is seen in them."""
+LIMIT_S = 60.0
+
+DIALOGUES = {
+    "doctor": ("sbx doctor",),
+    "shell": (
+        "sbx shell --work-dir .",
+        "ls",
+        "wc -l < orders.csv | tee count",
+        "whoami; ls /home",
+        "touch /usr/bin/mine",
+        "curl https://example.com",
+        "exit",
+        "cat count",
+    ),
+}
+SIZES = {"doctor": (100, 48), "shell": (84, 30)}
+
+# --- from the terminal to characters with a look ---------------------------------------------
+
+COLOURS = ("#3b4252", "#e06c75", "#98c379", "#e5c07b", "#61afef", "#c678dd", "#56b6c2", "#dcdfe4")
+BRIGHT = ("#7f848e", "#ff7a85", "#b5e890", "#ffd68a", "#7cc4ff", "#de8ff5", "#6fd6e2", "#ffffff")
+PAPER, INK = "#16181d", "#d7dae0"
+_SGR = re.compile(r"\x1b\[([\d;]*)m")
+_OTHER = re.compile(r"\x1b(?:\[[\d;?]*[A-Za-ln-z]|[()][A-Z0-9]|[=>])|[\x0e\x0f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How characters are drawn."""
+
+    colour: str = INK
+    bold: bool = False
+    dim: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Characters of one row that look alike; ``column`` is where they begin."""
+
+    column: int
+    text: str
+    look: Look
+
+
+def palette(number: int) -> str:
+    """One of the 256 colours."""
+    if number < 16:
+        return (COLOURS + BRIGHT)[number]
+    if number >= 232:
+        return "#" + f"{8 + 10 * (number - 232):02x}" * 3
+    levels = (0, 95, 135, 175, 215, 255)
+    red, green, blue = (number - 16) // 36, (number - 16) // 6 % 6, (number - 16) % 6
+    return f"#{levels[red]:02x}{levels[green]:02x}{levels[blue]:02x}"
+
+
+def looked(look: Look, codes: str) -> Look:
+    """What a look becomes by one sequence; what is not known changes nothing."""
+    numbers = iter([int(code or 0) for code in codes.split(";")])
+    for number in numbers:
+        if number == 0:
+            look = Look()
+        elif number in {1, 2}:
+            look = replace(look, bold=number == 1 or look.bold, dim=number == 2 or look.dim)
+        elif number == 22:
+            look = replace(look, bold=False, dim=False)
+        elif number in {38, 48}:
+            kind = next(numbers, None)
+            rest = [next(numbers, 0) for _ in range({5: 1, 2: 3}.get(kind or 0, 0))]
+            if number == 38 and rest:
+                colour = palette(rest[0]) if kind == 5 else "#" + bytes(rest).hex()
+                look = replace(look, colour=colour)
+        elif 30 <= number <= 37 or 90 <= number <= 97:
+            look = replace(look, colour=(COLOURS if number < 90 else BRIGHT)[number % 10])
+        elif number == 39:
+            look = replace(look, colour=INK)
+    return look
+
+
+def pieces(text: str) -> list[list[Piece]]:
+    """The rows of a screen; empty ones at the end are left out."""
+    rows, look = [], Look()
+    for line in _OTHER.sub("", text).rstrip().split("\n"):
+        row, column = [], 0
+        for number, part in enumerate(_SGR.split(line)):
+            if number % 2:
+                look = looked(look, part)
+                continue
+            # Wider gaps are left by position: what draws SVG makes one blank of many.
+            row += [
+                Piece(column + words.start(), words[0], look)
+                for words in re.finditer(r"\S+(?: \S+)*", part)
+            ]
+            column += len(part)
+        rows.append(row)
+    return rows
+
+
+# --- from there to SVG -----------------------------------------------------------------------
+
+WIDTH, HEIGHT, MARGIN, BAR = 8.4, 20, 18, 30
+STYLE = 'font-size="14" font-family="ui-monospace,Menlo,Consolas,DejaVu Sans Mono,monospace"'
+
+
+def drawn(rows: list[list[Piece]], *, columns: int, title: str) -> str:
+    """A window with the rows in it."""
+    width = round(columns * WIDTH + 2 * MARGIN)
+    height = len(rows) * HEIGHT + BAR + MARGIN
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" {STYLE}>',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{width}" height="{height}" rx="8" fill="{PAPER}"/>',
+    ]
+    for number, colour in enumerate(("#e06c75", "#e5c07b", "#98c379")):
+        lines.append(f'<circle cx="{MARGIN + 4 + number * 18}" cy="16" r="5" fill="{colour}"/>')
+    for number, row in enumerate(rows):
+        y = BAR + (number + 1) * HEIGHT - 5
+        for piece in row:
+            extra = ' font-weight="bold"' if piece.look.bold else ""
+            extra += ' opacity="0.6"' if piece.look.dim else ""
+            # A length, so that columns stay columns in whatever font the reader has.
+            lines.append(
+                f'<text x="{MARGIN + piece.column * WIDTH:.1f}" y="{y}" '
+                f'textLength="{len(piece.text) * WIDTH:.1f}" fill="{piece.look.colour}"{extra}>'
+                f"{escape(piece.text)}</text>"
+            )
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def neutral(text: str, *, hidden: tuple[str, ...]) -> str:
+    """Without what would tell about this machine: places of ours, and the build of the kernel."""
+    for place in hidden:
+        text = re.sub(rf"{re.escape(place)}/(?:[\w.-]+/)*", ".../", text)
+    return re.sub(r"(Linux \d+\.\d+(?:\.\d+)?)[^\s]*", r"\1", text)
+
+
+# --- the terminal ----------------------------------------------------------------------------
+
+
+class Terminal:
+    """A window of tmux with a plain shell in it."""
+
+    def __init__(self, scratch: str, columns: int, rows: int) -> None:
+        self._socket = f"{scratch}/tmux"
+        rc = Path(scratch, "rc")
+        rc.write_text(r"PS1='\[\e[1;32m\]$\[\e[0m\] '" + "\n", encoding="utf-8")
+        size = ("-x", str(columns), "-y", str(rows))
+        shell = f"exec bash --noprofile --rcfile {rc}"
+        self.tmux("-f", "/dev/null", "new-session", "-d", *size, "-c", str(PLACE), shell)
+
+    def tmux(self, *words: str) -> str:
+        """One command to the server of this window."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return subprocess.run(
+            ["tmux", "-S", self._socket, *words],
+            env={**os.environ, "PATH": path, "SHELL": "/bin/bash", "LC_ALL": "C.UTF-8"},
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT_S,
+        ).stdout
+
+    def prompts(self) -> int:
+        """How many prompts are on the screen; 0 while the last line is none."""
+        lines = self.tmux("capture-pane", "-p").rstrip().splitlines()
+        found = [line for line in lines if re.match(r"(\[sbx\] \S*)?\$( |$)", line)]
+        return len(found) if lines and re.fullmatch(r"(\[sbx\] \S*)?\$", lines[-1]) else 0
+
+    def say(self, command: str) -> None:
+        """Types a line at the prompt and waits for the next one."""
+        self._until(1)
+        before = self.prompts()
+        self.tmux("send-keys", "-l", command)
+        self.tmux("send-keys", "Enter")
+        self._until(before + 1)
+
+    def _until(self, prompts: int) -> None:
+        end = time.monotonic() + LIMIT_S
+        while self.prompts() < prompts:
+            if time.monotonic() > end:
+                raise TimeoutError(f"no prompt:\n{self.tmux('capture-pane', '-p')}")
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def terminal(columns: int, rows: int) -> Iterator[Terminal]:
+    """A window, in a directory with a table in it; both are gone afterwards."""
+    PLACE.mkdir()  # an error if it is there: it would be somebody's
+    try:
+        (PLACE / "orders.csv").write_text("item,amount\nlamp,250\ndesk,490\n", encoding="utf-8")
+        with tempfile.TemporaryDirectory(prefix="pictures-") as scratch:
+            window = Terminal(scratch, columns, rows)
+            try:
+                yield window
+            finally:
+                window.tmux("kill-server")
+    finally:
+        subprocess.run(["rm", "-rf", "--", str(PLACE)], check=True)
+
+
+def main(names: list[str]) -> None:
+    """Takes the pictures that are named, or all."""
+    for name in names or list(DIALOGUES):
+        with terminal(*SIZES[name]) as window:
+            for command in DIALOGUES[name]:
+                window.say(command)
+            screen = window.tmux("capture-pane", "-p", "-e")
+        # The last prompt, at which nothing was said, is not worth a line.
+        rows = pieces(neutral(screen, hidden=(str(ROOT), str(Path.home()))))[:-1]
+        target = TARGET / f"{name}.svg"
+        picture = drawn(rows, columns=SIZES[name][0], title=f"A terminal: {DIALOGUES[name][0]}")
+        target.write_text(picture, encoding="utf-8")
+        print(f"{target.relative_to(ROOT)}: {len(rows)} rows, {len(picture) // 1024} KiB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
