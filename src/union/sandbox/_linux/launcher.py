@@ -295,17 +295,19 @@ class Channel:
         if not self.lost:
             self._sock.send(_SIMPLE.pack(_KILL, number, 0, 0))
 
-    async def drain(self) -> None:
-        """Kills everything of this session; returns when every process has been reaped."""
+    def drain(self) -> asyncio.Future[None]:
+        """Kills everything of this session; done when every process has been reaped."""
+        done = self._loop.create_future()
         if self.lost:
-            return
+            done.set_result(None)
+            return done
         self._ids += 1
-        done = self._drained[self._ids] = self._loop.create_future()
+        self._drained[self._ids] = done
         try:
             self._sock.send(_SIMPLE.pack(_KILL_ALL, self._ids, 0, 0))
         except OSError:  # the launcher has died, and what it had started with it
             self._on_lost()
-        await done
+        return done
 
     def close(self) -> None:
         if self._sock.fileno() >= 0:

@@ -1,18 +1,30 @@
-"""Blocking work beside the event loop."""
+"""Work beside the event loop that has to be finished, whatever becomes of who waits for it."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["in_thread"]
+__all__ = ["in_thread", "until_done"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+async def until_done(*futures: asyncio.Future[Any]) -> None:
+    """Comes back only when all of them are done, also when cancelled meanwhile.
+
+    When ``asyncio.run`` ends it cancels every task, those that clean up too, and waits for them.
+    """
+    while pending := [future for future in futures if not future.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError:
+            continue
 
 
 async def in_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -25,11 +37,7 @@ async def in_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        while not work.done():
-            try:
-                await asyncio.wait({work})
-            except asyncio.CancelledError:
-                continue  # raised below, once
+        await until_done(work)
         if not work.cancelled():
             work.exception()  # looked at, or the loop would report it as forgotten
         raise

@@ -22,7 +22,7 @@ from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import Channel, NamespaceRefusedError
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox._linux.run import LocalRun, Sandbox
-from union.sandbox._session.threads import in_thread
+from union.sandbox._session.threads import in_thread, until_done
 from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 from union.sandbox.on_device import _probe
@@ -238,24 +238,30 @@ class LocalTransport:
         self._postures.clear()
 
     async def aclose(self) -> None:
+        """Ends everything; once begun, it is finished also if whoever asked for it is cancelled."""
         self._sandboxes.close()
         if self._ahead is not None:
             self._ahead.cancel()
-            await asyncio.wait([self._ahead])
+            await until_done(self._ahead)
         self._pythons.let_go()
         for run in tuple(self._runs):
             run.end_now("closed")
         if self._channel is not None:
-            await self._channel.drain()
+            await until_done(self._channel.drain())
             for run in tuple(self._runs):
-                await run.finished
+                await until_done(run.finished)
                 run.abandon()
             self._channel.close()
         self._forget_postures()
+        loop = asyncio.get_running_loop()
+        removals = []
         if self._scratch is not None:
-            await asyncio.to_thread(remove_tree, self._scratch)
+            removals.append(loop.run_in_executor(None, remove_tree, self._scratch))
         if self._work is not None:
-            await asyncio.to_thread(self._work.remove)
+            removals.append(loop.run_in_executor(None, self._work.remove))
+        await until_done(*removals)
+        for removal in removals:
+            removal.result()
 
     def _dir(self) -> WorkDir:
         if self._work is None:

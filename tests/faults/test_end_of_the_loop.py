@@ -1,0 +1,42 @@
+"""A program whose loop ends while sessions are open, at work or closing leaves nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from tests.conftest import ISOLATED
+
+PROGRAM = """
+import asyncio, os, sys
+from union import sandbox as sb
+
+async def one():
+    async with sb.on_device.session(backend=sys.argv[1], warm=0) as sbx:
+        await sbx.exec("true")
+
+async def main():
+    tasks = [asyncio.create_task(one()) for _ in range(12)]
+    # Then some are done, some close, some run and some are opened; asyncio.run cancels them all.
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+asyncio.run(main())
+own = f"sandbox-{os.getpid()}-"
+places = [place for place in ("/tmp", "/var/tmp") if os.path.isdir(place)]
+print([name for place in places for name in os.listdir(place) if name.startswith(own)])
+"""
+
+
+@pytest.mark.spec("B2", "G4")
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_no_work_dir_is_left(backend: str) -> None:
+    for _ in range(4):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, backend],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+        assert (done.stdout, done.stderr, done.returncode) == ("[]\n", "", 0)
