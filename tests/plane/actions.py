@@ -9,7 +9,6 @@ from connectrpc.errors import ConnectError
 from flyteidl2.actions import actions_service_pb2
 from flyteidl2.actions.actions_service_connect import ActionsService
 from flyteidl2.workflow import run_definition_pb2, state_service_pb2
-
 from tests.plane.runs import action_details
 from tests.plane.state import Action
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from connectrpc.request import RequestContext
-
     from tests.plane.executor import Executor
     from tests.plane.state import State
 

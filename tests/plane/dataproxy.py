@@ -14,7 +14,6 @@ from flyteidl2.dataproxy import dataproxy_service_pb2
 from flyteidl2.dataproxy.dataproxy_service_connect import DataProxyService
 from flyteidl2.logs.dataplane import payload_pb2
 from flyteidl2.task import common_pb2
-
 from tests.plane.executor import follow
 from tests.plane.state import now
 from tests.plane.store import BUCKET
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from connectrpc.request import RequestContext
-
     from tests.plane.faults import Faults
     from tests.plane.state import State
     from tests.plane.store import Store

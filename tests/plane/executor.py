@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from flyteidl2.common import phase_pb2
 from flyteidl2.core import execution_pb2
 from flyteidl2.workflow import run_definition_pb2
-
 from tests.plane.podspec import MissingSecretError, Surroundings, pod_of
 from tests.plane.state import now
 

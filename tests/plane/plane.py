@@ -19,7 +19,6 @@ from flyteidl2.cluster.service_connect import ClusterServiceASGIApplication
 from flyteidl2.dataproxy.dataproxy_service_connect import DataProxyServiceASGIApplication
 from flyteidl2.task.task_service_connect import TaskServiceASGIApplication
 from flyteidl2.workflow.run_service_connect import RunServiceASGIApplication
-
 from tests.plane.actions import Actions
 from tests.plane.cluster import Cluster
 from tests.plane.dataproxy import DataProxy

@@ -13,14 +13,12 @@ from flyteidl2.common import identifier_pb2, list_pb2, phase_pb2
 from flyteidl2.task import task_definition_pb2
 from flyteidl2.workflow import run_definition_pb2, run_service_pb2
 from flyteidl2.workflow.run_service_connect import RunService
-
 from tests.plane.state import ROOT_ACTION, Action, Run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from connectrpc.request import RequestContext
-
     from tests.plane.executor import Executor
     from tests.plane.faults import Faults
     from tests.plane.state import State

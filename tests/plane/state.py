@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from flyteidl2.common import identifier_pb2, phase_pb2
-from flyteidl2.core import execution_pb2
-from flyteidl2.task import run_pb2, task_definition_pb2
 from flyteidl2.workflow import run_definition_pb2, state_service_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
-
 from tests.plane.store import Store
 
 if TYPE_CHECKING:
+    from flyteidl2.core import execution_pb2
+    from flyteidl2.task import run_pb2, task_definition_pb2
     from tests.plane.executor import Pod
 
 TERMINAL = frozenset(

@@ -9,12 +9,10 @@ from connectrpc.errors import ConnectError
 from flyteidl2.common import list_pb2
 from flyteidl2.task import task_definition_pb2, task_service_pb2
 from flyteidl2.task.task_service_connect import TaskService
-
 from tests.plane.state import now
 
 if TYPE_CHECKING:
     from connectrpc.request import RequestContext
-
     from tests.plane.state import State
 
 
