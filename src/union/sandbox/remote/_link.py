@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import TYPE_CHECKING, Final
 
@@ -61,6 +62,7 @@ class Link:
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
         self._asks_to_close = False
+        self._idle = asyncio.Event()
         self.closed = asyncio.Event()
         """The session is over, or was given up: nothing more will come."""
         self.lost: SandboxError | None = None
@@ -81,6 +83,8 @@ class Link:
 
     def forget(self, run: RemoteRun) -> None:
         self._runs.pop(run.number, None)
+        if not self._runs:
+            self._idle.set()
 
     def send(self, frame: bytes) -> None:
         """Sends now; without a connection, what counts is said again when there is one."""
@@ -143,6 +147,11 @@ class Link:
                 self._ws = await self._reconnect()
         except SandboxError as exc:
             why = exc
+        except asyncio.CancelledError:
+            if not self._closing:
+                # The loop is going down, and nobody has closed the session first.
+                await self._http.close()
+            raise
         finally:
             self._give_up(why)
 
@@ -221,6 +230,17 @@ class Link:
                 ended = False
         await self.leave()
         return ended
+
+    async def end_runs(self, *, within_s: float) -> None:
+        """Ends what this client has started, and nothing else of the session."""
+        if not self._runs or self.closed.is_set():
+            return
+        self._idle.clear()
+        for run in tuple(self._runs.values()):
+            run.end("closed")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._idle.wait()
 
     async def leave(self) -> None:
         """Lets the connection go, whatever state it is in."""

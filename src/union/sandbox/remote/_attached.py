@@ -1,0 +1,62 @@
+"""AttachedTransport: joins a session that is there already, and shares it with others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from union.sandbox.remote._transport import RemoteTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from union.sandbox._core.spec import SessionSpec
+    from union.sandbox.remote._access import Access
+    from union.sandbox.remote._http import Http
+    from union.sandbox.remote._link import Link
+
+__all__ = ["AttachedTransport"]
+
+_CLOSE_S: Final = 2.0
+
+
+class AttachedTransport(RemoteTransport):
+    """One client of a shared session.
+
+    Where the server is may not be known yet: ``reach`` is asked at the first call. With
+    ``ends_session`` its end is the session's; otherwise only what was started here ends.
+    """
+
+    def __init__(
+        self,
+        spec: SessionSpec,
+        reach: Callable[[], Awaitable[Access]],
+        *,
+        session: str,
+        ends_session: bool,
+    ) -> None:
+        super().__init__(spec, None)
+        self._reach = reach
+        self._name = session
+        self._ends_session = ends_session
+
+    async def open(self) -> None:
+        """Nothing yet: the first call reaches the server."""
+
+    async def _connect(self) -> None:
+        if self._access is None:
+            self._access = await self._reach()
+        await super()._connect()
+
+    async def _join(self, http: Http) -> dict[str, Any]:
+        return await http.call("GET", self._path())
+
+    async def aclose(self) -> None:
+        link: Link | None = self._link
+        if link is not None:
+            if self._ends_session:
+                await link.close(within_s=_CLOSE_S)
+            else:
+                await link.end_runs(within_s=_CLOSE_S)
+                await link.leave()
+        if self._http is not None:
+            await self._http.close()
