@@ -60,8 +60,16 @@ class Executor:
     """Runs actions in pods, and tells the state what becomes of them."""
 
     def __init__(
-        self, state: State, store: Store, pods: Pods, faults: Faults, around: Surroundings
+        self,
+        state: State,
+        store: Store,
+        pods: Pods,
+        faults: Faults,
+        around: Surroundings,
+        *,
+        grace_s: float = GRACE_S,
     ) -> None:
+        self._grace_s = grace_s
         self._state, self._store, self._pods = state, store, pods
         self._faults, self._around = faults, around
         self._lives: dict[Action, asyncio.Task[None]] = {}
@@ -231,7 +239,7 @@ class Executor:
         if pod is None:
             return
         spec = pod.manifest["spec"]
-        grace = float(spec.get("terminationGracePeriodSeconds", GRACE_S))
+        grace = float(spec.get("terminationGracePeriodSeconds", self._grace_s))
         task = asyncio.create_task(pod.end(grace))
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)

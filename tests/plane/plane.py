@@ -22,7 +22,7 @@ from flyteidl2.workflow.run_service_connect import RunServiceASGIApplication
 from tests.plane.actions import Actions
 from tests.plane.cluster import Cluster
 from tests.plane.dataproxy import DataProxy
-from tests.plane.executor import Executor
+from tests.plane.executor import GRACE_S, Executor
 from tests.plane.faults import Faults
 from tests.plane.podspec import ORG, Surroundings, store_env
 from tests.plane.processes import ProcessPod, ProcessPods
@@ -48,7 +48,7 @@ class Plane:
 
     ``secrets`` are what tasks may ask for, by key or by ``group/key``. ``pods`` makes the pods;
     processes of this machine unless another maker is given, and then ``host`` is the address
-    at which the pods can reach this machine.
+    at which the pods can reach this machine. ``grace_s`` is for pods that ask for none.
     """
 
     def __init__(
@@ -57,7 +57,9 @@ class Plane:
         secrets: dict[str, str] | None = None,
         host: str = "127.0.0.1",
         pods: Pods | None = None,
+        grace_s: float = GRACE_S,
     ) -> None:
+        self._grace_s = grace_s
         self.faults = Faults()
         self.store = Store()
         self.place = Path(tempfile.mkdtemp(prefix="plane-", dir="/var/tmp"))
@@ -163,7 +165,9 @@ class Plane:
         self._loop = asyncio.get_running_loop()
         self.state = State()
         around = Surroundings(endpoint=self.endpoint, store=self.store_url, secrets=self._secrets)
-        self._executor = Executor(self.state, self.store, self.pods, self.faults, around)
+        self._executor = Executor(
+            self.state, self.store, self.pods, self.faults, around, grace_s=self._grace_s
+        )
         tasks = Tasks(self.state)
         self._services: dict[str, Any] = {
             app.path: app

@@ -78,6 +78,7 @@ class ProcessPod:
                 start_new_session=True,
             )
         self._ending = asyncio.Lock()
+        self._insist = False
         self._seen: set[int] = set()
 
     @property
@@ -106,14 +107,16 @@ class ProcessPod:
         return code
 
     async def end(self, grace_s: float) -> None:
+        # Whoever waits for the grace of another call is not made to wait.
+        self._insist = self._insist or grace_s <= 0
         async with self._ending:
             self._seen |= _below(self.pid)
             if not self.is_over and grace_s > 0:
                 asked = time.monotonic()
                 self._signal(signal.SIGTERM)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.ended(), grace_s)
-                    self.term_s = time.monotonic() - asked
+                while not (self.is_over or self._insist) and time.monotonic() < asked + grace_s:
+                    await asyncio.sleep(0.02)
+                self.term_s = time.monotonic() - asked if self.is_over else None
             if not self.is_over:
                 self._signal(signal.SIGKILL)
                 await self.ended()

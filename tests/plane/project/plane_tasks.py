@@ -45,9 +45,9 @@ async def variables(names: list[str]) -> dict[str, str]:
 
 
 @env.task
-async def spawns(name: str) -> str:
+async def spawns(name_of_run: str) -> str:
     """A run of its own, from inside a task."""
     task = flyte.remote.Task.get("plane_tasks.double", auto_version="latest")
-    run = await flyte.with_runcontext(mode="remote", name=name).run.aio(task, n=4)
+    run = await flyte.with_runcontext(mode="remote", name=name_of_run).run.aio(task, n=4)
     await run.wait.aio(quiet=True)
     return run.name
