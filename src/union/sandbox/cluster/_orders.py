@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from union.sandbox._linux.host import CA_VARIABLES
 from union.sandbox.cluster._keys import session_name
 
 __all__ = ["WORK_DIR", "Orders", "clean_environment"]
@@ -16,14 +15,17 @@ __all__ = ["WORK_DIR", "Orders", "clean_environment"]
 WORK_DIR: Final = "/tmp/sandbox-work"  # noqa: S108 - made private by the server
 _KEPT: Final = (
     "PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH",
-    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", *CA_VARIABLES,
+    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
 )  # fmt: skip
 """What a server may inherit. Not the platform's credentials, nor anything else of its maker's."""
 
 
 def clean_environment() -> dict[str, str]:
     """The variables that a server starts with."""
-    return {name: os.environ[name] for name in _KEPT if name in os.environ}
+    from union.sandbox._linux.host import CA_VARIABLES
+
+    kept = (*_KEPT, *CA_VARIABLES)
+    return {name: os.environ[name] for name in kept if name in os.environ}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

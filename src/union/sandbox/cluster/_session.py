@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import weakref
 from datetime import UTC, datetime  # noqa: TC003 - Flyte reads the annotations when it serialises
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, get_type_hints
 
 from union.sandbox._core.extras import require
 from union.sandbox._core.resolve import resolve_session
@@ -204,6 +204,12 @@ class SandboxSession(Session):
         finally:
             if self._hold is not None:
                 await self._hold.end()
+
+
+# The class shows its public module, where these annotations could not be looked up.
+SandboxSession.__annotations__ = get_type_hints(SandboxSession)
+for _field in dataclasses.fields(SandboxSession):
+    _field.type = SandboxSession.__annotations__[_field.name]
 
 
 class _Reach:
