@@ -24,8 +24,6 @@ from typing import Any
 
 from tests.plane.podspec import primary_of
 
-MARK = "STAND_IN_POD"
-"""A variable by which the processes of a pod are found again."""
 _WAIT_S = 2.0
 _FROM_THE_MACHINE = ("LANG", "TZ")
 
@@ -123,7 +121,7 @@ class ProcessPod:
             await self._sweep()
 
     def processes(self) -> set[int]:
-        """Everything of this pod that runs: marked, of its session, or seen below it."""
+        """Everything of this pod that runs: with its directories, of its session, or below it."""
         found = {pid for pid in self._seen | _below(self.pid) if _alive(pid)}
         for entry in os.listdir("/proc"):
             if entry.isdigit() and _alive(int(entry)) and self._owns(int(entry)):
@@ -132,8 +130,8 @@ class ProcessPod:
 
     def _owns(self, pid: int) -> bool:
         try:
-            marked = f"{MARK}={self.uid}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
-            return marked or os.getsid(pid) == self.pid
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            return f"{self.place}/".encode() in environment or os.getsid(pid) == self.pid
         except OSError:
             return False
 
@@ -164,7 +162,6 @@ class ProcessPod:
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": "9",
             "DO_NOT_TRACK": "1",
-            MARK: self.uid,
         }
         fields = {
             "status.podIP": self.ip,

@@ -32,6 +32,8 @@ class Store:
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
+        self.refused: str | None = None
+        """No object with this in its key can be read or written."""
         self._parts: dict[str, dict[int, bytes]] = {}
 
     @staticmethod
@@ -53,6 +55,8 @@ class Store:
         body = await _body(receive)
         if bucket != BUCKET:
             await _answer(send, 404, _error("NoSuchBucket"))
+        elif self.refused is not None and self.refused in key:
+            await _answer(send, 403, _error("AccessDenied"))
         elif not key and scope["method"] == "GET":
             await _answer(send, 200, self._listing(query))
         elif scope["method"] in {"GET", "HEAD"}:

@@ -1,0 +1,58 @@
+"""A plane on which the default sandbox environments are deployed, and questions about it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import flyte
+from tests.plane.client import standing_in
+from tests.plane.state import phase_name
+
+from union import sandbox as sb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.plane.plane import Plane
+
+LONG_S = 40.0
+"""A limit that only a hang reaches."""
+
+
+@contextlib.contextmanager
+def sandbox_plane(**options: object) -> Iterator[Plane]:
+    """A plane with both default environments; at the end nothing of any pod may be left."""
+    with standing_in(**options) as plane:
+        flyte.deploy(sb.DEFAULT_SANDBOX_ENV, sb.DEFAULT_SANDBOX_ENV_BWRAP)
+        yield plane
+        left = [name for name in live_runs(plane) if not soon(plane, name)]
+    assert not left, left
+    assert not plane.processes()
+
+
+def soon(plane: Plane, run: str, *, within_s: float = 5.0) -> bool:
+    """Whether a run is over, or is so in a moment."""
+    end = time.monotonic() + within_s
+    while not plane.action(run).is_over and time.monotonic() < end:
+        time.sleep(0.02)
+    return plane.action(run).is_over
+
+
+def live_runs(plane: Plane) -> list[str]:
+    return [key[2] for key, run in plane.state.runs.items() if not run.root.is_over]
+
+
+def phase(plane: Plane, run: str) -> str:
+    return phase_name(plane.action(run).phase)
+
+
+async def until(check: Callable[[], object], *, within_s: float = LONG_S) -> float:
+    """Wait for something to become true; how long that took."""
+    begun = time.monotonic()
+    while not check():
+        assert time.monotonic() - begun < within_s, "it did not happen"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - begun
