@@ -147,7 +147,7 @@ def _variable(secret: Any) -> str | None:
 def _body(environment: SandboxEnvironment) -> Callable[..., Any]:
     """The task, for one environment. Its name is part of what is deployed."""
 
-    async def sandbox_server(
+    async def sandbox_server(  # noqa: PLR0917 - Flyte's tasks take what they take by name
         owner_sha256: str,
         guest_sha256: str,
         timeout_s: float,
@@ -197,8 +197,6 @@ def __getattr__(name: str) -> Any:
     if name not in _DEFAULTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     mode, description = _DEFAULTS[name]
-    made = SandboxEnvironment(
-        name=DEFAULT_NAMES[mode], sandbox_mode=mode, description=description
-    )
+    made = SandboxEnvironment(name=DEFAULT_NAMES[mode], sandbox_mode=mode, description=description)
     globals()[name] = made
     return made

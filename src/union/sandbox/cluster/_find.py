@@ -22,7 +22,7 @@ from union.sandbox.cluster._hold import Found
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine
+    from collections.abc import AsyncIterator, Coroutine
 
     from union.sandbox.cluster._announce import Announcement
 
@@ -99,15 +99,16 @@ class _Search:
         sources: list[Coroutine[Any, Any, Announcement]] = [self._in_log()]
         if self._announce_to:
             sources.append(self._in_object())
-        if os.path.exists(_TOKEN):
+        if os.path.exists(_TOKEN):  # noqa: ASYNC240 - a file in memory
             sources.append(self._in_pod())
-        looking = {asyncio.ensure_future(source) for source in sources}
+        looking: set[asyncio.Future[Announcement]] = set(map(asyncio.ensure_future, sources))
         try:
             return await self._settle(watching, looking)
         finally:
-            for task in (watching, *looking):
+            tasks: list[asyncio.Future[Any]] = [watching, *looking]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(watching, *looking, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _settle(
         self, watching: asyncio.Future[None], looking: set[asyncio.Future[Announcement]]
@@ -160,7 +161,7 @@ class _Search:
         """Returns when the run is over, which it should not be."""
         from flyte.remote import ActionDetails
 
-        updates: AsyncGenerator[Any, None] = ActionDetails.watch.aio(self._run.action.action_id)
+        updates: AsyncIterator[Any] = ActionDetails.watch.aio(self._run.action.action_id)
         async for details in updates:
             self._details = details
             if details.done():
@@ -202,7 +203,7 @@ class _Search:
         while True:
             attempt = 1 if self._details is None else max(1, self._details.attempts)
             try:
-                lines: AsyncGenerator[Any, None] = Logs.tail.aio(
+                lines: AsyncIterator[Any] = Logs.tail.aio(
                     action_id=self._run.action.action_id, attempt=attempt, retry=1
                 )
                 async for line in lines:
@@ -227,7 +228,7 @@ class _Search:
         """Kubernetes tells a pod's log to service accounts that may read it."""
         from kubernetes import client, config
 
-        config.load_incluster_config()
+        config.load_incluster_config()  # type: ignore[no-untyped-call]  # theirs
         core = client.CoreV1Api()
         while True:
             await asyncio.sleep(_SLOWLY_S)

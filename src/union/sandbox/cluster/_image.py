@@ -66,5 +66,5 @@ def image_with(wheels: Path | None) -> Image:
     return image.clone(addl_layer=PythonWheels(wheel_dir=wheels, package_name=_DISTRIBUTION))
 
 
-base_sandbox_image: Final = image_with(_wheels())
+base_sandbox_image: Final[Image] = image_with(_wheels())
 """What a sandbox's pod runs; extend it with ``.with_pip_packages(...)`` and the like."""

@@ -36,7 +36,7 @@ class Posture:
     sys_cap_admin: bool | None = None
     """None: granted if ``bwrap`` is to work."""
     seccomp_profile: Literal["RuntimeDefault", "Unconfined"] | None = None
-    """None: ``Unconfined`` if ``bwrap`` is to work, which needs ``pivot_root``; else the cluster's."""
+    """None: ``Unconfined`` if ``bwrap`` is to work (for ``pivot_root``), else the cluster's."""
     proc: Literal["default", "unmasked"] = "default"
 
     @property
@@ -81,7 +81,7 @@ class SandboxPodTemplate(PodTemplate):
         return self._template().annotations
 
     @property
-    def pod_spec(self) -> Any:  # type: ignore[override]  # written late
+    def pod_spec(self) -> Any:
         return self._template().pod_spec
 
     @pod_spec.setter

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import weakref
-from datetime import UTC, datetime  # noqa: TC003 - Flyte reads the annotations when it serialises
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self, get_type_hints
 
 from union.sandbox._core.extras import require

@@ -82,7 +82,8 @@ def _announce_to(name: str) -> str:
     import flyte
 
     context = flyte.ctx()
-    raw = getattr(context.raw_data_path, "path", None) if context else None
+    # Outside a task, every field of the context is None.
+    raw = getattr(context.raw_data_path, "path", None)
     return f"{str(raw).rstrip('/')}/union-sandbox/{name}" if raw else ""
 
 
@@ -95,7 +96,7 @@ def _flyte_resources(resources: object) -> Any:
     return flyte.Resources(
         cpu=resources.cpu,
         memory=f"{memory}" if isinstance(memory, int) else memory,
-        gpu=resources.gpu,  # type: ignore[arg-type]  # a number is one of the things it takes
+        gpu=resources.gpu,
     )
 
 
@@ -138,9 +139,7 @@ class ClusterHold:
         from union.sandbox._core.endpoint import parse_endpoint
         from union.sandbox.remote._http import Http
 
-        http = Http(
-            parse_endpoint(self._finding.result().endpoint), token=self.keys.owner, ca=None
-        )
+        http = Http(parse_endpoint(self._finding.result().endpoint), token=self.keys.owner, ca=None)
         try:
             async with asyncio.timeout(_SHUTDOWN_S):
                 await http.call("POST", "shutdown")

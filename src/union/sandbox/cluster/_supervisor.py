@@ -1,9 +1,9 @@
-"""Runs one server from its start to its end: what a task's body does in a pod, and the owner's
-process does where there is no cluster.
+"""Runs one server from its start to its end.
 
-The server is told when to end by itself. This sees to it that it does: SIGTERM when the time is
-over or the session is not wanted any more, SIGKILL ten seconds later. The server, for its part,
-ends when this process does: it holds the other end of its stdin.
+In a pod the task's body does this; where there is no cluster, the owner's process. The server is
+told when to end by itself. This sees to it that it does: SIGTERM when the time is over or the
+session is not wanted any more, SIGKILL ten seconds later. The server, for its part, ends when this
+process does: it holds the other end of its stdin.
 """
 
 from __future__ import annotations
