@@ -56,7 +56,7 @@ async def test_a_session_is_a_run_and_the_owner_ends_it(plane: Plane):
         pod = plane.pod("whole-life")
         assert sbx.ip == pod.ip
         assert f"//{pod.ip}:" in sbx.endpoint
-        assert (await sbx.exec("echo hello")).stdout_text == "hello\n"
+        assert (await sbx.exec("echo hello")).stdout == "hello\n"
         await sbx.put_bytes(f"{sbx.work_dir}/kept", b"1")
         assert await sbx.get_bytes(f"{sbx.work_dir}/kept") == b"1"
         assert pod.processes()
@@ -175,7 +175,7 @@ async def test_a_watch_that_is_cut_is_taken_up_again(plane: Plane, how: str):
         await asyncio.sleep(0.3)
     async with asyncio.timeout(LONG_S):
         await opening
-        assert (await sbx.exec("echo hello")).stdout_text == "hello\n"
+        assert (await sbx.exec("echo hello")).stdout == "hello\n"
     await sbx.close()
     assert plane.action(name).is_over
 
@@ -190,7 +190,7 @@ async def test_one_way_to_be_found_is_enough(plane: Plane, way: str):
     else:
         plane.faults.logs_down = True
     async with asyncio.timeout(LONG_S), await sb.session() as sbx:
-        assert (await sbx.exec("echo hello")).stdout_text == "hello\n"
+        assert (await sbx.exec("echo hello")).stdout == "hello\n"
 
 
 async def test_it_can_be_passed_on_before_it_is_ready(plane: Plane):
@@ -199,11 +199,11 @@ async def test_it_can_be_passed_on_before_it_is_ready(plane: Plane):
     passed = pickle.loads(pickle.dumps(sbx))
     assert (passed.endpoint, passed.is_owner) == ("", False)
     async with asyncio.timeout(LONG_S):
-        assert (await passed.exec("echo from afar")).stdout_text == "from afar\n"
+        assert (await passed.exec("echo from afar")).stdout == "from afar\n"
         assert passed.ip == plane.pod("passed-early").ip
         await passed.close()
         assert not plane.action("passed-early").is_over
-        assert (await sbx.exec("echo still here")).stdout_text == "still here\n"
+        assert (await sbx.exec("echo still here")).stdout == "still here\n"
     await sbx.close()
     assert plane.action("passed-early").is_over
 

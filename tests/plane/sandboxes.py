@@ -26,7 +26,8 @@ LONG_S = 40.0
 def sandbox_plane(**options: object) -> Iterator[Plane]:
     """A plane with both default environments; at the end nothing of any pod may be left."""
     with standing_in(**options) as plane:
-        flyte.deploy(sb.DEFAULT_SANDBOX_ENV, sb.DEFAULT_SANDBOX_ENV_BWRAP)
+        defaults = (sb.DEFAULT_SANDBOX_ENV, sb.DEFAULT_SANDBOX_ENV_BWRAP)
+        flyte.deploy(*defaults, version="1", copy_style="none")
         yield plane
         left = [name for name in live_runs(plane) if not soon(plane, name)]
     assert not left, left

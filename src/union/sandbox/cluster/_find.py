@@ -9,6 +9,7 @@ failed says so at once, with what the cluster had to say.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -22,7 +23,7 @@ from union.sandbox.cluster._hold import Found
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncGenerator, Coroutine
 
     from union.sandbox.cluster._announce import Announcement
 
@@ -34,6 +35,7 @@ _SLOWLY_S: Final = 2.0
 _LAST_WORDS_S: Final = 3.0
 """How long a run that is over may take to say why in its log."""
 _EVENTS: Final = 5
+_MOST_FAILURES: Final = 15
 _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
 _MOST_LOG: Final = 256 * 1024
 
@@ -158,14 +160,27 @@ class _Search:
     # The run.
 
     async def _watch(self) -> None:
-        """Returns when the run is over, which it should not be."""
+        """Returns when the run is over, which it should not be.
+
+        Asks again and again: the SDK's own watch takes its cancellation for a lost connection, and
+        goes on.
+        """
         from flyte.remote import ActionDetails
 
-        updates: AsyncIterator[Any] = ActionDetails.watch.aio(self._run.action.action_id)
-        async for details in updates:
-            self._details = details
-            if details.done():
+        pause_s, failures = _AGAIN_S, 0
+        while True:
+            try:
+                self._details = await ActionDetails.get_details.aio(self._run.action.action_id)
+                failures = 0
+            except Exception as exc:  # whatever the client raises, a few times
+                failures += 1
+                if failures >= _MOST_FAILURES:
+                    raise
+                _LOGGER.debug("the control plane does not answer: %s", exc)
+            if self._details is not None and self._details.done():
                 return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _SLOWLY_S)
 
     def _ended(self, watching: asyncio.Future[None]) -> SandboxError:
         if watching.exception() is not None:
@@ -203,12 +218,13 @@ class _Search:
         while True:
             attempt = 1 if self._details is None else max(1, self._details.attempts)
             try:
-                lines: AsyncIterator[Any] = Logs.tail.aio(
+                lines: AsyncGenerator[Any, None] = Logs.tail.aio(  # type: ignore[assignment]  # it is
                     action_id=self._run.action.action_id, attempt=attempt, retry=1
                 )
-                async for line in lines:
-                    if (found := self._heard(line.message)) is not None:
-                        return found
+                async with contextlib.aclosing(lines):
+                    async for line in lines:
+                        if (found := self._heard(line.message)) is not None:
+                            return found
             except Exception as exc:  # noqa: BLE001 - logs come and go; the watch decides
                 _LOGGER.debug("no log of %s yet: %s", self._run.name, exc)
             await asyncio.sleep(_AGAIN_S)
