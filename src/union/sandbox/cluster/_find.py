@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from union.sandbox.cluster._announce import Announcement
 
-__all__ = ["find", "find_by_name", "find_on_plane_errors"]
+__all__ = ["Search", "find_by_name", "plane_error"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.cluster")
 _AGAIN_S: Final = 0.3
@@ -40,7 +40,7 @@ _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S
 _MOST_LOG: Final = 256 * 1024
 
 
-def find_on_plane_errors(exc: BaseException, what: str) -> SandboxExecutionError:
+def plane_error(exc: BaseException, what: str) -> SandboxExecutionError:
     """What the control plane says, as an error of ours."""
     return SandboxExecutionError(f"{what}: {exc}", stage="transport", code="control-plane")
 
@@ -65,48 +65,62 @@ async def find_by_name(
     try:
         run: Any = await flyte.remote.Run.get.aio(name=name)
     except flyte.errors.BaseRuntimeError as exc:
-        raise find_on_plane_errors(exc, f"the run {name} ({project}/{domain})") from exc
+        raise plane_error(exc, f"the run {name} ({project}/{domain})") from exc
     within_s = max(1.0, min(expires - time.time(), 180.0))
-    return await find(run, key=key, announce_to="", within_s=within_s)
-
-
-async def find(run: Any, *, key: str, announce_to: str, within_s: float) -> Found:
-    """Returns where the server of ``run`` is; raises why it will never be anywhere."""
-    search = _Search(run, key=key, announce_to=announce_to)
+    search = Search(run, key=key)
     try:
-        async with asyncio.timeout(within_s):
-            return await search.first()
-    except TimeoutError:
-        raise SandboxExecutionError(
-            f"the sandbox {run.name} could not be addressed within {within_s:g} s: "
-            + search.story(),
-            stage="transport",
-            code="not-ready",
-            hint=f"see {run.url}; session(ready_timeout=...) waits longer",
-        ) from None
+        return await search.find(within_s=within_s)
+    finally:
+        await search.leave()
 
 
-class _Search:
+class Search:
     """One run, looked for in several places."""
 
-    def __init__(self, run: Any, *, key: str, announce_to: str) -> None:
+    def __init__(self, run: Any, *, key: str, announce_to: str = "") -> None:
         self._run = run
+        self._reading: asyncio.Future[Announcement] | None = None
         self._key = key
         self._announce_to = announce_to
         self._details: Any = None
         """The latest that the control plane has said of the run."""
+        self._is_over = False
 
-    async def first(self) -> Found:
+    async def find(self, *, within_s: float) -> Found:
+        """Returns where the server of the run is; raises why it will never be anywhere."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._first()
+        except TimeoutError:
+            raise SandboxExecutionError(
+                f"the sandbox {self._run.name} could not be addressed within {within_s:g} s: "
+                + self._story(),
+                stage="transport",
+                code="not-ready",
+                hint=f"see {self._run.url}; session(ready_timeout=...) waits longer",
+            ) from None
+
+    async def leave(self) -> None:
+        """Lets go of the log. Best after the run has ended, and with it the log."""
+        if self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=_LAST_WORDS_S)
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _first(self) -> Found:
         watching = asyncio.ensure_future(self._watch())
-        sources: list[Coroutine[Any, Any, Announcement]] = [self._in_log()]
+        sources: list[Coroutine[Any, Any, Announcement]] = []
         if self._announce_to:
             sources.append(self._in_object())
         if os.path.exists(_TOKEN):  # noqa: ASYNC240 - a file in memory
             sources.append(self._in_pod())
         looking: set[asyncio.Future[Announcement]] = set(map(asyncio.ensure_future, sources))
+        # Not cancelled with the others: the SDK complains loudly when a log is given up.
+        self._reading = asyncio.ensure_future(self._in_log())
         try:
-            return await self._settle(watching, looking)
+            return await self._settle(watching, {self._reading, *looking})
         finally:
+            self._is_over = True
             tasks: list[asyncio.Future[Any]] = [watching, *looking]
             for task in tasks:
                 task.cancel()
@@ -185,17 +199,17 @@ class _Search:
     def _ended(self, watching: asyncio.Future[None]) -> SandboxError:
         if watching.exception() is not None:
             fault = watching.exception()
-            return find_on_plane_errors(
+            return plane_error(
                 fault or RuntimeError(), f"the run {self._run.name} cannot be watched"
             )
         return SandboxExecutionError(
-            f"the run {self._run.name} ended before its server could be addressed: {self.story()}",
+            f"the run {self._run.name} ended before its server could be addressed: {self._story()}",
             stage="spawn",
             code="launch-failed",
             hint=f"see {self._run.url}",
         )
 
-    def story(self) -> str:
+    def _story(self) -> str:
         """What is known of the run: its phase, its error, and the cluster's last events."""
         details = self._details
         if details is None:
@@ -215,7 +229,7 @@ class _Search:
     async def _in_log(self) -> Announcement:
         from flyte.remote._logs import Logs
 
-        while True:
+        while not self._is_over:
             attempt = 1 if self._details is None else max(1, self._details.attempts)
             try:
                 lines: AsyncGenerator[Any, None] = Logs.tail.aio(  # type: ignore[assignment]  # it is
@@ -225,9 +239,12 @@ class _Search:
                     async for line in lines:
                         if (found := self._heard(line.message)) is not None:
                             return found
+                        if self._is_over:
+                            break
             except Exception as exc:  # noqa: BLE001 - logs come and go; the watch decides
                 _LOGGER.debug("no log of %s yet: %s", self._run.name, exc)
             await asyncio.sleep(_AGAIN_S)
+        raise asyncio.CancelledError
 
     async def _in_object(self) -> Announcement:
         from flyte import storage

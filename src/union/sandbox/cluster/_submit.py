@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.resources import Resources
-from union.sandbox.cluster._find import find, find_on_plane_errors
+from union.sandbox.cluster._find import Search, plane_error
 from union.sandbox.cluster._keys import Keys, verifier_of
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 
@@ -65,7 +65,7 @@ async def submit(request: Request) -> ClusterHold:
         ) from exc
     except flyte.errors.RuntimeUserError as exc:
         if exc.code != "RunAlreadyExistsError":
-            raise find_on_plane_errors(exc, "the run could not be submitted") from exc
+            raise plane_error(exc, "the run could not be submitted") from exc
         raise SandboxUsageError(
             f"there is a run {request.name!r} already",
             argument="name",
@@ -73,7 +73,7 @@ async def submit(request: Request) -> ClusterHold:
             hint="leave name out, or choose another",
         ) from exc
     except flyte.errors.BaseRuntimeError as exc:
-        raise find_on_plane_errors(exc, "the run could not be submitted") from exc
+        raise plane_error(exc, "the run could not be submitted") from exc
     return ClusterHold(run, keys, request, announce_to=announce_to)
 
 
@@ -110,13 +110,9 @@ class ClusterHold:
         self.url: str | None = run.url
         self.project: str | None = identifier.project or request.project
         self.domain: str | None = identifier.domain or request.domain
+        self._search = Search(run, key=verifier_of(keys.owner), announce_to=announce_to)
         self._finding: asyncio.Task[Found] = asyncio.get_running_loop().create_task(
-            find(
-                run,
-                key=verifier_of(keys.owner),
-                announce_to=announce_to,
-                within_s=request.ready_timeout_s,
-            )
+            self._search.find(within_s=request.ready_timeout_s)
         )
         # Nobody may be interested, which is no reason to complain.
         self._finding.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -131,6 +127,7 @@ class ClusterHold:
             await self._ask_to_shut_down()
         finally:
             await self._abort()
+            await self._search.leave()
 
     async def _ask_to_shut_down(self) -> None:
         """So that commands end in order; the run is aborted whatever comes of this."""
