@@ -121,6 +121,14 @@ class SandboxSession(Session):
         await self._addressable()
         return self
 
+    async def __aenter__(self) -> Self:
+        try:
+            return await self.open()
+        except BaseException:
+            # Nobody has it in hand, so nobody else would end its run.
+            await self.close()
+            raise
+
     def __await__(self) -> Generator[Any, None, Self]:
         return self.open().__await__()
 

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 from union.sandbox._core.resources import Resources
 from union.sandbox.cluster._find import Search, plane_error
 from union.sandbox.cluster._keys import Keys, verifier_of
-from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
+from union.sandbox.errors import (
+    SandboxError,
+    SandboxExecutionError,
+    SandboxUsageError,
+    SessionClosedError,
+)
 
 if TYPE_CHECKING:
     from union.sandbox.cluster._hold import Found
@@ -26,6 +31,19 @@ _ABORT_S: Final = 20.0
 
 async def submit(request: Request) -> ClusterHold:
     """Submits the run; returns when the control plane has taken it."""
+    submitting = asyncio.ensure_future(_submit(request))
+    try:
+        return await asyncio.shield(submitting)
+    except asyncio.CancelledError:
+        # Whether there is a run, and whether it is ours, only the answer says.
+        await asyncio.wait({submitting}, timeout=_ABORT_S)
+        if submitting.done() and not submitting.cancelled() and submitting.exception() is None:
+            await submitting.result().end()
+        submitting.cancel()
+        raise
+
+
+async def _submit(request: Request) -> ClusterHold:
     import flyte
     import flyte.errors
     import flyte.remote
@@ -118,7 +136,13 @@ class ClusterHold:
         self._finding.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def found(self) -> Found:
-        return await asyncio.shield(self._finding)
+        try:
+            return await asyncio.shield(self._finding)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._finding.cancelled() and not (caller and caller.cancelling()):
+                raise SessionClosedError("the session was closed before it was ready") from None
+            raise
 
     async def end(self) -> None:
         try:
