@@ -138,7 +138,7 @@ class Search:
             if waiting:
                 done, _ = await asyncio.wait(
                     waiting,
-                    timeout=_LAST_WORDS_S if over else None,
+                    timeout=self._last_words_s() if over else None,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
             for task in done & looking:
@@ -149,6 +149,11 @@ class Search:
                 return self._believe(task.result())
             if over and (not done or not looking):
                 raise self._ended(watching)
+
+    def _last_words_s(self) -> float:
+        """A run that never had a pod has nothing to say in its log."""
+        attempts = [] if self._details is None else self._details.pb2.attempts
+        return _LAST_WORDS_S if attempts and attempts[-1].log_context.pods else 0.0
 
     def _believe(self, announcement: Announcement) -> Found:
         if announcement.failed is not None:
