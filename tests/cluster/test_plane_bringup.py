@@ -8,8 +8,9 @@ import pickle
 import re
 import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import flyte
 import pytest
 from google.protobuf.json_format import MessageToJson
 from tests.plane.faults import NoPod
@@ -43,6 +44,22 @@ def every_run_is_over(plane: Plane) -> Iterator[None]:
     while live_runs(plane) and time.monotonic() < end:
         time.sleep(0.02)
     assert not live_runs(plane)
+
+
+def plane_sessions() -> Any:
+    """Tasks that use sessions; known to this process once a plane is there."""
+    import plane_sessions
+
+    return plane_sessions
+
+
+async def in_task(task: Any, **inputs: Any) -> Any:
+    """What a task returns that is run on the plane."""
+    run = await flyte.with_runcontext(mode="remote").run.aio(task, **inputs)
+    async with asyncio.timeout(LONG_S):
+        await run.wait.aio(quiet=True)
+    await run.raise_for_status.aio()
+    return (await run.outputs.aio())[0]
 
 
 async def test_a_session_is_a_run_and_the_owner_ends_it(plane: Plane):
@@ -123,9 +140,9 @@ async def test_a_failure_before_there_is_a_pod_is_told_at_once(plane: Plane):
     begun = time.monotonic()
     with pytest.raises(sb.SandboxError) as caught:
         await sbx
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 3
     told = str(caught.value)
-    for part in ("FAILED", "the image could not be pulled", "Back-off pulling image"):
+    for part in ("failed", "the image could not be pulled", "Back-off pulling image"):
         assert part in told, told
     await sbx.close()
     with pytest.raises(sb.SandboxError):
@@ -139,7 +156,7 @@ async def test_a_task_that_ends_before_it_serves_is_told(plane: Plane):
     plane._do(_kill(plane.pod("ends-early")))
     plane.faults.pod_delay_s = 0
     plane._do(_abort(plane, "ends-early"))
-    with pytest.raises(sb.SandboxError, match="ABORTED"):
+    with pytest.raises(sb.SandboxError, match="by somebody else"):
         await asyncio.wait_for(sbx.open(), LONG_S)
     await sbx.close()
 
@@ -182,15 +199,16 @@ async def test_a_watch_that_is_cut_is_taken_up_again(plane: Plane, how: str):
 
 @pytest.mark.parametrize("way", ["log only", "object only", "object, and no log service"])
 async def test_one_way_to_be_found_is_enough(plane: Plane, way: str):
-    """The announcement is in the log and in an object; either may lag or be out of order."""
+    """The announcement is in the log, and in an object of the caller's task; either may lag."""
+    name = f"by-{way.replace(', and', '').replace(' ', '-')}"
     if way == "log only":
-        plane.store.refused = "sandbox"
+        plane.store.refused = "union-sandbox"
     elif way == "object only":
         plane.faults.log_lag_s = 2 * LONG_S
     else:
         plane.faults.logs_down = True
-    async with asyncio.timeout(LONG_S), await sb.session() as sbx:
-        assert (await sbx.exec("echo hello")).stdout == "hello\n"
+    assert await in_task(plane_sessions().opens, name=name) == "from a pod\n"
+    assert plane.action(name).is_over
 
 
 async def test_it_can_be_passed_on_before_it_is_ready(plane: Plane):
@@ -219,6 +237,8 @@ async def test_a_close_during_bring_up_ends_the_run(plane: Plane, stage: str):
     waiting = asyncio.create_task(sbx.open())
     if stage != "queued":
         await until(lambda: plane.action(name).pod is not None)
+        # Until the task itself runs, nothing in the pod handles SIGTERM: it gets its whole grace.
+        plane.pod(name).manifest["spec"]["terminationGracePeriodSeconds"] = 1
     begun = time.monotonic()
     await sbx.close()
     assert time.monotonic() - begun < 3
