@@ -10,12 +10,11 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import flyte
 import pytest
 from google.protobuf.json_format import MessageToJson
 from tests.plane.faults import NoPod
 from tests.plane.plane import DOMAIN, PROJECT
-from tests.plane.sandboxes import LONG_S, live_runs, phase, sandbox_plane, until
+from tests.plane.sandboxes import LONG_S, in_task, live_runs, phase, sandbox_plane, settled, until
 
 from union import sandbox as sb
 
@@ -35,15 +34,8 @@ def plane() -> Iterator[Plane]:
 
 @pytest.fixture(autouse=True)
 def every_run_is_over(plane: Plane) -> Iterator[None]:
-    """No fault and no run goes on after the test that asked for it."""
     yield
-    faults = plane.faults
-    faults.no_pod, faults.logs_down, plane.store.refused = None, False, None
-    faults.start_delay_s = faults.pod_delay_s = faults.log_lag_s = 0.0
-    end = time.monotonic() + 5
-    while live_runs(plane) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not live_runs(plane)
+    settled(plane)
 
 
 def plane_sessions() -> Any:
@@ -51,15 +43,6 @@ def plane_sessions() -> Any:
     import plane_sessions
 
     return plane_sessions
-
-
-async def in_task(task: Any, **inputs: Any) -> Any:
-    """What a task returns that is run on the plane."""
-    run = await flyte.with_runcontext(mode="remote").run.aio(task, **inputs)
-    async with asyncio.timeout(LONG_S):
-        await run.wait.aio(quiet=True)
-    await run.raise_for_status.aio()
-    return (await run.outputs.aio())[0]
 
 
 async def test_a_session_is_a_run_and_the_owner_ends_it(plane: Plane):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import flyte
 from tests.plane.client import standing_in
@@ -29,9 +29,26 @@ def sandbox_plane(**options: object) -> Iterator[Plane]:
         defaults = (sb.DEFAULT_SANDBOX_ENV, sb.DEFAULT_SANDBOX_ENV_BWRAP)
         flyte.deploy(*defaults, version="1", copy_style="none")
         yield plane
-        left = [name for name in live_runs(plane) if not soon(plane, name)]
-    assert not left, left
+        settled(plane)
     assert not plane.processes()
+
+
+def settled(plane: Plane) -> None:
+    """No fault and no run may go on after the test that asked for it."""
+    faults = plane.faults
+    faults.no_pod, faults.logs_down, plane.store.refused = None, False, None
+    faults.start_delay_s = faults.pod_delay_s = faults.log_lag_s = 0.0
+    left = [name for name in live_runs(plane) if not soon(plane, name)]
+    assert not left, left
+
+
+async def in_task(task: Any, **inputs: Any) -> Any:
+    """What a task returns that is run on the plane."""
+    run = await flyte.with_runcontext(mode="remote").run.aio(task, **inputs)
+    async with asyncio.timeout(LONG_S):
+        await run.wait.aio(quiet=True)
+    await run.raise_for_status.aio()
+    return (await run.outputs.aio())[0]
 
 
 def soon(plane: Plane, run: str, *, within_s: float = 5.0) -> bool:
