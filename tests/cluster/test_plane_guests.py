@@ -100,7 +100,8 @@ for way, proxy in sorted(ways.items()):
             proxy_host, _, proxy_port = proxy.rpartition(":")
             line = socket.create_connection((proxy_host, int(proxy_port)), 3)
             line.settimeout(3)
-            line.sendall(f"CONNECT {host}:{port} HTTP/1.1\\r\\nHost: {host}:{port}\\r\\n\\r\\n".encode())
+            asked = f"CONNECT {host}:{port} HTTP/1.1\\r\\nHost: {host}:{port}\\r\\n\\r\\n"
+            line.sendall(asked.encode())
             if b" 200" not in line.recv(4096).split(b"\\r\\n")[0]:
                 raise OSError("refused by the proxy")
         line.settimeout(3)
