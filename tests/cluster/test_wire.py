@@ -26,13 +26,13 @@ COMBINATIONS = list(
 )
 
 
-def called(mode: str, runtime: str, cap: bool | None, gpu: int) -> str:
+def called(mode: str, runtime: str, cap: object, gpu: int) -> str:
     words = {None: "default", True: "granted", False: "withheld"}
     return "-".join(["golden", mode, runtime, words[cap], "gpu" if gpu else "cpu"])
 
 
 def environment(
-    mode: str, runtime: str, cap: bool | None, gpu: int, **more: Any
+    mode: str, runtime: str, cap: object, gpu: int, **more: Any
 ) -> sb.SandboxEnvironment:
     return sb.SandboxEnvironment(
         name=called(mode, runtime, cap, gpu),

@@ -7,7 +7,6 @@ this user alone can enter, and ends when its owner's process does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import importlib
 import logging
@@ -16,6 +15,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._linux.removal import remove_tree
 from union.sandbox.cluster._hold import Found
 from union.sandbox.cluster._keys import Keys, verifier_of
 from union.sandbox.cluster._orders import WORK_DIR, Orders
@@ -103,10 +103,9 @@ class LocalHold:
                 await asyncio.gather(running, return_exceptions=True)
                 raise
         finally:
-            with contextlib.suppress(OSError):  # the server may have been quicker
-                os.unlink(f"{self._home}/s")
-            with contextlib.suppress(OSError):
-                os.rmdir(self._home)
+            # Usually the server has cleaned up; one that was killed could not.
+            if os.path.exists(self._home):  # noqa: ASYNC240 - one look
+                await asyncio.shield(asyncio.to_thread(remove_tree, self._home))
             os.close(self._lock)
 
     async def found(self) -> Found:

@@ -118,7 +118,13 @@ class SandboxSession(Session):
         """Waits until the server can be addressed; raises early why it never will be."""
         if self._state == "closed":
             raise SessionClosedError(self._why_closed)
-        await self._addressable()
+        try:
+            await self._addressable()
+        except SandboxError:
+            if self.is_owner:
+                # Nobody can use the run, and a caller who was told so has nothing to close.
+                await self.close()
+            raise
         return self
 
     async def __aenter__(self) -> Self:

@@ -52,11 +52,12 @@ class AttachedTransport(RemoteTransport):
 
     async def aclose(self) -> None:
         link: Link | None = self._link
-        if link is not None:
-            if self._ends_session:
+        try:
+            if link is not None and self._ends_session:
                 await link.close(within_s=_CLOSE_S)
-            else:
+            elif link is not None:
                 await link.end_runs(within_s=_CLOSE_S)
                 await link.leave()
-        if self._http is not None:
-            await self._http.close()
+        finally:
+            if self._http is not None:
+                await self._http.close()

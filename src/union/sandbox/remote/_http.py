@@ -27,6 +27,8 @@ _MOST_ANSWER: Final = 64 * 1024 * 1024
 _GIVE_UP_S: Final = 10.0
 _MOST_PIECE: Final = 16 * 1024 * 1024
 _HEARTBEAT_S: Final = 10.0
+_GOODBYE_S: Final = 2.0
+"""How long a server may take to answer that a connection ends."""
 _NOT_SENT: Final = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
@@ -124,6 +126,7 @@ class Http:
                 protocols=(PROTOCOL,),
                 max_msg_size=MAX_MESSAGE,
                 heartbeat=_HEARTBEAT_S,
+                timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
                 ssl=self._ssl,
             )
         except aiohttp.WSServerHandshakeError as exc:

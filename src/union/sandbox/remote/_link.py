@@ -197,6 +197,8 @@ class Link:
             except SandboxConnectionError as exc:
                 if exc.code in {"unauthorized", "certificate", "version"}:
                     raise
+                if self._http.endpoint.socket is not None and not exc.sent:
+                    raise  # nobody listens there any more: the server is gone, and the session
                 if self._closing or not await attempts.wait():
                     raise
         for run in tuple(self._runs.values()):
