@@ -20,7 +20,7 @@ ORDERS = {
     "told": {"network_mode": "blocked"},
     "owner_sha256": hashlib.sha256(b"owner").hexdigest(),
     "guest_sha256": hashlib.sha256(b"guest").hexdigest(),
-    "lifetime_s": 60,
+    "expires": time.time() + 60,
 }
 
 
@@ -36,7 +36,7 @@ def through_a_pipe(data: bytes) -> dict[str, object]:
 
 def config(**changes: object):
     supervised = config_from_arguments(["--supervised", "--bind", "10.0.0.1:1"], {})
-    return with_orders(supervised, {**ORDERS, **changes}, now=time.time())
+    return with_orders(supervised, {**ORDERS, **changes})
 
 
 def test_orders_are_one_line():
@@ -54,7 +54,7 @@ def test_incomplete_orders(missing):
     supervised = config_from_arguments(["--supervised"], {})
     told = {k: v for k, v in ORDERS.items() if k != missing}
     with pytest.raises(SandboxUsageError, match="incomplete"):
-        with_orders(supervised, told, now=0.0)
+        with_orders(supervised, told)
 
 
 def test_a_verifier_must_be_one():
@@ -80,5 +80,5 @@ def test_the_owner_may_everything_the_guest_one_session():
 
 @pytest.mark.spec("I5")
 def test_a_guest_is_one_for_a_time():
-    made = config(lifetime_s=-1)
+    made = config(expires=time.time() - 1)
     assert Authority(made.verifier, made.guest).judge("Bearer guest") is None

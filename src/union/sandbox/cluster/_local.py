@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._linux.removal import remove_tree
@@ -71,7 +72,7 @@ class LocalHold:
             run=request.name,
             owner_sha256=verifier_of(self.keys.owner),
             guest_sha256=verifier_of(self.keys.guest),
-            lifetime_s=request.timeout_s,
+            expires=time.time() + request.timeout_s,
             backend=request.backend,
             told=request.session(env=request.env_vars),
             bind=f"unix:{self._home}/s",

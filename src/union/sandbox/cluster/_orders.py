@@ -35,7 +35,8 @@ class Orders:
     run: str
     owner_sha256: str
     guest_sha256: str
-    lifetime_s: float
+    expires: float
+    """Unix time."""
     backend: str
     told: dict[str, Any] = field(default_factory=dict)
     """The session, as the wire carries it."""
@@ -62,7 +63,7 @@ class Orders:
             "told": self.told,
             "owner_sha256": self.owner_sha256,
             "guest_sha256": self.guest_sha256,
-            "lifetime_s": self.lifetime_s,
+            "expires": self.expires,
             "shown_at": self.shown_at,
             "home": self.home,
         }

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.wire_errors import error_from
@@ -92,7 +93,7 @@ class Supervisor:
         try:
             await asyncio.wait(
                 {ended, stopped},
-                timeout=self._orders.lifetime_s + _LATE_S,
+                timeout=max(0.0, self._orders.expires - time.time()) + _LATE_S,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if ended.done():

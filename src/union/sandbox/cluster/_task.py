@@ -80,7 +80,7 @@ async def serve_run(
         run=run,
         owner_sha256=owner_sha256,
         guest_sha256=guest_sha256,
-        lifetime_s=expires - now,
+        expires=expires,
         backend=BACKENDS[sandbox_mode],
         told=_session(session, forwarded),
         bind=bind,

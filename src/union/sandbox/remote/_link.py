@@ -142,6 +142,9 @@ class Link:
                 self._ws = None
                 self._out.clear()
                 self._late.clear()
+                if self.closed.is_set() and not self._closing:
+                    # The server has ended the session: whoever has it may never ask again.
+                    await self._http.close()
                 if self._closing or self.closed.is_set():
                     break
                 self._ws = await self._reconnect()
@@ -150,6 +153,8 @@ class Link:
         except asyncio.CancelledError:
             if not self._closing:
                 # The loop is going down, and nobody has closed the session first.
+                if self._ws is not None:
+                    await self._ws.close()
                 await self._http.close()
             raise
         finally:

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = config_from_arguments(argv, os.environ)
         os.environ.pop(TOKEN_VARIABLE, None)
         if config.supervised:
-            config = with_orders(config, read_orders(_STDIN), now=time.time())
+            config = with_orders(config, read_orders(_STDIN))
         set_up(config.log_level)
         asyncio.run(serve(config))
     except SandboxError as exc:
@@ -121,6 +121,10 @@ class _Stopping:
         if self._draining is not None:
             self.done.set()
             return
+        fixed = self._config.fixed
+        if fixed is not None and time.time() >= fixed.expires:
+            # Its supervisor was quicker than its own clock: the reason is the same.
+            self._sessions.expire_all()
         _LOGGER.info("draining", extra={"runs": len(self._sessions.running)})
         self._draining = asyncio.get_running_loop().create_task(self._drain())
 

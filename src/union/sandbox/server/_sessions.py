@@ -103,7 +103,7 @@ class ServerSession:
         if self.spec.timeout_s is not None:
             loop = asyncio.get_running_loop()
             late_s = 0.0 if self.is_fixed else _LATE_S
-            self._limit = loop.call_later(self.spec.timeout_s + late_s, self._expire)
+            self._limit = loop.call_later(self.spec.timeout_s + late_s, self.expire)
 
     @property
     def grace_s(self) -> float:
@@ -118,7 +118,8 @@ class ServerSession:
             grace_s=self.grace_s,
         )
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Its time is over, and that of everything in it."""
         for run in self.runs.values():
             run.end("timeout")
         self._owner.close_soon(self, "timeout")
@@ -291,7 +292,8 @@ class Sessions:
     async def open_fixed(self, fixed: FixedSession) -> None:
         """Opens the session that the server was started for."""
         spec = self._spec(fixed.told)
-        spec = dataclasses.replace(spec, timeout_s=fixed.lifetime_s)
+        left_s = max(0.001, fixed.expires - time.time())
+        spec = dataclasses.replace(spec, timeout_s=left_s)
         await self._open(fixed.name, spec, fixed)
 
     async def _open(
@@ -386,6 +388,10 @@ class Sessions:
         if ends and within_s > 0:
             await asyncio.wait(ends, timeout=within_s)
         await self.close_all()
+
+    def expire_all(self) -> None:
+        for session in self.all():
+            session.expire()
 
     async def close_all(self) -> None:
         for task in tuple(self._opening.values()):

@@ -34,7 +34,7 @@ _GRACE_S: Final = 5.0
 """How long the end may take, once nobody waits for it."""
 _LOOK_S: Final = 1.0
 _KNOWN: Final = frozenset(
-    {"session", "told", "owner_sha256", "guest_sha256", "lifetime_s", "shown_at", "home"}
+    {"session", "told", "owner_sha256", "guest_sha256", "expires", "shown_at", "home"}
 )
 
 
@@ -44,7 +44,8 @@ class FixedSession:
 
     name: str
     told: dict[str, Any]
-    lifetime_s: float
+    expires: float
+    """Unix time: from then on it is over."""
     shown_at: str | None = None
     """Where the sandbox sees its work dir, if not where it is."""
     home: str | None = None
@@ -74,13 +75,13 @@ def read_orders(fd: int) -> dict[str, Any]:
     return told
 
 
-def with_orders(config: Config, told: dict[str, Any], *, now: float) -> Config:
+def with_orders(config: Config, told: dict[str, Any]) -> Config:
     """The server that the arguments and the orders describe together."""
     try:
         fixed = FixedSession(
             name=told["session"],
             told=told["told"],
-            lifetime_s=float(told["lifetime_s"]),
+            expires=float(told["expires"]),
             shown_at=told.get("shown_at"),
             home=told.get("home"),
         )
@@ -95,7 +96,7 @@ def with_orders(config: Config, told: dict[str, Any], *, now: float) -> Config:
         guest=Guest(
             verifier=Verifier.from_digest(guest, argument="guest_sha256"),
             session=fixed.name,
-            until=now + fixed.lifetime_s,
+            until=fixed.expires,
         ),
         fixed=fixed,
         max_sessions=1,
