@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.plane.sandboxes import LONG_S, in_task, sandbox_plane, settled
+from tests.plane.sandboxes import LONG_S, in_task, sandbox_plane, settled, until
 
 from union import sandbox as sb
 from union.sandbox._core.endpoint import parse_endpoint
@@ -156,7 +156,7 @@ async def test_two_children_use_it_at_once_and_do_not_end_it(plane: Plane):
         "the owner goes on",
     ]
     assert plane.action("shared").is_over
-    assert not plane.pod("shared").processes()
+    await until(lambda: not plane.pod("shared").processes())
 
 
 async def test_a_child_that_gets_it_early_finds_it(plane: Plane):

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(120)
 
-SOFT_S = 6.0
+SOFT_S = 10.0
 """Long enough for a server to come up on a busy machine."""
-LATE_S = 5.0
+LATE_S = 15.0
 """How much later than promised an end may be, on a busy machine."""
 
 
@@ -120,9 +120,9 @@ async def test_a_pod_that_is_made_again_ends_with_the_time_of_the_first(plane: P
     assert plane.pod("again") is not first
     assert not first.processes()
     ended = await over(plane, "again", begun, by_s=SOFT_S)
-    assert ended < max(SOFT_S, remade) + LATE_S
+    # Not when a second period would have ended, however busy the machine is.
     assert ended < remade + SOFT_S
-    assert phase(plane, "again") == "SUCCEEDED"
+    assert phase(plane, "again") == "SUCCEEDED", plane.pod("again").log
     await sbx.close()
 
 

@@ -97,9 +97,11 @@ async def serve_run(
     try:
         await _announce(supervisor, run, owner_sha256, expires, announce_to)
         return await running
-    except BaseException:
+    except BaseException as exc:
         supervisor.stop()
         await asyncio.wait({running})
+        if isinstance(exc, SandboxError) and time.time() >= expires:
+            return "timeout"  # it was too late to become ready, which is no failure
         raise
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
