@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from union.sandbox._core.wire import VERSION
 from union.sandbox._core.wire_errors import error_to
 from union.sandbox.cluster._announce import Announcement, announce
-from union.sandbox.cluster._orders import Orders
+from union.sandbox.cluster._orders import WORK_DIR, Orders
 from union.sandbox.cluster._request import BACKENDS, MOST_S
 from union.sandbox.cluster._supervisor import Supervisor
 from union.sandbox.errors import SandboxError, SandboxUsageError
@@ -85,6 +86,9 @@ async def serve_run(
         told=_session(session, forwarded),
         bind=bind,
         tls=tls,
+        # The same place, unless the environment has its scratch elsewhere.
+        work_dir=os.path.join(tempfile.gettempdir(), os.path.basename(WORK_DIR)),
+        shown_at=WORK_DIR,
     )
     supervisor = Supervisor(orders, keeps_log=False)
     loop = asyncio.get_running_loop()
