@@ -1,4 +1,4 @@
-"""An environment of one's own: its image, its size, its isolation. Used by custom_environment.py."""
+"""An environment of one's own: image, size, isolation; custom_environment.py uses it."""
 
 import flyte
 
