@@ -168,3 +168,13 @@ def test_it_needs_no_flyte():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
+
+
+async def test_a_pod_that_cannot_be_reached_says_from_where_it_can(monkeypatch):
+    monkeypatch.setattr("union.sandbox.cluster._session._CONNECT_S", 0.1)
+    # Nobody listens on the discard port of this machine.
+    outside = made(endpoint="https://127.0.0.1:9#sha256=" + "ab" * 32)
+    with pytest.raises(sb.errors.SandboxConnectionError) as caught:
+        await outside.exec("true")
+    assert "from the pods of its cluster" in caught.value.hint
+    await outside.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from union.sandbox.errors import SandboxConnectionError
 from union.sandbox.remote._transport import RemoteTransport
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["AttachedTransport"]
 
 _CLOSE_S: Final = 2.0
+_OUTSIDE: Final = (
+    "the address of a pod can be reached from the pods of its cluster: open the session in a task "
+    "that runs there; and look whether a NetworkPolicy is in the way"
+)
 
 
 class AttachedTransport(RemoteTransport):
@@ -45,7 +50,12 @@ class AttachedTransport(RemoteTransport):
     async def _connect(self) -> None:
         if self._access is None:
             self._access = await self._reach()
-        await super()._connect()
+        try:
+            await super()._connect()
+        except SandboxConnectionError as exc:
+            if not exc.sent and self._access.endpoint.socket is None and exc.code == "connection":
+                exc.hint = _OUTSIDE
+            raise
 
     async def _join(self, http: Http) -> dict[str, Any]:
         return await http.call("GET", self._path())
