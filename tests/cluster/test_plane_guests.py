@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -70,6 +71,31 @@ async def test_another_certificate_is_not_believed(plane: Plane):
         assert len(other) == len(f"{base}{mark}{digest}")
         with pytest.raises(sb.SandboxError):
             await asked(other, sbx._hold.keys.owner, "GET", "sessions")
+
+
+async def test_what_others_announce_is_not_believed(plane: Plane):
+    """A line of another run, an old one, one for this run with another key, and an edited one."""
+    from union.sandbox._core.wire import VERSION
+    from union.sandbox.cluster._announce import PREFIX, Announcement, announce
+    from union.sandbox.cluster._keys import verifier_of
+
+    elsewhere = "http://127.0.0.1:9"
+    forged = announce(
+        Announcement(
+            run="believed", endpoint=elsewhere, protocol=VERSION, expires=time.time() + 600
+        ),
+        key=verifier_of("another key"),
+    )
+    async with asyncio.timeout(LONG_S), await sb.session(name="before") as before:
+        await before
+        real = [line for line in plane.pod("before").log.splitlines() if PREFIX in line]
+    assert len(real) == 1
+    edited = real[0].replace('"before"', '"believed"')
+    assert edited != real[0]
+    plane.faults.log_begins = (forged, real[0], edited, PREFIX + "{", PREFIX + "[" * 100_000)
+    async with asyncio.timeout(LONG_S), await sb.session(name="believed") as sbx:
+        assert sbx.ip == plane.pod("believed").ip
+        assert (await sbx.exec("echo hello")).stdout == "hello\n"
 
 
 async def test_what_is_passed_on_is_a_guest(plane: Plane):

@@ -75,6 +75,8 @@ class DataProxy(DataProxyService):
         if pod is None:
             raise ConnectError(Code.NOT_FOUND, "no pod yet")
         await asyncio.sleep(pod.born + self._faults.log_lag_s - time.monotonic())
+        if self._faults.log_begins:
+            yield _told([line.encode() for line in self._faults.log_begins])
         rest = b""
         async for chunk in follow(pod):
             *lines, rest = (rest + chunk).split(b"\n")

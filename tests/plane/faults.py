@@ -33,6 +33,8 @@ class Faults:
     """How long after its pod's start a log shows its first line."""
     logs_down: bool = False
     """The log service answers nothing but an error."""
+    log_begins: tuple[str, ...] = ()
+    """Lines that somebody else gets into a log, before those of the pod."""
     watch_cuts: int = field(default=0, init=False)
 
     def cut_watches(self) -> None:

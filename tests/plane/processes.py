@@ -141,9 +141,12 @@ class ProcessPod:
         while (left := self.processes()) and time.monotonic() < limit:
             await asyncio.sleep(0.02)
         self.orphans |= left
-        for pid in left:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        while left:
+            for pid in left:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(0.02)
+            left = self.processes()
         for folder in ("home", "tmp", "work"):
             shutil.rmtree(self.place / folder, ignore_errors=True)
 
