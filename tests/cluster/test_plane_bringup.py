@@ -10,10 +10,12 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import flyte
 import pytest
 from google.protobuf.json_format import MessageToJson
 from tests.plane.faults import NoPod
 from tests.plane.plane import DOMAIN, PROJECT
+from tests.plane.podspec import primary_of
 from tests.plane.sandboxes import LONG_S, in_task, live_runs, phase, sandbox_plane, settled, until
 
 from union import sandbox as sb
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.plane.plane import Plane
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("I4")]
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,41 @@ async def test_a_name_is_made_up_if_none_is_given(plane: Plane):
     assert re.fullmatch(r"sbx-[0-9a-f]{16}", sbx.name)
     assert sbx.name in live_runs(plane)
     await sbx.close()
+
+
+async def test_bubblewrap_has_an_environment_of_its_own(plane: Plane):
+    async with asyncio.timeout(LONG_S), await sb.session(sandbox_mode="bwrap") as sbx:
+        assert (await sbx.exec("echo hello")).backend == "bubblewrap"
+        action, pod = plane.action(sbx.name), plane.pod(sbx.name)
+        assert action.details.metadata.task.id.name == "union-sandbox-bwrap.sandbox_server"
+        granted = primary_of(pod.manifest["spec"])["securityContext"]["capabilities"]["add"]
+        assert granted == ["SYS_ADMIN"]
+
+
+async def test_resources_reach_the_pod_and_the_ceiling_inside(plane: Plane):
+    wanted = flyte.Resources(cpu=1, memory="600Mi")
+    async with asyncio.timeout(LONG_S), await sb.session(resources=wanted) as sbx:
+        manifest = plane.pod(sbx.name).manifest
+        assert primary_of(manifest["spec"])["resources"]["requests"] == {
+            "cpu": "1",
+            "memory": "600Mi",
+        }
+        # What overriding must not lose.
+        assert "POD_IP" in {entry["name"] for entry in primary_of(manifest["spec"])["env"]}
+        assert manifest["metadata"]["labels"]["union-sandbox"]
+        too_much = await sbx.exec("python3 -c 'bytearray(700 * 2**20)'")
+        assert too_much.returncode != 0
+
+
+async def test_a_call_cannot_have_more_network_than_its_session(plane: Plane):
+    async with asyncio.timeout(LONG_S), await sb.session(network_mode="blocked") as sbx:
+        assert (await sbx.exec("true")).returncode == 0
+        dial = "import socket; socket.create_connection(('192.0.2.1', 80), 1)"
+        try:
+            done = await sbx.exec(f'python3 -c "{dial}"', network_mode="open")
+        except sb.SandboxError:
+            return
+        assert done.returncode != 0
 
 
 async def test_no_key_is_in_anything_that_the_platform_keeps(plane: Plane):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.plane.plane import Plane
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("I4", "I5")]
 
 
 @pytest.fixture(scope="module")

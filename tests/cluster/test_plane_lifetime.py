@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.plane.plane import Plane
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("I4")]
 
 SOFT_S = 10.0
 """Long enough for a server to come up on a busy machine."""

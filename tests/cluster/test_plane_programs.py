@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.plane.plane import Plane
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.spec("I6", "I7")]
 
 BIN = Path(sys.executable).parent
 
