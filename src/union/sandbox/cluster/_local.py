@@ -16,7 +16,6 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._linux.removal import remove_tree
 from union.sandbox.cluster._hold import Found
 from union.sandbox.cluster._keys import Keys, verifier_of
 from union.sandbox.cluster._orders import WORK_DIR, Orders
@@ -34,8 +33,8 @@ _LONGEST_PATH: Final = 90
 """The kernel takes 108 bytes for the name of a socket."""
 _END_S: Final = 15.0
 _NOTICE: Final = (
-    "union.sandbox: no control plane is configured (flyte.init, flyte.init_from_config): sessions "
-    "are processes of this machine, with the same protocol and no pod around them\n"
+    "union.sandbox: no cluster here (no flyte.init, or a task that runs locally): sessions are "
+    "processes of this machine, with the same protocol and no pod around them\n"
 )
 _said: list[bool] = []
 
@@ -106,6 +105,8 @@ class LocalHold:
         finally:
             # Usually the server has cleaned up; one that was killed could not.
             if os.path.exists(self._home):  # noqa: ASYNC240 - one look
+                from union.sandbox._linux.removal import remove_tree
+
                 await asyncio.shield(asyncio.to_thread(remove_tree, self._home))
             os.close(self._lock)
 
