@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.wire_errors import error_from
 from union.sandbox.cluster._orders import clean_environment
-from union.sandbox.errors import SandboxError, SandboxExecutionError
+from union.sandbox.errors import SandboxError, SandboxExecutionError, SessionClosedError
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -53,6 +53,10 @@ class Supervisor:
     def stop(self) -> None:
         """The session is not wanted any more."""
         self._stop.set()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stop.is_set()
 
     async def run(self) -> str:
         """Returns why it ended: ``closed``, ``stopped``, ``timeout`` or ``failed``."""
@@ -144,6 +148,11 @@ class Supervisor:
             self.ready.set_exception(error)
 
     def _early(self, process: Process) -> SandboxError:
+        """Why a server ended before it was ready, if it did."""
+        if self.is_stopped:
+            return SessionClosedError("the session was closed before it was ready")
+        if time.time() >= self._orders.expires:
+            return SessionClosedError("the session's timeout has passed before it was ready")
         said = self._tail.decode("utf-8", "replace").strip()
         return SandboxExecutionError(
             f"the server ended with {process.returncode} before it was ready"

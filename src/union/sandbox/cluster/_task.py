@@ -102,8 +102,11 @@ async def serve_run(
         await _announce(supervisor, run, owner_sha256, expires, announce_to)
         return await running
     except BaseException as exc:
+        was_stopped = supervisor.is_stopped
         supervisor.stop()
         await asyncio.wait({running})
+        if isinstance(exc, SandboxError) and was_stopped:
+            return "stopped"
         if isinstance(exc, SandboxError) and time.time() >= expires:
             return "timeout"  # it was too late to become ready, which is no failure
         raise
