@@ -4,7 +4,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Prerequisites are steps in order here, also under -j.
 .NOTPARALLEL:
-.PHONY: help setup demo test lint types format bench bench-peers clean dist docs system-packages
+.PHONY: help setup demo test test-pods lint types format bench bench-peers clean dist docs system-packages
 
 venv   := .venv
 bin    := $(venv)/bin
@@ -31,6 +31,9 @@ demo: setup ## see it work
 test: system-packages setup lint types ## everything that must hold: style, layers, types, tests
 	@$(pip) install --group dist
 	@$(bin)/python scripts/test.py
+
+test-pods: setup ## sessions in real pods; needs KUBECONFIG, SANDBOX_POD_IMAGE, SANDBOX_PLANE_HOST
+	@KUBECONFIG="$(KUBECONFIG)" $(bin)/python -m pytest -q tests/plane/in_pods.py
 
 lint: setup ## style, formatting, and who imports whom
 	@$(bin)/ruff check .

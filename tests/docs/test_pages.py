@@ -20,8 +20,8 @@ from union import sandbox as sb
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Their code needs a server, and is run by a test of its own.
-ELSEWHERE = {"docs/guides/remote.md"}
+# Their code is run by tests of its own.
+ELSEWHERE = {"docs/guides/flyte.md", "docs/guides/remote.md"}
 WITH_CODE = {
     page.relative_to(ROOT).as_posix(): found
     for page in PAGES

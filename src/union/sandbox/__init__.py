@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from union.sandbox._session.process import ExecResult, SandboxProcess
     from union.sandbox._session.session import Session
     from union.sandbox._version import __version__ as __version__
+    from union.sandbox.cluster._environment import (
+        DEFAULT_SANDBOX_ENV,
+        DEFAULT_SANDBOX_ENV_BWRAP,
+        SandboxEnvironment,
+    )
+    from union.sandbox.cluster._image import base_sandbox_image
+    from union.sandbox.cluster._launch import session
+    from union.sandbox.cluster._session import SandboxSession
     from union.sandbox.constants import (
         CLOUD_METADATA_DENY,
         DEVNULL,
@@ -42,14 +50,23 @@ if TYPE_CHECKING:
     )
     from union.sandbox.on_device._doctor import doctor
 
+    DEFAULT_ENV = DEFAULT_SANDBOX_ENV
+    DEFAULT_ENV_BWRAP = DEFAULT_SANDBOX_ENV_BWRAP
+    Environment = SandboxEnvironment
     Process = SandboxProcess
+    base_image = base_sandbox_image
 
 # Every name is resolved on first touch, so that importing the package costs next to nothing.
 _HOMES = {
     "BackendUnavailableError": "errors",
     "CLOUD_METADATA_DENY": "constants",
+    "DEFAULT_ENV": "cluster._environment:DEFAULT_SANDBOX_ENV",
+    "DEFAULT_ENV_BWRAP": "cluster._environment:DEFAULT_SANDBOX_ENV_BWRAP",
+    "DEFAULT_SANDBOX_ENV": "cluster._environment",
+    "DEFAULT_SANDBOX_ENV_BWRAP": "cluster._environment",
     "DEVNULL": "constants",
     "DoctorReport": "_core.diagnosis",
+    "Environment": "cluster._environment:SandboxEnvironment",
     "ExecResult": "_session.process",
     "FileInfo": "_core.files",
     "INHERIT": "constants",
@@ -60,9 +77,11 @@ _HOMES = {
     "Process": "_session.process:SandboxProcess",
     "Resources": "_core.resources",
     "SandboxCommandError": "errors",
+    "SandboxEnvironment": "cluster._environment",
     "SandboxError": "errors",
     "SandboxExecutionError": "errors",
     "SandboxProcess": "_session.process",
+    "SandboxSession": "cluster._session",
     "SandboxUsageError": "errors",
     "Session": "_session.session",
     "SessionClosedError": "errors",
@@ -70,21 +89,29 @@ _HOMES = {
     "Transfer": "_core.files",
     "Usage": "_core.events",
     "__version__": "_version",
+    "base_image": "cluster._image:base_sandbox_image",
+    "base_sandbox_image": "cluster._image",
     "constants": "constants:",
     "doctor": "on_device._doctor",
     "errors": "errors:",
     "on_device": "on_device:",
     "remote": "remote:",
+    "session": "cluster._launch",
 }
 
 __all__ = [
     "CLOUD_METADATA_DENY",
+    "DEFAULT_ENV",
+    "DEFAULT_ENV_BWRAP",
+    "DEFAULT_SANDBOX_ENV",
+    "DEFAULT_SANDBOX_ENV_BWRAP",
     "DEVNULL",
     "INHERIT",
     "PIPE",
     "PYPI_HOSTS",
     "BackendUnavailableError",
     "DoctorReport",
+    "Environment",
     "ExecResult",
     "FileInfo",
     "Isolation",
@@ -92,20 +119,25 @@ __all__ = [
     "Process",
     "Resources",
     "SandboxCommandError",
+    "SandboxEnvironment",
     "SandboxError",
     "SandboxExecutionError",
     "SandboxProcess",
+    "SandboxSession",
     "SandboxUsageError",
     "Session",
     "SessionClosedError",
     "Skipped",
     "Transfer",
     "Usage",
+    "base_image",
+    "base_sandbox_image",
     "constants",
     "doctor",
     "errors",
     "on_device",
     "remote",
+    "session",
 ]
 
 

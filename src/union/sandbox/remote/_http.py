@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote_from_bytes
 
@@ -27,6 +28,10 @@ _MOST_ANSWER: Final = 64 * 1024 * 1024
 _GIVE_UP_S: Final = 10.0
 _MOST_PIECE: Final = 16 * 1024 * 1024
 _HEARTBEAT_S: Final = 10.0
+_FORGETS_TLS: Final = sys.version_info < (3, 12, 7) or sys.version_info[:3] == (3, 13, 0)
+"""Whether this Python leaves a TLS connection open that was closed while the other side was too."""
+_GOODBYE_S: Final = 2.0
+"""How long a server may take to answer that a connection ends."""
 _NOT_SENT: Final = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
@@ -43,7 +48,7 @@ class Http:
         if endpoint.socket is not None:
             connector = aiohttp.UnixConnector(endpoint.socket, limit=0)
         else:
-            connector = aiohttp.TCPConnector(limit=0)
+            connector = aiohttp.TCPConnector(limit=0, enable_cleanup_closed=_FORGETS_TLS)
         self._ssl: Any = True
         if endpoint.fingerprint is not None:
             self._ssl = aiohttp.Fingerprint(endpoint.fingerprint)
@@ -124,6 +129,7 @@ class Http:
                 protocols=(PROTOCOL,),
                 max_msg_size=MAX_MESSAGE,
                 heartbeat=_HEARTBEAT_S,
+                timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
                 ssl=self._ssl,
             )
         except aiohttp.WSServerHandshakeError as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import TYPE_CHECKING, Final
 
@@ -61,6 +62,7 @@ class Link:
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
         self._asks_to_close = False
+        self._idle = asyncio.Event()
         self.closed = asyncio.Event()
         """The session is over, or was given up: nothing more will come."""
         self.lost: SandboxError | None = None
@@ -81,6 +83,8 @@ class Link:
 
     def forget(self, run: RemoteRun) -> None:
         self._runs.pop(run.number, None)
+        if not self._runs:
+            self._idle.set()
 
     def send(self, frame: bytes) -> None:
         """Sends now; without a connection, what counts is said again when there is one."""
@@ -138,11 +142,21 @@ class Link:
                 self._ws = None
                 self._out.clear()
                 self._late.clear()
+                if self.closed.is_set() and not self._closing:
+                    # The server has ended the session: whoever has it may never ask again.
+                    await self._http.close()
                 if self._closing or self.closed.is_set():
                     break
                 self._ws = await self._reconnect()
         except SandboxError as exc:
             why = exc
+        except asyncio.CancelledError:
+            if not self._closing:
+                # The loop is going down, and nobody has closed the session first.
+                if self._ws is not None:
+                    await self._ws.close()
+                await self._http.close()
+            raise
         finally:
             self._give_up(why)
 
@@ -188,6 +202,8 @@ class Link:
             except SandboxConnectionError as exc:
                 if exc.code in {"unauthorized", "certificate", "version"}:
                     raise
+                if self._http.endpoint.socket is not None and not exc.sent:
+                    raise  # nobody listens there any more: the server is gone, and the session
                 if self._closing or not await attempts.wait():
                     raise
         for run in tuple(self._runs.values()):
@@ -221,6 +237,17 @@ class Link:
                 ended = False
         await self.leave()
         return ended
+
+    async def end_runs(self, *, within_s: float) -> None:
+        """Ends what this client has started, and nothing else of the session."""
+        if not self._runs or self.closed.is_set():
+            return
+        self._idle.clear()
+        for run in tuple(self._runs.values()):
+            run.end("closed")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._idle.wait()
 
     async def leave(self) -> None:
         """Lets the connection go, whatever state it is in."""

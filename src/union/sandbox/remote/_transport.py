@@ -50,7 +50,7 @@ _CLOSE_S: Final = 30.0
 class RemoteTransport:
     """Runs commands on a server, over one connection that many runs share."""
 
-    def __init__(self, spec: SessionSpec, access: Access) -> None:
+    def __init__(self, spec: SessionSpec, access: Access | None) -> None:
         self._spec = spec
         self._access = access
         self._name = secrets.token_hex(16)
@@ -63,7 +63,7 @@ class RemoteTransport:
     # Opening and closing.
 
     async def open(self) -> None:
-        if not self._access.lazy:
+        if self._access is not None and not self._access.lazy:
             await self._connected()
 
     async def _connected(self) -> Link:
@@ -78,7 +78,7 @@ class RemoteTransport:
         if link.lost is not None:
             raise SandboxConnectionError(
                 f"the session was lost: {link.lost.args[0]}",
-                endpoint=str(self._access.endpoint),
+                endpoint="" if self._http is None else str(self._http.endpoint),
                 code="session-lost",
                 hint="open a new session",
             )
@@ -88,12 +88,12 @@ class RemoteTransport:
 
     async def _connect(self) -> None:
         access = self._access
+        if access is None:
+            raise RuntimeError("nobody has said where the server is")
         if self._http is None:
             self._http = Http(access.endpoint, token=access.token, ca=access.ca)
-        await self._check_health(self._http)
-        self._asked = True
-        told = await self._http.call("PUT", self._path(), session_to(self._spec))
-        facts = facts_from(told)
+        await self._check_health(self._http, access.connect_timeout_s)
+        facts = facts_from(await self._join(self._http))
         link = Link(self._http, self._name, grace_s=facts.grace_s)
         await link.open()
         self._facts = facts
@@ -105,9 +105,14 @@ class RemoteTransport:
                 stacklevel=4,
             )
 
-    async def _check_health(self, http: Http) -> None:
+    async def _join(self, http: Http) -> dict[str, Any]:
+        """Opens the session; returns what the server says of it."""
+        self._asked = True
+        return await http.call("PUT", self._path(), session_to(self._spec))
+
+    async def _check_health(self, http: Http, within_s: float) -> None:
         """Waits for a server that is not there yet, or too busy; not for one that says no."""
-        attempts = pauses(self._access.connect_timeout_s)
+        attempts = pauses(within_s)
         told: dict[str, Any] = {}
         while told.get("status") != "ok":
             try:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from union.sandbox._core.spec import NetworkSpec
+    from union.sandbox.server._auth import Guest
+    from union.sandbox.server._supervised import FixedSession
 
 __all__ = ["TOKEN_VARIABLE", "Bind", "Config", "config_from_arguments"]
 
@@ -79,6 +81,11 @@ class Config:
     tls_key: str | None = None
     tls_self_signed: bool = False
     log_level: str = "info"
+    supervised: bool = False
+    """Whether the session and its tokens come through stdin (``_supervised.py``)."""
+    guest: Guest | None = None
+    fixed: FixedSession | None = None
+    """The one session there is; None: clients open their own."""
 
     @property
     def is_tls(self) -> bool:
@@ -182,6 +189,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="make a certificate for this run; clients pin its fingerprint",
     )
+    add(
+        "--supervised",
+        action="store_true",
+        help="one session, which the first line of stdin describes; ends when stdin does",
+    )
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser  # fmt: skip
 
@@ -215,13 +227,18 @@ def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]
         tls_key=told.tls_key,
         tls_self_signed=told.tls_self_signed,
         log_level=told.log_level,
+        supervised=told.supervised,
     )
     _check_together(config)
     return config
 
 
 def _check_together(config: Config) -> None:
-    if config.verifier is None:
+    if config.supervised and config.verifier is not None:
+        raise SandboxUsageError(
+            "--supervised brings its own tokens, and there is another one", argument="--supervised"
+        )
+    if config.verifier is None and not config.supervised:
         for bind in config.binds:
             if not bind.is_local:
                 raise SandboxUsageError(

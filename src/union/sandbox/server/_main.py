@@ -11,8 +11,10 @@ import signal
 import socket
 import stat
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Final
 
+from union.sandbox._core.wire_errors import error_to
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._addresses import own_entries
 from union.sandbox.server._app import App
@@ -22,6 +24,13 @@ from union.sandbox.server._gate import Gate
 from union.sandbox.server._logs import set_up
 from union.sandbox.server._metrics import Metrics
 from union.sandbox.server._sessions import Sessions, prepare_work_dir
+from union.sandbox.server._supervised import (
+    Lifeline,
+    hold_home,
+    leave_home,
+    read_orders,
+    with_orders,
+)
 from union.sandbox.server._tls import server_context
 
 if TYPE_CHECKING:
@@ -36,6 +45,7 @@ _LOGGER: Final = logging.getLogger("union.sandbox.server")
 _BACKLOG: Final = 512
 _HANDSHAKE_S: Final = 10.0
 _GOODBYE_S: Final = 5.0
+_STDIN: Final = 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,9 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = config_from_arguments(argv, os.environ)
         os.environ.pop(TOKEN_VARIABLE, None)
+        if config.supervised:
+            config = with_orders(config, read_orders(_STDIN))
         set_up(config.log_level)
         asyncio.run(serve(config))
     except SandboxError as exc:
+        if "--supervised" in (sys.argv if argv is None else argv):
+            print(json.dumps({"failed": error_to(exc)}), flush=True)  # noqa: T201 - to the starter
         sys.stderr.write(f"sandbox-server: {exc}\n")
         return 2
     return 0
@@ -57,7 +71,7 @@ async def serve(config: Config) -> None:
     context, fingerprint = server_context(config)
     metrics = Metrics()
     sessions = Sessions(config, metrics)
-    app = App(config, sessions, Authority(config.verifier))
+    app = App(config, sessions, Authority(config.verifier, config.guest))
     gate = Gate(app.handle, config, metrics)
     stopping = _Stopping(sessions, config)
     app.shut_down = stopping.begin
@@ -68,7 +82,13 @@ async def serve(config: Config) -> None:
     listening = [s.getsockname()[:2] for s in sockets if s.family != socket.AF_UNIX]
     sessions.own_addresses = lambda: own_entries(listening)
     servers = [await _serve_on(sock, gate, context) for sock in sockets]
+    fixed, lifeline, home = config.fixed, None, None
     try:
+        if fixed is not None:
+            lifeline = Lifeline(_STDIN, stopping.done.set)
+            home = hold_home(fixed.home) if fixed.home is not None else None
+            sessions.over = stopping.done.set
+            await sessions.open_fixed(fixed)
         _announce(config, sockets, fingerprint)
         await stopping.done.wait()
     finally:
@@ -81,6 +101,10 @@ async def serve(config: Config) -> None:
             if bind.path:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(bind.path)
+        if lifeline is not None:
+            lifeline.close()
+        if fixed is not None and fixed.home is not None and home is not None:
+            leave_home(fixed.home, home)
     _LOGGER.info("ended")
 
 
@@ -97,6 +121,10 @@ class _Stopping:
         if self._draining is not None:
             self.done.set()
             return
+        fixed = self._config.fixed
+        if fixed is not None and time.time() >= fixed.expires:
+            # Its supervisor was quicker than its own clock: the reason is the same.
+            self._sessions.expire_all()
         _LOGGER.info("draining", extra={"runs": len(self._sessions.running)})
         self._draining = asyncio.get_running_loop().create_task(self._drain())
 

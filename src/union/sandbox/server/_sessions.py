@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from union.sandbox.server._config import Config
     from union.sandbox.server._metrics import Metrics
     from union.sandbox.server._runs import Listener
+    from union.sandbox.server._supervised import FixedSession
 
 __all__ = ["ServerSession", "Sessions", "prepare_work_dir"]
 
@@ -71,13 +72,18 @@ def prepare_work_dir(path: str) -> None:
 class ServerSession:
     """One session: an engine of its own, its runs, and whoever holds its lease."""
 
-    def __init__(self, name: str, spec: SessionSpec, owner: Sessions) -> None:
+    def __init__(
+        self, name: str, spec: SessionSpec, owner: Sessions, *, fixed: FixedSession | None = None
+    ) -> None:
         self.name = name
         self.spec = spec
+        self.is_fixed = fixed is not None
+        """Lives as long as its server: not held by leases, not opened by a client."""
         self.opened_at = time.time()
         self.runs: dict[int, ServerRun] = {}
         self.record = SessionRecord(owner.history)
-        place = WorkPlace(owner.config.work_dir, shown_at=owner.config.work_dir)
+        shown_at = None if fixed is None else fixed.shown_at
+        place = WorkPlace(owner.config.work_dir, shown_at=shown_at or owner.config.work_dir)
         self.transport = LocalTransport(spec, place=place)
         self.listeners: set[Any] = set()
         """Connections; as long as there is one, the session has a client."""
@@ -96,7 +102,8 @@ class ServerSession:
             raise
         if self.spec.timeout_s is not None:
             loop = asyncio.get_running_loop()
-            self._limit = loop.call_later(self.spec.timeout_s + _LATE_S, self._expire)
+            late_s = 0.0 if self.is_fixed else _LATE_S
+            self._limit = loop.call_later(self.spec.timeout_s + late_s, self.expire)
 
     @property
     def grace_s(self) -> float:
@@ -111,7 +118,8 @@ class ServerSession:
             grace_s=self.grace_s,
         )
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Its time is over, and that of everything in it."""
         for run in self.runs.values():
             run.end("timeout")
         self._owner.close_soon(self, "timeout")
@@ -134,7 +142,7 @@ class ServerSession:
 
     def release(self) -> None:
         self._holds -= 1
-        if self._holds == 0 and self._closing is None:
+        if self._holds == 0 and self._closing is None and not self.is_fixed:
             loop = asyncio.get_running_loop()
             self._lease = loop.call_later(self.grace_s, self._owner.close_soon, self, "lease")
 
@@ -237,6 +245,8 @@ class Sessions:
         self.draining = False
         self.own_addresses: Callable[[], tuple[Entry, ...]] = tuple
         """Where this server itself listens: out of reach for every sandbox."""
+        self.over: Callable[[], None] = lambda: None
+        """Called when a fixed session has ended: there is nothing left to serve."""
         self._sessions: dict[str, ServerSession] = {}
         self._opening: dict[str, asyncio.Task[ServerSession]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -265,6 +275,8 @@ class Sessions:
             return self._sessions[name]
         if name in self._ended:
             raise SessionClosedError("the session was closed already", code="session-lost")
+        if self.config.fixed is not None:
+            raise PolicyError("this server has one session, and opens no other")
         task = self._opening.get(name)
         if task is None:
             spec = self._spec(told)
@@ -277,8 +289,17 @@ class Sessions:
         # A client that goes away must not leave half a session behind.
         return await asyncio.shield(task)
 
-    async def _open(self, name: str, spec: SessionSpec) -> ServerSession:
-        session = ServerSession(name, spec, self)
+    async def open_fixed(self, fixed: FixedSession) -> None:
+        """Opens the session that the server was started for."""
+        spec = self._spec(fixed.told)
+        left_s = max(0.001, fixed.expires - time.time())
+        spec = dataclasses.replace(spec, timeout_s=left_s)
+        await self._open(fixed.name, spec, fixed)
+
+    async def _open(
+        self, name: str, spec: SessionSpec, fixed: FixedSession | None = None
+    ) -> ServerSession:
+        session = ServerSession(name, spec, self, fixed=fixed)
         await session.open()
         self._sessions[name] = session
         self.metrics.sessions_opened += 1
@@ -357,6 +378,8 @@ class Sessions:
             listener.session_closed()
         if not session.listeners:
             session.let_go()
+        if session.is_fixed:
+            self.over()
 
     async def drain(self, within_s: float) -> None:
         """No new work; waits for what runs, for a while; then ends everything."""
@@ -365,6 +388,10 @@ class Sessions:
         if ends and within_s > 0:
             await asyncio.wait(ends, timeout=within_s)
         await self.close_all()
+
+    def expire_all(self) -> None:
+        for session in self.all():
+            session.expire()
 
     async def close_all(self) -> None:
         for task in tuple(self._opening.values()):

@@ -1,0 +1,26 @@
+"""Sessions in an environment of one's own; deploy it first, with deploy_my_sandboxes.py.
+
+python custom_environment.py
+flyte run --local custom_environment.py main
+"""
+
+import flyte
+from my_sandboxes import data_sandbox
+
+from union import sandbox as sb
+
+env = flyte.TaskEnvironment(
+    name="agent",
+    image=flyte.Image.from_debian_base().with_pip_packages("unionai-sandbox[remote]"),
+)
+
+
+@env.task
+async def main() -> str:
+    """Says what the environment gives to its sandboxes."""
+    async with await sb.session(environment=data_sandbox) as sbx:
+        return await sbx.run_code("import os; print(os.environ['GREETING'], 'from', os.getcwd())")
+
+
+if __name__ == "__main__":
+    print(flyte.run(main).outputs()[0], end="")

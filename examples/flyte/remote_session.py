@@ -1,0 +1,32 @@
+"""A sandbox in a pod of its own; on a laptop, in a process of its own.
+
+python remote_session.py
+flyte run --local remote_session.py main
+flyte run remote_session.py main        (on a cluster, after unionai-sandbox-deploy)
+"""
+
+from datetime import timedelta
+
+import flyte
+
+from union import sandbox as sb
+
+env = flyte.TaskEnvironment(
+    name="agent",
+    image=flyte.Image.from_debian_base().with_pip_packages("unionai-sandbox[remote]"),
+)
+
+
+@env.task
+async def main() -> str:
+    """Adds up what is in a file."""
+    # Submits and returns at once; the block is entered when the sandbox can be addressed.
+    async with await sb.session(timeout=timedelta(minutes=30)) as sbx:
+        await sbx.put_bytes("numbers.txt", b"1\n2\n3\n")
+        proc = await sbx.run("awk '{ n += $1 } END { print n }' numbers.txt", stdout=True)
+        out, _ = await proc.communicate_text()
+        return f"{out.strip()} from {'a pod' if sbx.url else 'a process'}"
+
+
+if __name__ == "__main__":
+    print(flyte.run(main).outputs()[0])

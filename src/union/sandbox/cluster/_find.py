@@ -1,0 +1,282 @@
+"""Where the server of a run is: found by what it announces, given up when its run is over.
+
+Three places are looked at, all at once: the task's log through the control plane, an object that
+the caller has named, and the pod's log through Kubernetes, where that is allowed. Whichever answers
+first is believed, because an announcement proves itself. Meanwhile the run is watched: one that has
+failed says so at once, with what the cluster had to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from union.sandbox._core.wire import VERSION
+from union.sandbox._core.wire_errors import error_from
+from union.sandbox.cluster._announce import heard
+from union.sandbox.cluster._hold import Found
+from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Coroutine
+
+    from union.sandbox.cluster._announce import Announcement
+
+__all__ = ["Search", "find_by_name", "plane_error"]
+
+_LOGGER: Final = logging.getLogger("union.sandbox.cluster")
+_AGAIN_S: Final = 0.3
+_SLOWLY_S: Final = 2.0
+_LAST_WORDS_S: Final = 3.0
+"""How long a run that is over may take to say why in its log."""
+_EVENTS: Final = 5
+_MOST_FAILURES: Final = 15
+_TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
+_MOST_LOG: Final = 256 * 1024
+
+
+def plane_error(exc: BaseException, what: str) -> SandboxExecutionError:
+    """What the control plane says, as an error of ours."""
+    return SandboxExecutionError(f"{what}: {exc}", stage="transport", code="control-plane")
+
+
+async def find_by_name(
+    name: str, *, key: str, project: str | None, domain: str | None, expires: float
+) -> Found:
+    """For whoever got a session before its server was there."""
+    from union.sandbox._core.extras import require
+
+    require("flyte", extra="flyte", what="a session that was passed before it was ready")
+    import flyte
+    import flyte.errors
+    import flyte.remote
+
+    if not flyte.is_control_plane_available():
+        raise SandboxUsageError(
+            f"it is not known where the session {name} is, and there is no control plane to ask",
+            code="no-endpoint",
+            hint="pass a session on after `await sbx`, or inside `async with`",
+        )
+    try:
+        run: Any = await flyte.remote.Run.get.aio(name=name)
+    except flyte.errors.BaseRuntimeError as exc:
+        raise plane_error(exc, f"the run {name} ({project}/{domain})") from exc
+    within_s = max(1.0, min(expires - time.time(), 180.0))
+    search = Search(run, key=key)
+    try:
+        return await search.find(within_s=within_s)
+    finally:
+        await search.leave()
+
+
+class Search:
+    """One run, looked for in several places."""
+
+    def __init__(self, run: Any, *, key: str, announce_to: str = "") -> None:
+        self._run = run
+        self._reading: asyncio.Future[Announcement] | None = None
+        self._key = key
+        self._announce_to = announce_to
+        self._details: Any = None
+        """The latest that the control plane has said of the run."""
+        self._is_over = False
+
+    async def find(self, *, within_s: float) -> Found:
+        """Returns where the server of the run is; raises why it will never be anywhere."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._first()
+        except TimeoutError:
+            raise SandboxExecutionError(
+                f"the sandbox {self._run.name} could not be addressed within {within_s:g} s: "
+                + self._story(),
+                stage="transport",
+                code="not-ready",
+                hint=f"see {self._run.url}; session(ready_timeout=...) waits longer",
+            ) from None
+
+    async def leave(self) -> None:
+        """Lets go of the log. Best after the run has ended, and with it the log."""
+        if self._reading is not None:
+            await asyncio.wait({self._reading}, timeout=_LAST_WORDS_S)
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _first(self) -> Found:
+        watching = asyncio.ensure_future(self._watch())
+        sources: list[Coroutine[Any, Any, Announcement]] = []
+        if self._announce_to:
+            sources.append(self._in_object())
+        if os.path.exists(_TOKEN):  # noqa: ASYNC240 - a file in memory
+            sources.append(self._in_pod())
+        looking: set[asyncio.Future[Announcement]] = set(map(asyncio.ensure_future, sources))
+        # Not cancelled with the others: the SDK complains loudly when a log is given up.
+        self._reading = asyncio.ensure_future(self._in_log())
+        try:
+            return await self._settle(watching, {self._reading, *looking})
+        finally:
+            self._is_over = True
+            tasks: list[asyncio.Future[Any]] = [watching, *looking]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _settle(
+        self, watching: asyncio.Future[None], looking: set[asyncio.Future[Announcement]]
+    ) -> Found:
+        while True:
+            waiting: set[asyncio.Future[Any]] = {*looking}
+            over = watching.done()
+            if not over:
+                waiting.add(watching)
+            done: set[asyncio.Future[Any]] = set()
+            if waiting:
+                done, _ = await asyncio.wait(
+                    waiting,
+                    timeout=self._last_words_s() if over else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            for task in done & looking:
+                looking.discard(task)
+                if (fault := task.exception()) is not None:
+                    _LOGGER.debug("a place to look at is none: %s", fault)
+                    continue
+                return self._believe(task.result())
+            if over and (not done or not looking):
+                raise self._ended(watching)
+
+    def _last_words_s(self) -> float:
+        """A run that never had a pod has nothing to say in its log."""
+        attempts = [] if self._details is None else self._details.pb2.attempts
+        return _LAST_WORDS_S if attempts and attempts[-1].log_context.pods else 0.0
+
+    def _believe(self, announcement: Announcement) -> Found:
+        if announcement.failed is not None:
+            raise error_from(announcement.failed)
+        if announcement.protocol != VERSION:
+            raise SandboxExecutionError(
+                f"the server of {self._run.name} speaks version {announcement.protocol} of the "
+                f"protocol, this client {VERSION}",
+                stage="transport",
+                code="version",
+                hint="deploy the sandbox environment again, with the version used here",
+            )
+        ip = urlsplit(announcement.endpoint).hostname
+        return Found(endpoint=announcement.endpoint, ip=ip)
+
+    def _heard(self, text: str) -> Announcement | None:
+        for line in text.splitlines():
+            found = heard(line, key=self._key, run=self._run.name, now=time.time())
+            if found is not None:
+                return found
+        return None
+
+    # The run.
+
+    async def _watch(self) -> None:
+        """Returns when the run is over, which it should not be.
+
+        Asks again and again: the SDK's own watch takes its cancellation for a lost connection, and
+        goes on.
+        """
+        from flyte.remote import ActionDetails
+
+        pause_s, failures = _AGAIN_S, 0
+        while True:
+            try:
+                self._details = await ActionDetails.get_details.aio(self._run.action.action_id)
+                failures = 0
+            except Exception as exc:  # whatever the client raises, a few times
+                failures += 1
+                if failures >= _MOST_FAILURES:
+                    raise
+                _LOGGER.debug("the control plane does not answer: %s", exc)
+            if self._details is not None and self._details.done():
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _SLOWLY_S)
+
+    def _ended(self, watching: asyncio.Future[None]) -> SandboxError:
+        if watching.exception() is not None:
+            fault = watching.exception()
+            return plane_error(
+                fault or RuntimeError(), f"the run {self._run.name} cannot be watched"
+            )
+        return SandboxExecutionError(
+            f"the run {self._run.name} ended before its server could be addressed: {self._story()}",
+            stage="spawn",
+            code="launch-failed",
+            hint=f"see {self._run.url}",
+        )
+
+    def _story(self) -> str:
+        """What is known of the run: its phase, its error, and the cluster's last events."""
+        details = self._details
+        if details is None:
+            return "the control plane has said nothing of it yet"
+        words = [f"phase {str(details.phase).rpartition('.')[2].lower()}"]
+        if details.error_info is not None:
+            words.append(details.error_info.message.strip()[-2000:])
+        if details.abort_info is not None:
+            words.append(f"aborted: {details.abort_info.reason}")
+        if details.pb2.attempts:
+            events = details.pb2.attempts[-1].cluster_events
+            words += [f"[{event.message.strip()[:300]}]" for event in events[-_EVENTS:]]
+        return "; ".join(words)
+
+    # The places.
+
+    async def _in_log(self) -> Announcement:
+        from flyte.remote._logs import Logs
+
+        while not self._is_over:
+            attempt = 1 if self._details is None else max(1, self._details.attempts)
+            try:
+                lines: AsyncGenerator[Any, None] = Logs.tail.aio(  # type: ignore[assignment]  # it is
+                    action_id=self._run.action.action_id, attempt=attempt, retry=1
+                )
+                async with contextlib.aclosing(lines):
+                    async for line in lines:
+                        if (found := self._heard(line.message)) is not None:
+                            return found
+                        if self._is_over:
+                            break
+            except Exception as exc:  # noqa: BLE001 - logs come and go; the watch decides
+                _LOGGER.debug("no log of %s yet: %s", self._run.name, exc)
+            await asyncio.sleep(_AGAIN_S)
+        raise asyncio.CancelledError
+
+    async def _in_object(self) -> Announcement:
+        from flyte import storage
+
+        while True:
+            await asyncio.sleep(_SLOWLY_S)
+            if not await storage.exists(self._announce_to):
+                continue
+            pieces = [piece async for piece in storage.get_stream(self._announce_to)]
+            if (found := self._heard(b"".join(pieces).decode("utf-8", "replace"))) is not None:
+                return found
+
+    async def _in_pod(self) -> Announcement:
+        """Kubernetes tells a pod's log to service accounts that may read it."""
+        from kubernetes import client, config
+
+        config.load_incluster_config()  # type: ignore[no-untyped-call]  # theirs
+        core = client.CoreV1Api()
+        while True:
+            await asyncio.sleep(_SLOWLY_S)
+            attempts = [] if self._details is None else self._details.pb2.attempts
+            for pod in attempts[-1].log_context.pods if attempts else ():
+                text = await asyncio.to_thread(
+                    core.read_namespaced_pod_log,
+                    pod.pod_name,
+                    pod.namespace,
+                    limit_bytes=_MOST_LOG,
+                )
+                if (found := self._heard(text)) is not None:
+                    return found

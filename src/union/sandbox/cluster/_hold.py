@@ -1,0 +1,33 @@
+"""What an owner has in hand: a server that was started, wherever that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from union.sandbox.cluster._keys import Keys
+
+__all__ = ["Found", "Hold"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Where a server is."""
+
+    endpoint: str
+    ip: str | None = None
+
+
+class Hold(Protocol):
+    """The owner's side of one run: of a pod, or of a process of this machine."""
+
+    @property
+    def keys(self) -> Keys: ...
+
+    async def found(self) -> Found:
+        """Returns when the server can be addressed; raises why it never will be."""
+        ...
+
+    async def end(self) -> None:
+        """Ends the run, whatever state it is in; returns when that is certain."""

@@ -1,0 +1,134 @@
+"""Where there is no cluster: the same server, as a process of this machine.
+
+Same protocol, same keys, same end; no pod around it. It listens on a socket in a directory that
+this user alone can enter, and ends when its owner's process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import importlib
+import logging
+import os
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox.cluster._hold import Found
+from union.sandbox.cluster._keys import Keys, verifier_of
+from union.sandbox.cluster._orders import WORK_DIR, Orders
+from union.sandbox.cluster._supervisor import Supervisor
+from union.sandbox.errors import SandboxExecutionError
+
+if TYPE_CHECKING:
+    from union.sandbox.cluster._request import Request
+
+__all__ = ["LocalHold", "start"]
+
+_LOGGER: Final = logging.getLogger("union.sandbox.cluster")
+_PREFERRED: Final = "/var/tmp"  # noqa: S108 - made private by mkdtemp
+_LONGEST_PATH: Final = 90
+"""The kernel takes 108 bytes for the name of a socket."""
+_END_S: Final = 15.0
+_NOTICE: Final = (
+    "union.sandbox: no cluster here (no flyte.init, or a task that runs locally): sessions are "
+    "processes of this machine, with the same protocol and no pod around them\n"
+)
+_said: list[bool] = []
+
+
+def _home() -> str:
+    """A private directory: for the socket, and for the work dir."""
+    place = tempfile.gettempdir()
+    if os.access(_PREFERRED, os.W_OK | os.X_OK):
+        place = _PREFERRED
+    elif len(place) > _LONGEST_PATH - 40:
+        place = "/tmp"  # noqa: S108 - made private by mkdtemp
+    return os.path.realpath(tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-", dir=place))
+
+
+def start(request: Request) -> LocalHold:
+    """Starts the server, without waiting for it."""
+    if not _said:
+        _said.append(True)
+        sys.stderr.write(_NOTICE)
+    return LocalHold(request)
+
+
+class LocalHold:
+    """A server that is a process of this machine, and the keys to it."""
+
+    def __init__(self, request: Request) -> None:
+        self.keys = Keys()
+        self._home = _home()
+        # What nobody holds is swept by the next session on this machine.
+        self._lock = os.open(self._home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        self.endpoint = f"unix://{self._home}/s"
+        orders = Orders(
+            run=request.name,
+            owner_sha256=verifier_of(self.keys.owner),
+            guest_sha256=verifier_of(self.keys.guest),
+            expires=time.time() + request.timeout_s,
+            backend=request.backend,
+            told=request.session(env=request.env_vars),
+            bind=f"unix:{self._home}/s",
+            work_dir=self._home,
+            shown_at=WORK_DIR,
+            home=self._home,
+            log_level="warning",
+        )
+        self._supervisor = Supervisor(orders, keeps_log=True)
+        self._ready_s = request.ready_timeout_s
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._run())
+        self._task.add_done_callback(_log_fault)
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process, once it has one."""
+        return self._supervisor.pid
+
+    async def _run(self) -> str:
+        try:
+            running = asyncio.ensure_future(self._supervisor.run())
+            try:
+                # While the server starts: what the first call needs anyway.
+                await asyncio.to_thread(importlib.import_module, "union.sandbox.remote._attached")
+                return await running
+            except BaseException:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                raise
+        finally:
+            # Usually the server has cleaned up; one that was killed could not.
+            if os.path.exists(self._home):  # noqa: ASYNC240 - one look
+                from union.sandbox._linux.removal import remove_tree
+
+                await asyncio.shield(asyncio.to_thread(remove_tree, self._home))
+            os.close(self._lock)
+
+    async def found(self) -> Found:
+        try:
+            async with asyncio.timeout(self._ready_s):
+                endpoint = await asyncio.shield(self._supervisor.ready)
+        except TimeoutError:
+            raise SandboxExecutionError(
+                f"the server was not ready after {self._ready_s:g} s",
+                stage="transport",
+                code="not-ready",
+            ) from None
+        return Found(endpoint=endpoint)
+
+    async def end(self) -> None:
+        self._supervisor.stop()
+        await asyncio.wait({self._task}, timeout=_END_S)
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+
+def _log_fault(task: asyncio.Task[str]) -> None:
+    if not task.cancelled() and (fault := task.exception()) is not None:
+        _LOGGER.error("a local server could not be run", exc_info=fault)

@@ -1,0 +1,256 @@
+"""SandboxSession: a session in a run of its own, which can be handed to other tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import weakref
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Self, get_type_hints
+
+from union.sandbox._core.extras import require
+from union.sandbox._core.resolve import resolve_session
+from union.sandbox._session.session import Session
+from union.sandbox.cluster._keys import session_name
+from union.sandbox.cluster._orders import WORK_DIR
+from union.sandbox.cluster._request import BACKENDS
+from union.sandbox.errors import SandboxError, SandboxUsageError, SessionClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from union.sandbox._session.transport import Transport
+    from union.sandbox.cluster._hold import Hold
+    from union.sandbox.remote._access import Access
+
+__all__ = ["SandboxSession"]
+
+_LOGGER: Final = logging.getLogger("union.sandbox.cluster")
+_TRANSPORT_S: Final = 5.0
+_CONNECT_S: Final = 30.0
+
+
+def _rebuild(cls: type[SandboxSession], fields: dict[str, Any]) -> SandboxSession:
+    return cls(**fields)
+
+
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
+class SandboxSession(Session):
+    """A live sandbox in a run of its own, made by ``await session(...)``.
+
+    ``async with sbx``, or ``await sbx``, waits until it can be addressed; the first call connects.
+    Whoever made it is its *owner*: leaving the block, or ``close()``, ends the run. It can be
+    passed to other tasks, pickled and copied: what arrives is a *reference*, which runs commands
+    and moves files, and whose ``close()`` ends only what it has started itself.
+
+    What is passed carries a key that opens this one session until ``expires_at``, and nothing else.
+    It is kept wherever the inputs of those tasks are kept.
+    """
+
+    name: str
+    """Of the run."""
+    created_at: datetime
+    expires_at: datetime
+    """When the run ends by itself."""
+    endpoint: str = ""
+    """Where the server is; empty until that is known."""
+    ip: str | None = None
+    """Of the pod, once it is known; a process of this machine has none."""
+    url: str | None = None
+    """The run's page in the console; None without a cluster."""
+    project: str | None = None
+    domain: str | None = None
+    environment: str = ""
+    sandbox_mode: str = "userns"
+    network_mode: str = "blocked"
+    network_allowlist: list[str] | None = None
+    network_denylist: list[str] | None = None
+    access: str = ""
+    """The guest's key. Never the owner's: that one is in no field."""
+    verifier: str = ""
+    """By which the server's announcement is told from others; opens nothing."""
+
+    def __post_init__(self) -> None:
+        spec = resolve_session(
+            backend=BACKENDS.get(self.sandbox_mode, self.sandbox_mode),
+            backends=tuple(BACKENDS.values()),
+            network_mode=self.network_mode,
+            network_allowlist=self.network_allowlist,
+            network_denylist=self.network_denylist,
+        )
+        super().__init__(spec, _no_transport)
+        self._hold: Hold | None = None
+
+    def _own(self, hold: Hold) -> None:
+        """Makes this the owner of a run that was just started."""
+        self._hold = hold
+        self.access = hold.keys.guest
+
+    # What is passed on.
+
+    def _fields(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def __reduce__(self) -> tuple[Callable[..., SandboxSession], tuple[Any, ...]]:
+        return _rebuild, (type(self), self._fields())
+
+    def __repr__(self) -> str:
+        role = "owner" if self.is_owner else "reference"
+        return f"<SandboxSession {self.name} {role} at {self.endpoint or 'an unknown endpoint'}>"
+
+    # Facts.
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this one started the run, and ends it."""
+        return self._hold is not None
+
+    @property
+    def work_dir(self) -> str:
+        """The directory that persists between calls, by its path inside."""
+        self._learn()
+        return WORK_DIR if self._facts is None else self._facts.work_dir
+
+    # Opening.
+
+    async def open(self) -> Self:
+        """Waits until the server can be addressed; raises early why it never will be."""
+        if self._state == "closed":
+            raise SessionClosedError(self._why_closed)
+        try:
+            await self._addressable()
+        except SandboxError:
+            if self.is_owner:
+                # Nobody can use the run, and a caller who was told so has nothing to close.
+                await self.close()
+            raise
+        return self
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await self.open()
+        except BaseException:
+            # Nobody has it in hand, so nobody else would end its run.
+            await self.close()
+            raise
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.open().__await__()
+
+    async def _addressable(self) -> None:
+        if self._hold is not None:
+            found = await self._hold.found()
+            self.endpoint, self.ip = found.endpoint, found.ip
+        elif not self.endpoint:
+            from union.sandbox.cluster._find import find_by_name
+
+            found = await find_by_name(
+                self.name,
+                key=self.verifier,
+                project=self.project,
+                domain=self.domain,
+                expires=self.expires_at.timestamp(),
+            )
+            self.endpoint, self.ip = found.endpoint, found.ip
+
+    def _live(self) -> Transport:
+        """The transport; made at the first call, which reaches the server."""
+        if self._state == "closed":
+            raise SessionClosedError(self._why_closed)
+        if datetime.now(UTC) >= self.expires_at:
+            raise SessionClosedError("the session's timeout has passed")
+        loop = asyncio.get_running_loop()
+        if self._transport is None:
+            require("aiohttp", extra="remote", what="a remote session")
+            from union.sandbox.remote._attached import AttachedTransport
+
+            self._loop = loop
+            self._state = "open"
+            self._transport = transport = AttachedTransport(
+                self._spec,
+                _Reach(self),
+                session=session_name(self.name),
+                ends_session=self.is_owner,
+            )
+            if not self.is_owner:
+                # A receiver need not close: its connection goes when it does.
+                letting_go = weakref.finalize(self, _let_go, loop, transport)
+                letting_go.atexit = False
+        elif loop is not self._loop:
+            raise SandboxUsageError(
+                "the session belongs to another event loop",
+                hint="pass a copy of it (copy.copy) to each event loop",
+            )
+        return self._transport
+
+    async def _access(self) -> Access:
+        from union.sandbox.remote._access import access_from
+
+        await self._addressable()
+        key = self.access if self._hold is None else self._hold.keys.owner
+        return access_from(
+            self.endpoint, token=key, cert=None, connect_timeout_s=_CONNECT_S, lazy=True
+        )
+
+    # Closing.
+
+    async def close(self) -> None:
+        """Owner: ends the run and everything in it. Reference: ends what it has started itself.
+
+        Returns when that is done. May be called again, and by several at once.
+        """
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        # Cancelling a caller of close() must not leave half a session behind.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._state = "closed"
+        self._learn()
+        try:
+            if self._transport is not None:
+                async with asyncio.timeout(_TRANSPORT_S):
+                    await self._transport.aclose()
+        except (SandboxError, TimeoutError, OSError) as exc:
+            # The run is ended all the same, and that is what counts.
+            _LOGGER.warning("the connection to %s was not closed in order: %s", self.name, exc)
+        finally:
+            if self._hold is not None:
+                await self._hold.end()
+
+
+# The class shows its public module, where these annotations could not be looked up.
+SandboxSession.__annotations__ = get_type_hints(SandboxSession)
+for _field in dataclasses.fields(SandboxSession):
+    _field.type = SandboxSession.__annotations__[_field.name]
+
+
+class _Reach:
+    """How a transport learns where to go. Does not keep its session alive."""
+
+    def __init__(self, session: SandboxSession) -> None:
+        self._session = weakref.ref(session)
+
+    async def __call__(self) -> Access:
+        session = self._session()
+        if session is None:
+            raise SessionClosedError("the session is gone")
+        return await session._access()  # noqa: SLF001 - one object in two parts
+
+
+def _no_transport() -> Transport:
+    raise RuntimeError("a SandboxSession makes its transport itself")
+
+
+def _let_go(loop: asyncio.AbstractEventLoop, transport: Transport) -> None:
+    def begin() -> None:
+        task = loop.create_task(transport.aclose())
+        _LEAVING.add(task)
+        task.add_done_callback(_LEAVING.discard)
+
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(begin)
+
+
+_LEAVING: Final[set[asyncio.Task[None]]] = set()

@@ -1,0 +1,188 @@
+"""Submits the run of a session, and holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from union.sandbox._core.resources import Resources
+from union.sandbox.cluster._find import Search, plane_error
+from union.sandbox.cluster._keys import Keys, verifier_of
+from union.sandbox.errors import (
+    SandboxError,
+    SandboxExecutionError,
+    SandboxUsageError,
+    SessionClosedError,
+)
+
+if TYPE_CHECKING:
+    from union.sandbox.cluster._hold import Found
+    from union.sandbox.cluster._request import Request
+
+__all__ = ["ClusterHold", "submit"]
+
+_LOGGER: Final = logging.getLogger("union.sandbox.cluster")
+_SHUTDOWN_S: Final = 2.0
+_ABORT_TRIES: Final = 3
+_ABORT_S: Final = 20.0
+
+
+async def submit(request: Request) -> ClusterHold:
+    """Submits the run; returns when the control plane has taken it."""
+    submitting = asyncio.ensure_future(_submit(request))
+    try:
+        return await asyncio.shield(submitting)
+    except asyncio.CancelledError:
+        # Whether there is a run, and whether it is ours, only the answer says.
+        await asyncio.wait({submitting}, timeout=_ABORT_S)
+        if submitting.done() and not submitting.cancelled() and submitting.exception() is None:
+            await submitting.result().end()
+        submitting.cancel()
+        raise
+
+
+async def _submit(request: Request) -> ClusterHold:
+    import flyte
+    import flyte.errors
+    import flyte.remote
+
+    keys = Keys()
+    announce_to = _announce_to(request.name)
+    task_name = f"{request.environment}.sandbox_server"
+    task: Any = flyte.remote.TaskDetails.get(
+        task_name, project=request.project, domain=request.domain, auto_version="latest"
+    )
+    inputs = {
+        "owner_sha256": verifier_of(keys.owner),
+        "guest_sha256": verifier_of(keys.guest),
+        "timeout_s": request.timeout_s,
+        "session": json.dumps(request.session()),
+        "sandbox_mode": request.sandbox_mode if request.overrides_mode else "",
+        "announce_to": announce_to,
+    }
+    try:
+        await task.fetch.aio()
+        if request.resources is not None:
+            task = await task.override.aio(resources=_flyte_resources(request.resources))
+        run: Any = await flyte.with_runcontext(
+            mode="remote",
+            name=request.name,
+            project=request.project,
+            domain=request.domain,
+            labels={"union-sandbox": "server"},
+        ).run.aio(task, **inputs)
+    except flyte.errors.RemoteTaskNotFoundError as exc:
+        raise SandboxUsageError(
+            f"the sandbox environment {request.environment!r} is not deployed: {exc}",
+            argument="environment",
+            code="not-deployed",
+            hint="deploy it once: `unionai-sandbox-deploy` for the defaults, "
+            "`flyte deploy FILE NAME` for one of your own",
+        ) from exc
+    except flyte.errors.RuntimeUserError as exc:
+        if exc.code != "RunAlreadyExistsError":
+            raise plane_error(exc, "the run could not be submitted") from exc
+        raise SandboxUsageError(
+            f"there is a run {request.name!r} already",
+            argument="name",
+            code="name-taken",
+            hint="leave name out, or choose another",
+        ) from exc
+    except flyte.errors.BaseRuntimeError as exc:
+        raise plane_error(exc, "the run could not be submitted") from exc
+    return ClusterHold(run, keys, request, announce_to=announce_to)
+
+
+def _announce_to(name: str) -> str:
+    """An object of the caller's own, where the server can say where it is; in a task only."""
+    import flyte
+
+    context = flyte.ctx()
+    # Outside a task, every field of the context is None.
+    raw = getattr(context.raw_data_path, "path", None)
+    return f"{str(raw).rstrip('/')}/union-sandbox/{name}" if raw else ""
+
+
+def _flyte_resources(resources: object) -> Any:
+    import flyte
+
+    if not isinstance(resources, Resources):
+        return resources
+    memory = resources.memory
+    return flyte.Resources(
+        cpu=resources.cpu,
+        memory=f"{memory}" if isinstance(memory, int) else memory,
+        gpu=resources.gpu,
+    )
+
+
+class ClusterHold:
+    """A run on a cluster, and the keys to its server."""
+
+    def __init__(self, run: Any, keys: Keys, request: Request, *, announce_to: str) -> None:
+        self.keys = keys
+        self._run = run
+        identifier = run.pb2.action.id.run
+        self.url: str | None = run.url
+        self.project: str | None = identifier.project or request.project
+        self.domain: str | None = identifier.domain or request.domain
+        self._search = Search(run, key=verifier_of(keys.owner), announce_to=announce_to)
+        self._finding: asyncio.Task[Found] = asyncio.get_running_loop().create_task(
+            self._search.find(within_s=request.ready_timeout_s)
+        )
+        # Nobody may be interested, which is no reason to complain.
+        self._finding.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def found(self) -> Found:
+        try:
+            return await asyncio.shield(self._finding)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._finding.cancelled() and not (caller and caller.cancelling()):
+                raise SessionClosedError("the session was closed before it was ready") from None
+            raise
+
+    async def end(self) -> None:
+        try:
+            self._finding.cancel()
+            await asyncio.wait({self._finding})
+            await self._ask_to_shut_down()
+        finally:
+            await self._abort()
+            await self._search.leave()
+
+    async def _ask_to_shut_down(self) -> None:
+        """So that commands end in order; the run is aborted whatever comes of this."""
+        if self._finding.cancelled() or self._finding.exception() is not None:
+            return
+        from union.sandbox._core.endpoint import parse_endpoint
+        from union.sandbox.remote._http import Http
+
+        http = Http(parse_endpoint(self._finding.result().endpoint), token=self.keys.owner, ca=None)
+        try:
+            async with asyncio.timeout(_SHUTDOWN_S):
+                await http.call("POST", "shutdown")
+        except (SandboxError, TimeoutError) as exc:
+            _LOGGER.debug("the server of %s could not be asked: %s", self._run.name, exc)
+        finally:
+            await http.close()
+
+    async def _abort(self) -> None:
+        problem: Exception | None = None
+        for attempt in range(_ABORT_TRIES):
+            try:
+                async with asyncio.timeout(_ABORT_S):
+                    await self._run.abort.aio(reason="the owner has closed the session")
+            except Exception as exc:  # noqa: BLE001 - whatever the client raises, try again
+                problem = exc
+                await asyncio.sleep(0.2 * 2**attempt)
+            else:
+                return
+        raise SandboxExecutionError(
+            f"the run {self._run.name} could not be aborted: {problem}",
+            stage="transport",
+            code="abort-failed",
+            hint=f"abort it by hand: flyte abort run {self._run.name}",
+        ) from problem

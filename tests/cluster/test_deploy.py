@@ -1,0 +1,95 @@
+"""unionai-sandbox-deploy, without a cluster: a rehearsal, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "import sys; from union.sandbox.cluster._deploy import main; sys.exit(main())"
+# Nobody listens on the discard port of this machine.
+DEAD = "http://127.0.0.1:9"
+
+
+def deploy(*argv: str, home: Path, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *argv],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=home,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+@pytest.mark.spec("I7", "A4")
+def test_a_rehearsal_finds_both_defaults_and_needs_nobody(own_home):
+    done = deploy(
+        "--dry-run", "--endpoint", DEAD, "--insecure", "-p", "p", "-d", "d", home=own_home
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    assert "union-sandbox.sandbox_server" in told.replace("\n", "") or "union-sandbox" in told
+    assert "union-sandbox-bwrap" in told
+
+
+@pytest.mark.spec("I7")
+def test_without_a_configuration_it_says_how_to_get_one(own_home):
+    done = deploy(home=own_home)
+    assert done.returncode == 2
+    assert "not configured" in done.stderr
+    assert "flyte create config" in done.stderr
+    done = deploy("--config", "/no/such", home=own_home)
+    assert (done.returncode, "no such file" in done.stderr) == (2, True)
+
+
+@pytest.mark.spec("I7", "A2")
+def test_without_flyte_it_names_the_extra(own_home):
+    program = (
+        f"import sys; sys.modules['flyte'] = None; sys.modules['kubernetes'] = None\n{PROGRAM}"
+    )
+    done = deploy(home=own_home, program=program)
+    assert done.returncode == 2
+    assert "pip install 'unionai-sandbox[deploy]'" in done.stderr
+
+
+@pytest.mark.spec("I7")
+def test_what_it_does_not_know_goes_to_flyte_and_so_does_the_exit_code(own_home):
+    done = deploy("--endpoint", DEAD, "--insecure", "--no-such-option", home=own_home)
+    assert done.returncode not in {0, 2} or "no-such-option" in done.stdout + done.stderr
+    assert "no-such-option" in done.stdout + done.stderr
+
+
+@pytest.mark.spec("I7")
+def test_an_environment_of_ones_own_is_deployed_by_the_documented_recipe(own_home):
+    (own_home / "my_sandboxes.py").write_text(
+        "import flyte\nfrom union import sandbox as sb\n"
+        "ml_sandbox = sb.SandboxEnvironment(name='ml-sandbox', "
+        "image=sb.base_sandbox_image.with_pip_packages('torch'), "
+        "resources=flyte.Resources(cpu='8', memory='32Gi', gpu='L4:1'), "
+        "secrets=[flyte.Secret(group='hf', key='HF_TOKEN')], env_vars={'HF_HOME': '/tmp/hf'}, "
+        "sandbox_mode='userns', runtime='container', description='ML')\n"
+    )
+    (own_home / "deploy_my_sandboxes.py").write_text(
+        "from my_sandboxes import ml_sandbox\nml_sandbox_env = ml_sandbox.task_env\n"
+    )
+    flyte = "from flyte.cli.main import main; main()"
+    done = deploy(
+        "--endpoint", DEAD, "--insecure", "deploy", "--dry-run", "-p", "p", "-d", "d",
+        "deploy_my_sandboxes.py", "ml_sandbox_env",
+        home=own_home, program=f"import sys; sys.path.insert(0, '')\n{flyte}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ml-sandbox" in done.stdout + done.stderr
+
+
+def test_the_script_is_installed():
+    from importlib import metadata
+
+    scripts = {point.name: point.value for point in metadata.entry_points(group="console_scripts")}
+    assert scripts["unionai-sandbox-deploy"] == "union.sandbox.cluster._deploy:main"

@@ -1,0 +1,268 @@
+"""The life of an action: phases, time limits, attempts, abort, and a pod that is made again.
+
+What a pod is, is not known here: see `processes` and `pods`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from flyteidl2.common import phase_pb2
+from flyteidl2.core import execution_pb2
+from flyteidl2.workflow import run_definition_pb2
+from tests.plane.podspec import MissingSecretError, Surroundings, pod_of
+from tests.plane.state import now
+
+if TYPE_CHECKING:
+    from tests.plane.faults import Faults, NoPod
+    from tests.plane.state import Action, State
+    from tests.plane.store import Store
+
+GRACE_S = 30.0
+"""What Kubernetes gives a pod that does not say otherwise."""
+
+
+class Pod(Protocol):
+    """One pod, from its creation to its end."""
+
+    name: str
+    namespace: str
+    manifest: dict[str, Any]
+    born: float
+    """Of `time.monotonic`."""
+
+    async def running(self) -> None:
+        """Return when its container has a process."""
+
+    async def ended(self) -> int:
+        """Return the exit code when there is one."""
+
+    async def end(self, grace_s: float) -> None:
+        """Ask it to end, insist after the grace; return when nothing of it is left."""
+
+    async def log_from(self, offset: int) -> bytes:
+        """What it has written, from an offset on."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+
+class Pods(Protocol):
+    """Makes pods."""
+
+    async def start(self, manifest: dict[str, Any]) -> Pod: ...
+
+
+class Executor:
+    """Runs actions in pods, and tells the state what becomes of them."""
+
+    def __init__(
+        self,
+        state: State,
+        store: Store,
+        pods: Pods,
+        faults: Faults,
+        around: Surroundings,
+        *,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._grace_s = grace_s
+        self._state, self._store, self._pods = state, store, pods
+        self._faults, self._around = faults, around
+        self._lives: dict[Action, asyncio.Task[None]] = {}
+        self._ends: set[asyncio.Task[None]] = set()
+        self._again: set[Action] = set()
+
+    def start(self, action: Action) -> None:
+        self._state.begin_attempt(action)
+        self._lives[action] = asyncio.create_task(self._live(action))
+
+    def abort(self, action: Action, reason: str) -> None:
+        """The action is over at once; its pod gets its grace behind the scenes."""
+        if action.is_over:
+            return
+        action.details.abort_info.reason = reason
+        self._close(action, phase_pb2.ACTION_PHASE_ABORTED, "Aborted", reason)
+        self._end_pod(action)
+
+    async def recreate(self, action: Action) -> None:
+        """Kill the pod and make it again for the same attempt, as a lost node does."""
+        assert action.pod is not None
+        before = action.pod
+        self._again.add(action)
+        await before.end(0)
+        while action.pod is before and not action.is_over:
+            await self._state.bell().wait()
+
+    async def stop(self) -> None:
+        """End everything, without grace."""
+        for task in self._lives.values():
+            task.cancel()
+        await asyncio.gather(*self._lives.values(), return_exceptions=True)
+        known = [p for action in self._lives for p in action.pods]
+        await asyncio.gather(*(pod.end(0) for pod in known))
+        await asyncio.gather(*self._ends, return_exceptions=True)
+
+    async def _live(self, action: Action) -> None:
+        left = action.details.task.task_template.metadata.retries.retries
+        try:
+            while await self._attempt(action) and left > 0:
+                left -= 1
+                self._state.begin_attempt(action)
+            if not action.is_over:
+                self._state.move(action, phase_pb2.ACTION_PHASE_FAILED)
+        except TimeoutError:
+            limit = "the action took longer than its time limit"
+            self._close(action, phase_pb2.ACTION_PHASE_TIMED_OUT, "TimedOut", limit)
+            self._end_pod(action)
+        except Exception as problem:  # noqa: BLE001  # a test must see it, not wait for it
+            told = f"{type(problem).__name__}: {problem}"
+            self._close(action, phase_pb2.ACTION_PHASE_FAILED, "StandInError", told)
+            self._end_pod(action)
+        if action is action.run.root:
+            for child in action.run.actions.values():
+                self.abort(child, "the run is over")
+
+    async def _attempt(self, action: Action) -> bool:
+        """Run one attempt; whether another may follow."""
+        limits = action.details.task.task_template.metadata
+        waits = limits.timeouts.queued_timeout.ToTimedelta().total_seconds()
+        deadline = limits.timeouts.deadline.ToTimedelta().total_seconds()
+        runtime = limits.timeout.ToTimedelta().total_seconds()
+        async with asyncio.timeout_at(_moment(action.run.begun, deadline)):
+            async with asyncio.timeout(waits or None):
+                await asyncio.sleep(self._faults.start_delay_s)
+                if self._faults.no_pod is not None:
+                    await self._fail_without_pod(action, self._faults.no_pod)
+                    return False
+            code = await self._in_pods(action, runtime)
+        return self._judge(action, code)
+
+    async def _in_pods(self, action: Action, runtime_s: float) -> int:
+        """Run one pod to its end, and as many more as a test makes again."""
+        while True:
+            try:
+                manifest = pod_of(action, self._around)
+            except MissingSecretError as missing:
+                action.attempt.cluster_events.add(
+                    occurred_at=now(), reason="FailedCreate", message=f"no secret {missing}"
+                )
+                raise
+            pod = action.pod = await self._pods.start(manifest)
+            action.pods.append(pod)
+            self._identify(action, pod)
+            self._state.move(action, phase_pb2.ACTION_PHASE_INITIALIZING)
+            await asyncio.sleep(self._faults.pod_delay_s)
+            await pod.running()
+            self._state.move(action, phase_pb2.ACTION_PHASE_RUNNING)
+            async with asyncio.timeout(runtime_s or None):
+                code = await pod.ended()
+            # Nothing of a pod outlives its first process.
+            await pod.end(0)
+            if action not in self._again:
+                return code
+            self._again.discard(action)
+
+    def _identify(self, action: Action, pod: Pod) -> None:
+        context = action.attempt.log_context
+        context.Clear()
+        context.primary_pod_name = pod.name
+        container = context.pods.add(
+            namespace=pod.namespace, pod_name=pod.name, primary_container_name="primary"
+        ).containers.add(container_name="primary")
+        container.process.container_start_time.CopyFrom(now())
+        action.attempt.logs_available = True
+        action.attempt.cluster_events.add(
+            occurred_at=now(), reason="Created", message=f"created pod {pod.name}"
+        )
+
+    async def _fail_without_pod(self, action: Action, fault: NoPod) -> None:
+        self._state.move(action, phase_pb2.ACTION_PHASE_INITIALIZING)
+        for reason, message in fault.events:
+            action.attempt.cluster_events.add(
+                occurred_at=now(),
+                reason=reason,
+                message=message,
+                type=run_definition_pb2.ClusterEvent.TYPE_WARNING,
+                source_component="kubelet",
+            )
+            self._state.changed()
+        await asyncio.sleep(fault.after_s)
+        self._close(action, phase_pb2.ACTION_PHASE_FAILED, fault.code, fault.message)
+
+    def _judge(self, action: Action, code: int) -> bool:
+        """What the end of the pod means; whether another attempt may follow."""
+        if action.is_over:
+            return False
+        document = self._store.read(f"{action.output_prefix}/error.pb")
+        if document is not None:
+            told = execution_pb2.ErrorDocument.FromString(document).error
+            again = told.kind == execution_pb2.ContainerError.RECOVERABLE
+            if not again or self._was_last(action):
+                self._close(action, phase_pb2.ACTION_PHASE_FAILED, told.code, told.message)
+            return again
+        if code == 0:
+            self._state.move(action, phase_pb2.ACTION_PHASE_SUCCEEDED)
+            return False
+        if self._was_last(action):
+            told_code = f"the container ended with {code}"
+            self._close(action, phase_pb2.ACTION_PHASE_FAILED, "ContainerFailed", told_code)
+        return True
+
+    @staticmethod
+    def _was_last(action: Action) -> bool:
+        retries = action.details.task.task_template.metadata.retries.retries
+        return action.attempt.attempt > retries
+
+    def _close(self, action: Action, phase: int, code: str, message: str) -> None:
+        if action.is_over:
+            return
+        action.error = execution_pb2.ExecutionError(
+            code=code, message=message, kind=execution_pb2.ExecutionError.USER
+        )
+        if phase != phase_pb2.ACTION_PHASE_ABORTED:
+            info = run_definition_pb2.ErrorInfo(
+                code=code, message=message, kind=run_definition_pb2.ErrorInfo.KIND_USER
+            )
+            action.details.error_info.CopyFrom(info)
+            action.attempt.error_info.CopyFrom(info)
+        self._state.move(action, phase)
+
+    def _end_pod(self, action: Action) -> None:
+        pod = action.pod
+        life = self._lives.get(action)
+        if life is not None and life is not asyncio.current_task():
+            life.cancel()
+        if pod is None:
+            return
+        spec = pod.manifest["spec"]
+        grace = float(spec.get("terminationGracePeriodSeconds", self._grace_s))
+        task = asyncio.create_task(pod.end(grace))
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+
+
+def _moment(begun: float, seconds: float) -> float | None:
+    """A deadline for the loop's clock, from a moment of `time.monotonic`."""
+    if not seconds:
+        return None
+    return asyncio.get_running_loop().time() + begun + seconds - time.monotonic()
+
+
+async def follow(pod: Pod, *, every_s: float = 0.05) -> Any:
+    """The pod's log as it grows, until the pod is over."""
+    offset = 0
+    while True:
+        over = pod.is_over
+        found = await pod.log_from(offset)
+        if found:
+            offset += len(found)
+            yield found
+        elif over:
+            return
+        else:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.sleep(every_s)

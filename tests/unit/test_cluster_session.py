@@ -1,0 +1,180 @@
+"""SandboxSession as a value: what is passed on, what is not, and by which ways."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from union import sandbox as sb
+from union.sandbox.cluster._hold import Found
+from union.sandbox.cluster._keys import Keys
+
+NOW = datetime.now(UTC)
+
+
+class Hold:
+    def __init__(self) -> None:
+        self.keys = Keys()
+        self.ended = 0
+
+    async def found(self) -> Found:
+        return Found(endpoint="https://10.0.0.9:8372#sha256=" + "ab" * 32, ip="10.0.0.9")
+
+    async def end(self) -> None:
+        self.ended += 1
+
+
+def made(**changes: object) -> sb.SandboxSession:
+    fields = {
+        "name": "sbx-0123456789abcdef",
+        "created_at": NOW,
+        "expires_at": NOW + timedelta(hours=1),
+        "url": "https://console/run",
+        "network_mode": "allowlist",
+        "network_allowlist": ["example.com"],
+        "network_denylist": ["10.0.0.0/8"],
+        "access": "guest",
+        "verifier": "cd" * 32,
+    }
+    return sb.SandboxSession(**{**fields, **changes})
+
+
+def fields_of(session: sb.SandboxSession) -> dict[str, object]:
+    return {field.name: getattr(session, field.name) for field in dataclasses.fields(session)}
+
+
+def through_flyte(session: sb.SandboxSession) -> sb.SandboxSession:
+    import asyncio
+
+    from flyte.types import TypeEngine
+
+    async def both_ways() -> sb.SandboxSession:
+        kind = TypeEngine.to_literal_type(sb.SandboxSession)
+        literal = await TypeEngine.to_literal(session, sb.SandboxSession, kind)
+        return await TypeEngine.to_python_value(literal, sb.SandboxSession)
+
+    return asyncio.run(both_ways())
+
+
+WAYS = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda session: pickle.loads(pickle.dumps(session)),
+    "flyte": through_flyte,
+}
+
+
+@pytest.mark.spec("I5")
+@pytest.mark.parametrize("way", WAYS)
+def test_what_arrives_is_a_reference_with_the_same_fields(way):
+    owner = made()
+    hold = Hold()
+    owner._own(hold)
+    assert owner.is_owner
+    arrived = WAYS[way](owner)
+    assert type(arrived) is sb.SandboxSession
+    assert not arrived.is_owner
+    assert fields_of(arrived) == fields_of(owner)
+    assert arrived.access == hold.keys.guest
+    assert arrived.backend == "userns"
+    assert arrived.work_dir == "/tmp/sandbox-work"
+
+
+@pytest.mark.spec("I5")
+def test_the_owners_key_is_in_nothing_that_is_passed_or_shown():
+    owner = made()
+    hold = Hold()
+    owner._own(hold)
+    assert hold.keys.owner.encode() not in pickle.dumps(owner)
+    assert hold.keys.owner not in repr(owner) + repr(fields_of(owner))
+    assert hold.keys.guest not in repr(owner)
+
+
+@pytest.mark.spec("I5")
+def test_a_receiver_of_another_version_reads_what_it_knows():
+    import asyncio
+
+    import msgpack
+    from flyte.types import TypeEngine
+    from flyteidl2.core import literals_pb2
+
+    async def read(told: dict[str, object]) -> sb.SandboxSession:
+        literal = literals_pb2.Literal(
+            scalar=literals_pb2.Scalar(
+                binary=literals_pb2.Binary(value=msgpack.dumps(told), tag="msgpack")
+            )
+        )
+        return await TypeEngine.to_python_value(literal, sb.SandboxSession)
+
+    told = {
+        "name": "n",
+        "created_at": NOW.isoformat(),
+        "expires_at": NOW.isoformat(),
+        "of_a_later_version": 1,
+    }
+    assert asyncio.run(read(told)).name == "n"
+
+
+@pytest.mark.spec("I4")
+async def test_waiting_fills_in_where_it_is():
+    owner = made()
+    owner._own(Hold())
+    assert (owner.endpoint, owner.ip) == ("", None)
+    assert await owner is owner
+    assert owner.ip == "10.0.0.9"
+    assert owner.endpoint.startswith("https://10.0.0.9:8372#")
+
+
+@pytest.mark.spec("I4")
+async def test_close_ends_the_run_once_however_often_it_is_called():
+    owner, hold = made(), Hold()
+    owner._own(hold)
+    async with owner:
+        pass
+    await owner.close()
+    await owner.close()
+    assert hold.ended == 1
+    with pytest.raises(sb.SessionClosedError):
+        await owner.exec("true")
+    with pytest.raises(sb.SessionClosedError):
+        await owner
+
+
+async def test_a_session_whose_time_is_over_says_so():
+    late = made(expires_at=NOW - timedelta(seconds=1), endpoint="unix:///nowhere")
+    with pytest.raises(sb.SessionClosedError, match="timeout has passed"):
+        await late.exec("true")
+
+
+async def test_a_reference_that_nobody_can_find_says_why():
+    lost = made(endpoint="")
+    with pytest.raises(sb.SandboxUsageError, match="not known where") as caught:
+        await lost.exec("true")
+    assert caught.value.code == "no-endpoint"
+    await lost.close()
+
+
+def test_it_needs_no_flyte():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys\nfrom union import sandbox as sb\nsb.SandboxSession, sb.session\n"
+        "print(sorted({m.partition('.')[0] for m in sys.modules} & {'flyte', 'kubernetes'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
+
+
+async def test_a_pod_that_cannot_be_reached_says_from_where_it_can(monkeypatch):
+    monkeypatch.setattr("union.sandbox.cluster._session._CONNECT_S", 0.1)
+    # Nobody listens on the discard port of this machine.
+    outside = made(endpoint="https://127.0.0.1:9#sha256=" + "ab" * 32)
+    with pytest.raises(sb.errors.SandboxConnectionError) as caught:
+        await outside.exec("true")
+    assert "from the pods of its cluster" in caught.value.hint
+    await outside.close()

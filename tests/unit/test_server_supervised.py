@@ -1,0 +1,84 @@
+"""A server for one session: its orders, its two kinds of callers, and who holds it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+
+import pytest
+
+from union.sandbox.errors import SandboxUsageError
+from union.sandbox.server._auth import Authority, Grant
+from union.sandbox.server._config import config_from_arguments
+from union.sandbox.server._supervised import read_orders, with_orders
+
+SESSION = "ab" * 16
+ORDERS = {
+    "session": SESSION,
+    "told": {"network_mode": "blocked"},
+    "owner_sha256": hashlib.sha256(b"owner").hexdigest(),
+    "guest_sha256": hashlib.sha256(b"guest").hexdigest(),
+    "expires": time.time() + 60,
+}
+
+
+def through_a_pipe(data: bytes) -> dict[str, object]:
+    ours, theirs = os.pipe()
+    os.write(theirs, data)
+    os.close(theirs)
+    try:
+        return read_orders(ours)
+    finally:
+        os.close(ours)
+
+
+def config(**changes: object):
+    supervised = config_from_arguments(["--supervised", "--bind", "10.0.0.1:1"], {})
+    return with_orders(supervised, {**ORDERS, **changes})
+
+
+def test_orders_are_one_line():
+    assert through_a_pipe(json.dumps(ORDERS).encode() + b"\n") == ORDERS
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"no\n", b"[]\n", b'{"other": 1}\n'])
+def test_what_is_no_order(data):
+    with pytest.raises(SandboxUsageError, match="--supervised"):
+        through_a_pipe(data)
+
+
+@pytest.mark.parametrize("missing", ["session", "told", "owner_sha256", "guest_sha256"])
+def test_incomplete_orders(missing):
+    supervised = config_from_arguments(["--supervised"], {})
+    told = {k: v for k, v in ORDERS.items() if k != missing}
+    with pytest.raises(SandboxUsageError, match="incomplete"):
+        with_orders(supervised, told)
+
+
+def test_a_verifier_must_be_one():
+    with pytest.raises(SandboxUsageError):
+        config(guest_sha256="short")
+
+
+def test_it_brings_its_own_tokens():
+    with pytest.raises(SandboxUsageError, match="its own tokens"):
+        config_from_arguments(["--supervised"], {"SANDBOX_SERVER_TOKEN": "x" * 20})
+
+
+@pytest.mark.spec("I5")
+def test_the_owner_may_everything_the_guest_one_session():
+    made = config()
+    authority = Authority(made.verifier, made.guest)
+    assert authority.judge("Bearer owner") == Grant()
+    assert authority.judge("Bearer guest") == Grant(SESSION)
+    assert authority.judge("Bearer other") is None
+    assert authority.judge(f"Bearer {ORDERS['owner_sha256']}") is None
+    assert authority.judge(f"Bearer {ORDERS['guest_sha256']}") is None
+
+
+@pytest.mark.spec("I5")
+def test_a_guest_is_one_for_a_time():
+    made = config(expires=time.time() - 1)
+    assert Authority(made.verifier, made.guest).judge("Bearer guest") is None
