@@ -93,9 +93,12 @@ def shown(path: str) -> str:
 
 def constant(name: str) -> str:
     """Return what is written below a constant where it is defined."""
-    for module in ("constants", "testing"):
+    for module in ("constants", "testing", "cluster._image", "cluster._environment"):
         source = inspect.getsource(importlib.import_module(f"union.sandbox.{module}"))
-        if name in (docs := attribute_docs(ast.parse(source).body)):
+        body = ast.parse(source).body
+        # What is made when it is first asked for is declared for type checkers only.
+        body += [line for part in body if isinstance(part, ast.If) for line in part.body]
+        if name in (docs := attribute_docs(body)):
             return docs[name]
     return ""
 
@@ -117,7 +120,7 @@ def render(name: str, value: Any) -> str:
     elif inspect.isroutine(value):
         parts += [signature(name, value), prose(value.__doc__)]
     else:
-        parts.append(constant(last) or prose(getattr(value, "__doc__", "")))
+        parts.append(constant(last))
     return "\n\n".join(filter(None, parts))
 
 

@@ -121,7 +121,8 @@ def fields(cls: type) -> str:
         if field.default_factory is not dataclasses.MISSING:
             default = f"`{field.default_factory.__name__}()`"
         doc = " ".join(docs.get(field.name, "").split())
-        rows.append(f"| `{field.name}` | {code(str(field.type))} | {default} | {doc} |")
+        kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+        rows.append(f"| `{field.name}` | {code(kind)} | {default} | {doc} |")
     return "\n".join(rows)
 
 

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from union.sandbox.cluster._request import SandboxMode
 
     DEFAULT_SANDBOX_ENV: SandboxEnvironment
+    """The environment of ``session()`` unless it is told another: ``userns``, an ordinary pod."""
     DEFAULT_SANDBOX_ENV_BWRAP: SandboxEnvironment
+    """The same with ``bwrap``, whose pods need CAP_SYS_ADMIN."""
 
 __all__ = ["SERVED", "SandboxEnvironment", "in_pod"]
 
