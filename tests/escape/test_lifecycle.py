@@ -304,7 +304,8 @@ async def test_nothing_survives_a_cancelled_call(jail: sb.Session) -> None:
     mark = _mark()
     cmd = f"echo up > up; setsid sh -c 'while :; do sleep 0.1; done' {mark} & sleep 60"
     task = asyncio.create_task(jail.exec(cmd))
-    while not marked(mark):
+    # The script itself stands on the shell's command line: only the file tells that it has begun.
+    while not os.path.exists(f"{jail.work_dir}/up") or not marked(mark):
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
