@@ -1,4 +1,4 @@
-"""The ways in which sandboxes break, numbered. A test says which it tries: `@pytest.mark.threat(5)`.
+"""How sandboxes break, numbered. A test says which row it tries: `@pytest.mark.threat(5)`.
 
 A row without a test needs a reason in `NOT_APPLICABLE`. `docs/reference/threats.md` is made from
 this file and the marks: `python scripts/threats.py`.

@@ -1,4 +1,4 @@
-"""Every row of the catalogue of threats has a test, or a reason; the page and the count are true."""
+"""Every row of the catalogue has a test, or a reason; the page and the count are true."""
 
 from __future__ import annotations
 

@@ -71,6 +71,10 @@ class WorkTree:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), bare)
             self._fd = os.open(bare, _PIN_DIR | os.O_NOFOLLOW)
 
+    def where(self) -> tuple[str, os.stat_result]:
+        """Tell where the pinned directory really is, and what it is."""
+        return os.readlink(f"/proc/self/fd/{self._fd}"), os.fstat(self._fd)
+
     def close(self) -> None:
         """Give up files in the making, and the descriptor once no call is under way."""
         with self._lock:

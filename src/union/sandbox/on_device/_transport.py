@@ -32,7 +32,7 @@ from union.sandbox.on_device._posture import Posture
 from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes
 from union.sandbox.on_device._venv import Venv
-from union.sandbox.on_device._workdir import WorkDir, WorkPlace
+from union.sandbox.on_device._workdir import WorkDir
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.run import Command
     from union.sandbox._session.transport import Sink
+    from union.sandbox.on_device._workdir import WorkPlace
 
 __all__ = ["LocalTransport"]
 
@@ -73,7 +74,7 @@ class LocalTransport:
     def __init__(self, spec: SessionSpec, *, place: WorkPlace | None = None) -> None:
         self._spec = spec
         # What isolates nothing can show nothing under another name.
-        bare_place = place and WorkPlace(place.directory)
+        bare_place = place and dataclasses.replace(place, shown_at=None)
         self._place = bare_place if spec.backend == "none" else place
         self._backend = registry.get(spec.backend)
         self._bare = spec.backend == "none"
