@@ -302,7 +302,8 @@ class Sessions:
         network = spec.network
         if network.mode != "blocked":
             network = dataclasses.replace(network, deny=(*network.deny, *self.own_addresses()))
-        return dataclasses.replace(spec, network=network)
+        limits = [s for s in (spec.timeout_s, config.max_session_s) if s is not None]
+        return dataclasses.replace(spec, network=network, timeout_s=min(limits, default=None))
 
     def _check_path(self, argument: str, path: str) -> None:
         """Tells early and by the client's own spelling; what is mounted is checked once more."""
