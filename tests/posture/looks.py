@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import descendants
+from tests.conftest import children_of, descendants
 
 from union.sandbox._linux.launcher import Launcher
 
@@ -47,11 +47,12 @@ def inside() -> set[int]:
 
 
 def sandboxes() -> list[dict[str, int]]:
-    """One for each: number inside -> number here."""
-    found: dict[str, dict[str, int]] = {}
-    for pid in inside():
-        found.setdefault(namespace(pid, "pid"), {})[numbers(pid)[-1]] = pid
-    return list(found.values())
+    """One for each: number inside -> number here.
+
+    By parents, as its own user may not look at the namespaces of a first process.
+    """
+    firsts = [pid for pid in inside() if numbers(pid)[-1] == "1"]
+    return [{numbers(pid)[-1]: pid for pid in (first, *children_of(first))} for first in firsts]
 
 
 def is_closed(pid: int) -> bool:

@@ -347,12 +347,17 @@ class LocalTransport:
     # Running.
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
+        if not self._venv().is_as_seen():
+            try:
+                # What sandboxed code made of it can be large: others are served meanwhile.
+                await in_thread(self._venv().ensure)
+            except OSError as exc:
+                raise self._spawn_failed("the venv could not be made", exc) from exc
         shape = shape_of(spec.network)
         posture = self._posture(shape)
         if not self._bare and (shape not in self._tried or not posture.is_built):
             posture = await self._built(shape)
         try:
-            self._venv().ensure()
             command = self._build(spec, posture)
             run, sandbox = self._hand_over(posture, spec, command)
         except OSError as exc:
@@ -444,10 +449,9 @@ class LocalTransport:
     def _make_ready(self, posture: Posture, spec: RunSpec) -> None:
         if spec.kind != "python":
             self._sandboxes.fill(posture)
-        elif posture.shape != "open" and self._pythons.wants(posture):
+        elif posture.shape != "open" and self._pythons.wants(posture) and self._venv().is_as_seen():
             # A waiting Python runs what earlier runs left in the venv (.pth files), and so must not
             # have a network that a later, narrower run lacks. Filtered doors are not served yet.
-            self._venv().ensure()
             fingerprint = self._venv().fingerprint()
             plain = RunSpec(kind="python", env=self._spec.env, network=spec.network)
             command = dataclasses.replace(self._build(plain, posture), script=None)
