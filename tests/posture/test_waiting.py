@@ -120,8 +120,7 @@ def test_a_spare_holds_its_own_line_and_nothing_else(waiting: sb.Session) -> Non
     known = ("socket:", "pipe:", "anon_inode:[signalfd]", "/dev/null", "/run/sandbox/main.")
     for one in _spares():
         for pid in one.values():
-            if os.geteuid() != 0 or is_closed(pid):
-                assert is_closed(pid)
+            if is_closed(pid):
                 continue
             assert Path(f"/proc/{pid}/environ").read_bytes() in {b"", b"PWD=/\0"}
             for fd in os.listdir(f"/proc/{pid}/fd"):
