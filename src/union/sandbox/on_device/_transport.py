@@ -83,12 +83,15 @@ class LocalTransport:
         self._postures: dict[NetworkShape, Posture] = {}
         self._facts = _probe.Facts()
         self._tried: set[NetworkShape] = set()
-        self._sandboxes = Sandboxes(
-            self._line,
-            spec.limits,
-            groups=self._wants_group(),
-            keep=0 if self._bare else spec.warm,
-        )
+        try:
+            self._sandboxes = Sandboxes(
+                self._line,
+                spec.limits,
+                groups=self._wants_group(),
+                keep=0 if self._bare else spec.warm,
+            )
+        except OSError as exc:  # there is not one descriptor left to look at this process with
+            raise self._spawn_failed("the session could not be opened", exc) from exc
         self._pythons = WaitingPythons(
             keep=0 if self._bare else min(spec.warm, 1), preload=spec.preload
         )
@@ -347,12 +350,12 @@ class LocalTransport:
     # Running.
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
-        if not self._venv().is_as_seen():
-            try:
+        try:
+            if not self._venv().is_as_seen():
                 # What sandboxed code made of it can be large: others are served meanwhile.
                 await in_thread(self._venv().ensure)
-            except OSError as exc:
-                raise self._spawn_failed("the venv could not be made", exc) from exc
+        except OSError as exc:
+            raise self._spawn_failed("the venv could not be made", exc) from exc
         shape = shape_of(spec.network)
         posture = self._posture(shape)
         if not self._bare and (shape not in self._tried or not posture.is_built):
