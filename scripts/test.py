@@ -87,8 +87,19 @@ class Attacks:
         }
         for what, rows in others.items():
             if rows:
-                line += f"; {what}: {', '.join(map(str, rows))}"
+                line += f"; {what}: {_ranges(rows)}"
         return line
+
+
+def _ranges(rows: list[int]) -> str:
+    """Rows in few words: 1, 4-9."""
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and runs[-1][-1] == row - 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else str(run)[1:-1] for run in runs)
 
 
 def _end_of(case: ET.Element) -> str:

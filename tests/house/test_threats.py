@@ -123,7 +123,7 @@ def test_held_rows_are_counted_from_reports(tmp_path: Path, beside: tuple[str, .
     attacks.read(_report(tmp_path, "1.xml", *beside))
     first = attacks.told()
     assert first.startswith(f"threats: held 1 of {len(ROWS) - len(NOT_APPLICABLE)} (")
-    assert "; broken: 2, 3, 5; in part, as tests were skipped: 4; not tried: 6, 7, 8" in first
+    assert "; broken: 2, 3, 5; in part, as tests were skipped: 4; not tried: 6-" in first
     (tmp_path / "again").touch()
     attacks.read(_report(tmp_path, "2.xml", "--last-failed"))
     assert attacks.told().startswith("threats: held 2 of ")
