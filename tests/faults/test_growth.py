@@ -21,7 +21,9 @@ CYCLES = 200
 
 def state() -> dict[str, object]:
     mounts = Path("/proc/self/mountinfo").read_text().count("\n")
-    groups = sum(1 for _ in Path("/sys/fs/cgroup").glob("**/sandbox-*"))
+    # Of this process: others on the machine may come and go while it is walked.
+    own = f"sandbox-{os.getpid()}-"
+    groups = sum(n.startswith(own) for _, names, _ in os.walk("/sys/fs/cgroup") for n in names)
     return {
         "descriptors": descriptors(),
         "threads": threading.active_count(),
