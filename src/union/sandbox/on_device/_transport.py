@@ -351,9 +351,12 @@ class LocalTransport:
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
         try:
-            if not self._venv().is_as_seen():
+            venv = self._venv()
+            if venv.is_new and self._dir().is_ours:
+                venv.ensure()  # nothing has run here yet, so it is a few small files
+            elif not venv.is_as_seen():
                 # What sandboxed code made of it can be large: others are served meanwhile.
-                await in_thread(self._venv().ensure)
+                await in_thread(venv.ensure)
         except OSError as exc:
             raise self._spawn_failed("the venv could not be made", exc) from exc
         shape = shape_of(spec.network)

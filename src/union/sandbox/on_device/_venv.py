@@ -100,6 +100,11 @@ class Venv:
         found = (f"{site}/{name}" for name in names)
         return tuple(name for name in found if name not in self._watched)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether this session has not looked at it yet."""
+        return self._seen is None
+
     def is_as_seen(self) -> bool:
         """Whether nothing was done to it since ``ensure()``; a few stats."""
         seen = self._tree.fingerprint(self._watched)
