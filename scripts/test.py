@@ -1,6 +1,7 @@
 """Run every test: first all that can share the machine, then those that need it to themselves.
 
-The last line sums up both runs, in pytest's words. Arguments are passed on to both.
+The last lines sum up both runs: how many rows of the catalogue of threats held, and all tests in
+pytest's words. Arguments are passed on to both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.escape.catalogue import NOT_APPLICABLE, ROWS  # noqa: E402 - the path comes first
+
 # Most tests wait for a process or a clock. More workers than this were slower on two cores.
 WORKERS = "4"
 ALONE = "alone"
@@ -41,7 +46,69 @@ def counted(report: Path) -> Counter[str]:
     return found
 
 
-def again(found: Counter[str]) -> tuple[int, Counter[str]]:
+class Attacks:
+    """Which rows of the catalogue were attacked, and by tests that ended how."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], list[int]] = {}
+        self._ends: dict[tuple[str, str], str] = {}
+
+    def read(self, report: Path) -> None:
+        """Add what a report tells; a test that is told of again was run again, and that counts."""
+        if not report.exists():
+            return
+        fresh: dict[tuple[str, str], str] = {}
+        for case in ET.parse(report).getroot().iter("testcase"):
+            key = (case.get("classname", ""), case.get("name", ""))
+            rows = [p.get("value", "") for p in case.iter("property") if p.get("name") == "threats"]
+            if rows:
+                self._rows[key] = [int(row) for row in rows[0].split()]
+            # A test that fails and then cannot be cleaned up stands there twice.
+            if fresh.get(key) != "failed":
+                fresh[key] = _end_of(case)
+        self._ends.update(fresh)
+
+    def told(self) -> str:
+        """Return the line; nothing if no test of the catalogue was run."""
+        ends: dict[int, set[str]] = {row: set() for row in ROWS if row not in NOT_APPLICABLE}
+        for key, rows in self._rows.items():
+            for row in rows:
+                ends.setdefault(row, set()).add(self._ends[key])
+        if not any(ends.values()):
+            return ""
+        held = [row for row, found in ends.items() if found == {"passed"}]
+        line = f"threats: held {len(held)} of {len(ends)} ({len(NOT_APPLICABLE)} do not apply)"
+        others = {
+            "broken": [row for row, found in ends.items() if "failed" in found],
+            "in part, as tests were skipped": [
+                row for row, found in ends.items() if found == {"passed", "skipped"}
+            ],
+            "not tried": [row for row, found in ends.items() if found <= {"skipped"}],
+        }
+        for what, rows in others.items():
+            if rows:
+                line += f"; {what}: {_ranges(rows)}"
+        return line
+
+
+def _ranges(rows: list[int]) -> str:
+    """Rows in few words: 1, 4-9."""
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and runs[-1][-1] == row - 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else str(run)[1:-1] for run in runs)
+
+
+def _end_of(case: ET.Element) -> str:
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    return "passed" if case.find("skipped") is None else "skipped"
+
+
+def again(found: Counter[str], report: Path) -> tuple[int, Counter[str]]:
     """Run once more, alone, what failed beside others: time limits are short and cores are few.
 
     What fails alone has failed. How many needed this is said, so that it cannot grow unseen.
@@ -55,6 +122,7 @@ def again(found: Counter[str]) -> tuple[int, Counter[str]]:
         "-q",
         "--last-failed",
         "--last-failed-no-failures=none",
+        f"--junitxml={report}",
     ]
     done = subprocess.run(command, check=False, cwd=ROOT)
     if done.returncode == 0:
@@ -67,6 +135,7 @@ def main(arguments: list[str]) -> int:
     """Run both; return the first exit code that is not 0."""
     total: Counter[str] = Counter()
     codes = []
+    attacks = Attacks()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sbx-reports-") as scratch:
         for number, (name, options) in enumerate(RUNS.items()):
@@ -75,9 +144,12 @@ def main(arguments: list[str]) -> int:
             command = [sys.executable, "-m", "pytest", "-q", *options, f"--junitxml={report}"]
             done = subprocess.run([*command, *arguments], check=False, cwd=ROOT)
             found = counted(report)
+            attacks.read(report)
             code = done.returncode
             if code == SOME_FAILED and name != ALONE:
-                code, found = again(found)
+                report = Path(scratch, f"{number}-again.xml")
+                code, found = again(found, report)
+                attacks.read(report)
             codes.append(code)
             total += found
     if set(codes) <= {0, NOTHING_COLLECTED} and total["passed"]:
@@ -86,6 +158,8 @@ def main(arguments: list[str]) -> int:
         code = next((code for code in codes if code), NOTHING_COLLECTED)
     words = [f"{total[word]} {word}" for word in ("failed", "passed", "skipped", "errors")]
     told = ", ".join(word for word in words if not word.startswith("0 ")) or "no tests ran"
+    if attacks.told():
+        print(f"\n{attacks.told()}", flush=True)
     print(f"\n=== {told} in {time.monotonic() - begun:.0f}s ===", flush=True)
     return code
 

@@ -23,6 +23,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each report says which rows of the catalogue its test attacks: scripts/test.py sums up."""
+    for item in items:
+        rows = {row for mark in item.iter_markers("threat") for row in mark.args}
+        if rows:
+            item.user_properties.append(("threats", " ".join(map(str, sorted(rows)))))
+
+
 WAYS = ("bubblewrap", "userns", "none")
 """Backends. A new one joins the contract suite, on this machine and remote, by being named here."""
 ISOLATED = tuple(way for way in WAYS if way != "none")

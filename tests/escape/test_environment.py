@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 _TOKEN = "host-token-91ab"
 
 
+@pytest.mark.threat(41)
 @pytest.mark.spec("C5", "G2")
 def test_the_environment_of_the_owner_is_not_inherited(cell: str) -> None:
-    """THREATS 41. Not in the command's, nor in that of any process it can look at."""
+    """Not in the command's, nor in that of any process it can look at."""
     code = """
     texts = [json.dumps(dict(os.environ))]
     for entry in os.listdir("/proc"):
@@ -48,18 +49,20 @@ def test_the_environment_of_the_owner_is_not_inherited(cell: str) -> None:
     assert found["control"] >= 1
 
 
+@pytest.mark.threat(41)
 @pytest.mark.spec("G2")
 async def test_the_launcher_carries_no_environment(jail: sb.Session) -> None:
-    """THREATS 41. Looked at from the host: it is what the sandbox is forked from."""
+    """Looked at from the host: it is what the sandbox is forked from."""
     launcher = Launcher._current
     assert launcher is not None
     assert Path(f"/proc/{launcher.pid}/environ").read_bytes() == b""
     assert Path("/proc/self/environ").read_bytes() != b""
 
 
+@pytest.mark.threat(42)
 @pytest.mark.spec("C5")
 async def test_a_secret_in_env_is_on_no_command_line(jail: sb.Session) -> None:
-    """THREATS 42. While a run that has it is alive, no process of the host shows it."""
+    """While a run that has it is alive, no process of the host shows it."""
     secret = f"env-secret-{os.getpid()}"
     proc = await jail.run('echo "$KEY"; sleep 20', env={"KEY": secret}, stdout=True, timeout_s=25)
     assert await anext(proc.iter_stdout_lines()) == secret, "the command has it"
@@ -70,11 +73,12 @@ async def test_a_secret_in_env_is_on_no_command_line(jail: sb.Session) -> None:
     await proc.wait()
 
 
+@pytest.mark.threat(43)
 @pytest.mark.spec("C5")
 async def test_loader_variables_act_inside_only(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
-    """THREATS 43. The loader's debug output to a host dir; into the work dir it is written."""
+    """The loader's debug output to a host dir; into the work dir it is written."""
     env = {"LD_DEBUG": "libs", "LD_DEBUG_OUTPUT": f"{plant}/ld", "LD_PRELOAD": "/nowhere/x.so"}
     before = sorted(os.listdir(plant))
     async with jailed(host_work_dir=work, env=env) as jail:
@@ -86,11 +90,12 @@ async def test_loader_variables_act_inside_only(
         assert list(Path(work).glob("ld.*")), "the variable does act, inside"
 
 
+@pytest.mark.threat(43)
 @pytest.mark.spec("C5")
 async def test_start_up_variables_act_inside_only(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
-    """THREATS 43. Python's and the shell's: the code they name runs in the sandbox alone."""
+    """Python's and the shell's: the code they name runs in the sandbox alone."""
     marker = plant / "ran-outside"
     module = f"open({str(marker)!r}, 'w')"
     Path(work, "sitecustomize.py").write_text(
@@ -108,9 +113,10 @@ async def test_start_up_variables_act_inside_only(
     assert not marker.exists()
 
 
+@pytest.mark.threat(44)
 @pytest.mark.spec("C1", "C6")
 async def test_values_with_a_dash_are_never_options(jail: sb.Session) -> None:
-    """THREATS 44. A command, a script, a directory and a variable that begin with dashes."""
+    """A command, a script, a directory and a variable that begin with dashes."""
     with pytest.raises(sb.SandboxExecutionError):
         (await jail.run(["--help"], stdout=True)).result()
     assert (await jail.exec("--version; echo after")).stdout == "after\n"
@@ -119,9 +125,10 @@ async def test_values_with_a_dash_are_never_options(jail: sb.Session) -> None:
     assert (await jail.exec("echo $A", env={"A": "--unshare"})).stdout == "--unshare\n"
 
 
+@pytest.mark.threat(45)
 @pytest.mark.spec("C2")
 def test_the_owners_stdin_is_not_read(cell: str) -> None:
-    """THREATS 45. Inside it is at its end at once; the owner's line is still there afterwards."""
+    """Inside it is at its end at once; the owner's line is still there afterwards."""
     body = """
     async with session() as sbx:
         for kind in ("shell", "python"):
@@ -147,9 +154,10 @@ out["control"] = call("ioctl", 0, 0x5451, 0)  # FIOCLEX: ioctl itself works
 """
 
 
+@pytest.mark.threat(39, 40)
 @pytest.mark.spec("G2")
 def test_nothing_can_be_typed_into_the_owners_terminal(cell: str) -> None:
-    """THREATS 39, 40. The owner has a controlling terminal, and passes its streams on."""
+    """The owner has a controlling terminal, and passes its streams on."""
     master, slave = pty.openpty()
     name = os.ttyname(slave)
     body = """
@@ -178,9 +186,10 @@ def test_nothing_can_be_typed_into_the_owners_terminal(cell: str) -> None:
     assert set(found.values()) == {"EPERM"}, found
 
 
+@pytest.mark.threat(39)
 @pytest.mark.spec("G2")
 async def test_streams_passed_on_are_no_terminal(jail: sb.Session) -> None:
-    """THREATS 39. INHERIT copies output; it does not hand the descriptor over."""
+    """INHERIT copies output; it does not hand the descriptor over."""
     proc = await jail.run(
         "test -t 0 || test -t 1 || test -t 2; echo $? > answer",
         stdout=sb.INHERIT,
@@ -190,9 +199,10 @@ async def test_streams_passed_on_are_no_terminal(jail: sb.Session) -> None:
     assert await jail.get_bytes("answer") == b"1\n"
 
 
+@pytest.mark.threat(112)
 @pytest.mark.spec("C5")
 async def test_a_huge_environment_is_a_clean_error(jail: sb.Session) -> None:
-    """THREATS 112. One variable beyond the kernel's limit; the session goes on."""
+    """One variable beyond the kernel's limit; the session goes on."""
     with pytest.raises(sb.SandboxError) as caught:
         await jail.exec("true", env={"BIG": "x" * (8 * 2**20)})
     assert caught.value.code

@@ -31,9 +31,10 @@ def _rss() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+@pytest.mark.threat(101)
 @pytest.mark.slow
 async def test_a_fork_bomb_is_stopped(jail: sb.Session) -> None:
-    """THREATS 101. Well below what the host would notice; the session goes on."""
+    """Well below what the host would notice; the session goes on."""
     code = """
     count = 0
     try:
@@ -56,9 +57,10 @@ async def test_a_fork_bomb_is_stopped(jail: sb.Session) -> None:
     assert eventually(lambda: not sandbox_processes())
 
 
+@pytest.mark.threat(101, 107)
 @pytest.mark.slow
 async def test_a_classic_fork_bomb_ends_with_its_time(jail: sb.Session) -> None:
-    """THREATS 101, 107. The shell's own; nothing of it is left."""
+    """The shell's own; nothing of it is left."""
     if dict(jail.isolation.limits)["processes"] == "none":
         pytest.skip("nothing limits processes here: make a pids control group writable")
     begun = time.monotonic()
@@ -71,8 +73,9 @@ async def test_a_classic_fork_bomb_ends_with_its_time(jail: sb.Session) -> None:
     assert (await jail.exec("echo alive")).stdout == "alive\n"
 
 
+@pytest.mark.threat(101)
 async def test_the_process_limit_can_be_set(jailed: OpenSession) -> None:
-    """THREATS 101. Sixteen: fifteen beside the first work, a hundred do not."""
+    """Sixteen: fifteen beside the first work, a hundred do not."""
     async with jailed(resources=Resources(processes=16)) as jail:
         if dict(jail.isolation.limits)["processes"] == "none":
             pytest.skip("nothing limits processes here: make a pids control group writable")
@@ -101,9 +104,10 @@ out["alive"] = sum(kid.poll() is None for kid in kids)
 """
 
 
+@pytest.mark.threat(102)
 @pytest.mark.slow
 async def test_memory_is_limited_over_the_whole_tree(jailed: OpenSession) -> None:
-    """THREATS 102. Six children, each within the limit; two are the control."""
+    """Six children, each within the limit; two are the control."""
     async with jailed(resources=Resources(memory="256Mi")) as jail:
         fine = await attack(jail, _EAT, given={"children": 2, "each": 64 * _MIB})
         assert fine == {"alive": 2}
@@ -116,18 +120,19 @@ async def test_memory_is_limited_over_the_whole_tree(jailed: OpenSession) -> Non
         assert (await jail.exec("echo alive")).stdout == "alive\n"
 
 
+@pytest.mark.threat(102, 103)
 async def test_one_process_beyond_the_limit_is_reported_as_out_of_memory(
     jailed: OpenSession,
 ) -> None:
-    """THREATS 102, 103."""
     async with jailed(resources=Resources(memory="128Mi")) as jail:
         result = await jail.exec("b = bytearray(400 << 20)", script_type="python", timeout_s=15)
         assert (result.returncode, result.termination_reason) == (137, "oom")
 
 
+@pytest.mark.threat(103)
 @pytest.mark.parametrize("place, size", [("/tmp", 24), ("/dev/shm", 12)])
 async def test_scratch_space_is_bounded(jailed: OpenSession, place: str, size: int) -> None:
-    """THREATS 103. By bytes, as asked, and by number of files."""
+    """By bytes, as asked, and by number of files."""
     code = """
     written = 0
     try:
@@ -147,8 +152,9 @@ async def test_scratch_space_is_bounded(jailed: OpenSession, place: str, size: i
         assert 1000 < found["inodes"] <= 65536
 
 
+@pytest.mark.threat(103, 104)
 async def test_scratch_space_is_bounded_by_default(jail: sb.Session) -> None:
-    """THREATS 103, 104. The root, the script dir and every tmpfs have a size."""
+    """The root, the script dir and every tmpfs have a size."""
     code = """
     for path in ("/tmp", "/dev/shm", "/run/sandbox", "/"):
         found = os.statvfs(path)
@@ -160,8 +166,9 @@ async def test_scratch_space_is_bounded_by_default(jail: sb.Session) -> None:
     assert 0 < found["/run/sandbox"] <= 256
 
 
+@pytest.mark.threat(104)
 async def test_one_file_cannot_exceed_its_limit(jailed: OpenSession, work: str) -> None:
-    """THREATS 104. Writing, growing by truncate and by fallocate."""
+    """Writing, growing by truncate and by fallocate."""
     code = """
     def fill(size):
         with open("big", "wb", buffering=0) as file:
@@ -183,8 +190,9 @@ async def test_one_file_cannot_exceed_its_limit(jailed: OpenSession, work: str) 
         assert Path(work, "other").stat().st_size <= 8 * _MIB
 
 
+@pytest.mark.threat(101)
 async def test_open_files_are_limited(jail: sb.Session) -> None:
-    """THREATS 101. Also the hard limit, which cannot be raised again."""
+    """Also the hard limit, which cannot be raised again."""
     code = """
     import resource
     held = []
@@ -204,10 +212,11 @@ async def test_open_files_are_limited(jail: sb.Session) -> None:
     assert found["raise"] == "ValueError"
 
 
+@pytest.mark.threat(105)
 @pytest.mark.slow
 @pytest.mark.spec("D6")
 async def test_endless_output_leaves_the_host_flat(jail: sb.Session) -> None:
-    """THREATS 105. Collected under a cap, and in a pipe that nobody reads."""
+    """Collected under a cap, and in a pipe that nobody reads."""
     await jail.exec("yes | head -c 4000000", max_output_bytes=_MIB)  # warm
     before, begun = _rss(), time.monotonic()
     result = await jail.exec("yes", timeout_s=1, max_output_bytes=_MIB)
@@ -225,10 +234,11 @@ async def test_endless_output_leaves_the_host_flat(jail: sb.Session) -> None:
     assert (await jail.exec("echo alive")).stdout == "alive\n"
 
 
+@pytest.mark.threat(106)
 @pytest.mark.slow
 @pytest.mark.spec("D6")
 async def test_output_of_any_shape_arrives_whole(jail: sb.Session) -> None:
-    """THREATS 106. One line of 10 MB with NULs and bad UTF-8, and both pipes full at once."""
+    """One line of 10 MB with NULs and bad UTF-8, and both pipes full at once."""
     code = """
     import threading
     line = b"\\xff\\x00" * 5_000_000

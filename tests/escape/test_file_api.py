@@ -81,8 +81,9 @@ async def _race(jail: sb.Session, flip: str, target: str, plant: Path, *, second
     assert snapshot(plant) == before
 
 
+@pytest.mark.threat(5)
 async def test_a_parent_exchanged_for_a_link_never_leads_out(jail: sb.Session, plant: Path) -> None:
-    """THREATS 5. renameat2(EXCHANGE) of a directory and a link while the host puts and gets."""
+    """renameat2(EXCHANGE) of a directory and a link while the host puts and gets."""
     await jail.put_bytes("d/secret", b"inside")
     await jail.run(["ln", "-s", str(plant), "l"])
     long = _AT_HOME_AS_ROOT and jail.backend == ISOLATED[0]
@@ -90,15 +91,17 @@ async def test_a_parent_exchanged_for_a_link_never_leads_out(jail: sb.Session, p
     await _race(jail, _FLIP, "d/secret", plant, seconds=seconds)
 
 
+@pytest.mark.threat(5, 6)
 async def test_a_leaf_exchanged_for_a_link_never_leads_out(jail: sb.Session, plant: Path) -> None:
-    """THREATS 5, 6. The same with the last component, by renames over it."""
+    """The same with the last component, by renames over it."""
     await jail.put_bytes("leaf", b"inside")
     await _race(jail, _FLIP_LEAF, "leaf", plant, seconds=_SHORT_RACE_S)
 
 
+@pytest.mark.threat(6, 7, 11)
 @pytest.mark.parametrize("kind", ["plain", "chained", "dangling", "absolute-in-work", "dir"])
 async def test_links_are_refused_both_ways(jail: sb.Session, plant: Path, kind: str) -> None:
-    """THREATS 6, 7, 11. Also a link that stays inside: get and put follow none."""
+    """Also a link that stays inside: get and put follow none."""
     before = snapshot(plant)
     await jail.put_bytes("real", b"real")
     targets = {
@@ -122,6 +125,7 @@ async def test_links_are_refused_both_ways(jail: sb.Session, plant: Path, kind: 
     assert await jail.get_bytes("real") == b"real"
 
 
+@pytest.mark.threat(8)
 @pytest.mark.parametrize(
     "spelling",
     [
@@ -133,7 +137,7 @@ async def test_links_are_refused_both_ways(jail: sb.Session, plant: Path, kind: 
 async def test_a_path_that_climbs_out_is_refused(
     jailed: OpenSession, plant: Path, work: str, spelling: str
 ) -> None:
-    """THREATS 8. Both ways; a sibling whose name begins like the work dir's too."""
+    """Both ways; a sibling whose name begins like the work dir's too."""
     sibling = Path(f"{work}x")
     sibling.mkdir()
     (sibling / "secret").write_text(SECRET)
@@ -150,11 +154,12 @@ async def test_a_path_that_climbs_out_is_refused(
     assert (snapshot(plant), snapshot(sibling)) == before
 
 
+@pytest.mark.threat(9)
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 256, "d/" * 3000 + "f", "", ".", "/"])
 async def test_an_impossible_name_is_a_clean_error(
     jailed: OpenSession, work: str, name: str
 ) -> None:
-    """THREATS 9. Nothing is cut short, no stray file is left, the session goes on."""
+    """Nothing is cut short, no stray file is left, the session goes on."""
     async with jailed(host_work_dir=work) as jail:
         before = sorted(os.listdir(work))
         for call in (jail.get_bytes(name), jail.put_bytes(name, b"x")):
@@ -164,9 +169,10 @@ async def test_an_impossible_name_is_a_clean_error(
         assert await jail.put_bytes("fine", b"1") == 1
 
 
+@pytest.mark.threat(12)
 @pytest.mark.parametrize("kind", ["fifo", "socket", "device", "directory"])
 async def test_what_is_no_file_answers_at_once(jail: sb.Session, kind: str) -> None:
-    """THREATS 12. Nothing waits for a writer that never comes, or reads a device."""
+    """Nothing waits for a writer that never comes, or reads a device."""
     code = """
     os.mkfifo("fifo")
     socket.socket(socket.AF_UNIX).bind("socket")
@@ -192,8 +198,9 @@ def _rss() -> int:
     raise AssertionError("no VmHWM")
 
 
+@pytest.mark.threat(13)
 async def test_a_sparse_file_is_refused_without_reading_it(jailed: OpenSession, work: str) -> None:
-    """THREATS 13. A terabyte of nothing, under a cap and without one."""
+    """A terabyte of nothing, under a cap and without one."""
     with open(f"{work}/huge", "wb") as file:
         file.truncate(2**40)
     async with jailed(host_work_dir=work) as jail:
@@ -207,8 +214,9 @@ async def test_a_sparse_file_is_refused_without_reading_it(jailed: OpenSession, 
         assert len(await jail.get_bytes("small", max_bytes=100)) == 100
 
 
+@pytest.mark.threat(13)
 async def test_a_growing_file_never_exceeds_the_cap(jail: sb.Session) -> None:
-    """THREATS 13. The size is right when asked and wrong when read."""
+    """The size is right when asked and wrong when read."""
     code = """
     fd = os.open("grows", os.O_WRONLY | os.O_CREAT, 0o644)
     print("growing", flush=True)
@@ -234,12 +242,13 @@ async def test_a_growing_file_never_exceeds_the_cap(jail: sb.Session) -> None:
     assert refused, "the file was refused while large"
 
 
+@pytest.mark.threat(14)
 @pytest.mark.parametrize(
     "name",
     ["new\nline", "-rf", "--help", "sp ace\ttab", "\x1b[2Jx", "caf\u00e9", "\udcff\udcfe", "*"],
 )
 async def test_an_odd_name_is_the_same_inside_and_outside(jail: sb.Session, name: str) -> None:
-    """THREATS 14. The same bytes under the same name, in both directions."""
+    """The same bytes under the same name, in both directions."""
     code = """
     name = bytes.fromhex(given["name"])
     out["content"] = open(b"./" + name, "rb").read().decode()
@@ -251,10 +260,11 @@ async def test_an_odd_name_is_the_same_inside_and_outside(jail: sb.Session, name
     assert await jail.get_bytes(name + "2") == b"from inside"
 
 
+@pytest.mark.threat(10)
 async def test_a_file_hard_linked_to_the_host_is_replaced_not_written(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
-    """THREATS 10. A link the host left: put makes a new file, the old one keeps its content."""
+    """A link the host left: put makes a new file, the old one keeps its content."""
     os.link(plant / "secret", f"{work}/linked")
     before = (plant / "secret").read_bytes(), (plant / "secret").stat().st_mode
     async with jailed(host_work_dir=work) as jail:
@@ -263,10 +273,11 @@ async def test_a_file_hard_linked_to_the_host_is_replaced_not_written(
     assert ((plant / "secret").read_bytes(), (plant / "secret").stat().st_mode) == before
 
 
+@pytest.mark.threat(12)
 async def test_a_socket_of_the_host_in_the_tree_is_not_opened(
     jailed: OpenSession, work: str
 ) -> None:
-    """THREATS 12. A socket made by the host answers at once too, and hears nothing."""
+    """A socket made by the host answers at once too, and hears nothing."""
     listener = socket.socket(socket.AF_UNIX)
     here = os.getcwd()
     os.chdir(work)  # the name of a socket is short

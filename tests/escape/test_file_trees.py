@@ -68,10 +68,11 @@ def content_of(top: Path) -> set[bytes]:
     return found
 
 
+@pytest.mark.threat(5)
 async def test_a_download_from_under_a_swap_brings_nothing_from_outside(
     jail: sb.Session, plant: Path, tmp_path: Path
 ) -> None:
-    """THREATS 5. A directory of the tree is a link to the plant every other moment."""
+    """A directory of the tree is a link to the plant every other moment."""
     await jail.put_bytes("t/d/secret", b"inside")
     await jail.put_bytes("t/d/inner/deep", b"inside")
     await jail.run(["ln", "-s", str(plant), "l"])
@@ -92,10 +93,11 @@ async def test_a_download_from_under_a_swap_brings_nothing_from_outside(
     assert partly >= _ENOUGH, "the link is left out when its turn comes"
 
 
+@pytest.mark.threat(5, 6, 12)
 async def test_a_file_that_turns_into_anything_is_copied_only_as_a_file(
     jail: sb.Session, plant: Path, tmp_path: Path
 ) -> None:
-    """THREATS 5, 6, 12. Nothing waits for the FIFO, nothing follows the link."""
+    """Nothing waits for the FIFO, nothing follows the link."""
     await jail.put_bytes("t/f", b"inside")
     served = skipped = 0
     last = time.monotonic() + _LAST_S
@@ -109,10 +111,11 @@ async def test_a_file_that_turns_into_anything_is_copied_only_as_a_file(
     assert skipped >= _ENOUGH
 
 
+@pytest.mark.threat(5)
 async def test_an_upload_into_a_swap_writes_nothing_outside(
     jail: sb.Session, plant: Path, tmp_path: Path
 ) -> None:
-    """THREATS 5. Nor do making a directory, listing and removing reach through the link."""
+    """Nor do making a directory, listing and removing reach through the link."""
     source = tmp_path / "source"
     (source / "d" / "inner").mkdir(parents=True)
     for name in ("d/secret", "d/inner/deep", "d/new"):
@@ -157,8 +160,9 @@ async def test_control_a_plain_copy_is_fooled_by_the_swap(
     assert seen == {b"inside", SECRET.encode()}
 
 
+@pytest.mark.threat(13)
 async def test_a_growing_file_never_exceeds_the_cap(jail: sb.Session, tmp_path: Path) -> None:
-    """THREATS 13. The size is right when it is counted and wrong when it is read."""
+    """The size is right when it is counted and wrong when it is read."""
     code = """
     os.mkdir("t")
     fd = os.open("t/grows", os.O_WRONLY | os.O_CREAT, 0o644)
@@ -189,10 +193,11 @@ async def test_a_growing_file_never_exceeds_the_cap(jail: sb.Session, tmp_path: 
     assert refused >= _ENOUGH
 
 
+@pytest.mark.threat(5, 6, 12, 13)
 async def test_a_file_that_changes_between_counting_and_copying(
     jail: sb.Session, plant: Path, tmp_path: Path
 ) -> None:
-    """THREATS 5, 6, 12, 13. The same, one change at a time and at the worst moment."""
+    """The same, one change at a time and at the worst moment."""
     before = snapshot(plant)
     where = f"{jail.work_dir}/t/z"
 
@@ -235,8 +240,9 @@ async def test_a_file_that_changes_between_counting_and_copying(
     assert snapshot(plant) == before
 
 
+@pytest.mark.threat(16)
 async def test_a_tree_without_bottom_is_given_up(jail: sb.Session, tmp_path: Path) -> None:
-    """THREATS 16. Depth costs neither stack nor descriptors, and has an end."""
+    """Depth costs neither stack nor descriptors, and has an end."""
     code = """
     for top, name, depth in (("deep", "d", 300), ("long", "d" * 200, 30), ("fine", "d", 100)):
         os.mkdir(top); here = os.getcwd(); os.chdir(top)
@@ -258,8 +264,9 @@ async def test_a_tree_without_bottom_is_given_up(jail: sb.Session, tmp_path: Pat
     assert (got.files, got.dirs) == (1, 100)
 
 
+@pytest.mark.threat(16)
 async def test_a_crowded_tree_is_given_up(jail: sb.Session, tmp_path: Path) -> None:
-    """THREATS 16. Entries of any kind count, before a byte is copied."""
+    """Entries of any kind count, before a byte is copied."""
     code = """
     os.makedirs("t/d")
     write("t/file", "x")
@@ -275,10 +282,11 @@ async def test_a_crowded_tree_is_given_up(jail: sb.Session, tmp_path: Path) -> N
     assert (got.files, got.dirs, len(got.skipped)) == (1, 41, 1960)
 
 
+@pytest.mark.threat(13)
 async def test_a_sparse_file_is_refused_without_reading_it(
     jail: sb.Session, tmp_path: Path
 ) -> None:
-    """THREATS 13. Gigabytes of nothing, counted and not read."""
+    """Gigabytes of nothing, counted and not read."""
     await attack(jail, 'os.mkdir("t"); write("t/huge"); os.truncate("t/huge", 6 * 2**30)')
     begun = time.monotonic()
     with pytest.raises(sb.SandboxError) as caught:
@@ -288,10 +296,11 @@ async def test_a_sparse_file_is_refused_without_reading_it(
     assert not list(tmp_path.rglob("huge"))
 
 
+@pytest.mark.threat(7)
 async def test_links_in_the_target_are_not_followed(
     jail: sb.Session, plant: Path, tmp_path: Path
 ) -> None:
-    """THREATS 7. What an earlier visitor left in the caller's directory."""
+    """What an earlier visitor left in the caller's directory."""
     before = snapshot(plant)
     await attack(jail, 'os.makedirs("t/inner"); write("t/secret"); write("t/inner/deep")')
     for name, target in (("secret", plant / "secret"), ("inner", plant / "inner")):

@@ -44,9 +44,10 @@ for fd in given["fds"]:
 """
 
 
+@pytest.mark.threat(1)
 @pytest.mark.spec("G2")
 def test_descriptors_left_inheritable_do_not_reach_the_command(cell: str, plant: Path) -> None:
-    """THREATS 1. The owner holds a file, `/` and a pipe open, inheritable, before it starts."""
+    """The owner holds a file, `/` and a pipe open, inheritable, before it starts."""
     fds = [os.open(plant / "secret", os.O_RDWR), os.open("/", os.O_RDONLY), *os.pipe()]
     try:
         code = program(_FIND_DESCRIPTORS, given={"fds": fds})
@@ -67,10 +68,11 @@ def test_descriptors_left_inheritable_do_not_reach_the_command(cell: str, plant:
     assert all(set(tries) == {"EBADF"} for tries in found["used"].values()), found
 
 
+@pytest.mark.threat(2)
 async def test_a_cwd_that_leads_out_is_not_entered(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
-    """THREATS 2. By `..`, by an absolute path, by links, through /proc."""
+    """By `..`, by an absolute path, by links, through /proc."""
     (Path(work) / "out").symlink_to(plant)
     (Path(work) / "sub").mkdir()
     async with jailed(host_work_dir=work) as jail:
@@ -88,8 +90,9 @@ async def test_a_cwd_that_leads_out_is_not_entered(
         assert (await jail.exec("pwd", cwd="sub")).stdout == f"{work}/sub\n"
 
 
+@pytest.mark.threat(3)
 async def test_no_program_file_opens_for_writing_through_exe(jail: sb.Session) -> None:
-    """THREATS 3. The launcher and the interpreter, by /proc/<pid>/exe and by their paths."""
+    """The launcher and the interpreter, by /proc/<pid>/exe and by their paths."""
     before = hashlib.sha256(BINARY.read_bytes()).hexdigest()
     code = """
     pids = [entry for entry in os.listdir("/proc") if entry.isdigit()]
@@ -106,10 +109,11 @@ async def test_no_program_file_opens_for_writing_through_exe(jail: sb.Session) -
     assert await jail.get_bytes("control") == b"x"
 
 
+@pytest.mark.threat(10)
 async def test_a_host_file_cannot_be_hard_linked_or_moved_into_the_work_dir(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
-    """THREATS 10. Hidden from the sandbox, and shown to it read-only."""
+    """Hidden from the sandbox, and shown to it read-only."""
     code = """
     for name, source in given["sources"].items():
         out[name] = [attempt(os.link, source, f"{name}.link"),
@@ -132,10 +136,11 @@ async def test_a_host_file_cannot_be_hard_linked_or_moved_into_the_work_dir(
     os.link(plant / "secret", Path(work) / "by-the-host")  # one file system: the host can
 
 
+@pytest.mark.threat(11)
 async def test_links_out_of_the_work_dir_lead_nowhere(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
-    """THREATS 11. Links made by either side, and magic links of /proc."""
+    """Links made by either side, and magic links of /proc."""
     (Path(work) / "by-host").symlink_to(plant)
     (Path(work) / "near").write_text("near")
     code = """
@@ -160,8 +165,9 @@ async def test_links_out_of_the_work_dir_lead_nowhere(
     assert snapshot(plant) == before
 
 
+@pytest.mark.threat(18)
 async def test_no_set_id_file_can_be_made(jailed: OpenSession, work: str) -> None:
-    """THREATS 18. By every call that takes a mode; the work dir may belong to the host's root."""
+    """By every call that takes a mode; the work dir may belong to the host's root."""
     code = """
     write("file", "#!/bin/sh\\n")
     os.mkdir("dir")
@@ -215,8 +221,9 @@ out["control"] = [attempt(os.chmod, "own", 0o600), attempt(os.utime, "own", (1, 
 """
 
 
+@pytest.mark.threat(7, 19, 20)
 async def test_metadata_verbs_do_not_reach_a_host_file(jail: sb.Session, plant: Path) -> None:
-    """THREATS 7, 19, 20. A world-writable plant: no verb changes it or tells that it is there."""
+    """A world-writable plant: no verb changes it or tells that it is there."""
     before = snapshot(plant)
     statx = 332 if os.uname().machine == "x86_64" else 291
     given = {"path": str(plant / "secret"), "statx": statx}
@@ -230,8 +237,9 @@ async def test_metadata_verbs_do_not_reach_a_host_file(jail: sb.Session, plant: 
     assert bare["tries"]["stat"] == bare["tries"]["chmod"] == bare["tries"]["truncate"] == "ok"
 
 
+@pytest.mark.threat(7, 19, 24)
 async def test_nodes_of_dev_keep_their_metadata(jail: sb.Session) -> None:
-    """THREATS 7, 19, 24. Even a change to what is there already must be refused."""
+    """Even a change to what is there already must be refused."""
     code = """
     for name in ("null", "zero", "full", "random", "urandom", "tty"):
         path = "/dev/" + name
@@ -246,10 +254,11 @@ async def test_nodes_of_dev_keep_their_metadata(jail: sb.Session) -> None:
     assert all("ok" not in tries for tries in found.values()), found
 
 
+@pytest.mark.threat(21)
 async def test_watches_tell_nothing_about_host_directories(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
-    """THREATS 21. inotify and fanotify, while the host writes."""
+    """inotify and fanotify, while the host writes."""
     code = """
     fd = libc.inotify_init1(os.O_NONBLOCK)
     def watch(path):
@@ -301,9 +310,10 @@ async def test_watches_tell_nothing_about_host_directories(
     assert mark not in found["names"], found
 
 
+@pytest.mark.threat(22)
 @pytest.mark.spec("B4", "B8")
 async def test_tmp_and_shm_are_fresh_and_separate(jailed: OpenSession) -> None:
-    """THREATS 22. Plants are invisible both ways, and nothing survives to the next run."""
+    """Plants are invisible both ways, and nothing survives to the next run."""
     mark = f"sbx-mark-{secrets.token_hex(4)}"
     places = ["/tmp", "/dev/shm"]
     for place in places:
@@ -331,8 +341,9 @@ async def test_tmp_and_shm_are_fresh_and_separate(jailed: OpenSession) -> None:
             Path(place, mark).unlink()
 
 
+@pytest.mark.threat(23)
 async def test_private_files_of_etc_are_not_there(jail: sb.Session) -> None:
-    """THREATS 23. No accounts, no keys; whatever of /etc is readable inside, anybody may read."""
+    """No accounts, no keys; whatever of /etc is readable inside, anybody may read."""
     shown = Path("/etc/terminfo") if os.path.isdir("/etc/terminfo") else Path("/etc/alternatives")
     closed = shown / f"sbx-plant-{secrets.token_hex(4)}"
     planted = os.geteuid() == 0 and os.access(shown, os.W_OK)

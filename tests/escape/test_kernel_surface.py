@@ -60,8 +60,9 @@ def _all_refused(found: dict[str, str]) -> bool:
     )
 
 
+@pytest.mark.threat(54, 55)
 async def test_no_namespace_can_be_made(jail: sb.Session) -> None:
-    """THREATS 54, 55. unshare, clone and clone3, each kind; a plain fork works."""
+    """unshare, clone and clone3, each kind; a plain fork works."""
     code = f"{_NAMESPACES}\nout.update(tries())\nos.fork() or os._exit(0)\nout['fork'] = 'EPERM'"
     found = await attack(jail, code)
     assert _all_refused(found), found
@@ -70,8 +71,9 @@ async def test_no_namespace_can_be_made(jail: sb.Session) -> None:
     assert (await outside(bare))["user"] == "ok", "this host lets anybody make one"
 
 
+@pytest.mark.threat(54, 74)
 async def test_no_namespace_can_be_made_from_a_thread_or_by_a_program(jail: sb.Session) -> None:
-    """THREATS 54, 74. A thread, an exec'd interpreter, a shell and the unshare tool."""
+    """A thread, an exec'd interpreter, a shell and the unshare tool."""
     code = f"""{_NAMESPACES}
 import threading
 found = []
@@ -96,7 +98,7 @@ out.update(found[0])
 
 
 _CALLS = {
-    # THREATS row: calls with arguments that would do no harm if they were let through.
+    # What it is for: calls with arguments that would do no harm if they were let through.
     "56 mount": "call('mount', b'x', b'/nowhere', b'tmpfs', 0, None)",
     "56 umount": "call('umount2', b'/nowhere', 0)",
     "56 pivot_root": "call('pivot_root', b'/nowhere', b'/nowhere')",
@@ -149,9 +151,10 @@ _ANYBODY_MAY = ("66 keyctl", "67 personality", "34 kcmp", "26 name_to_handle_at"
 """Refused by nothing but our filter: what a bare child is let do on any kernel."""
 
 
+@pytest.mark.threat(26, 34, 54, 56, 59, 64, 65, 66, 67, 68, 72)
 @pytest.mark.parametrize("name", sorted(_CALLS))
 async def test_a_call_is_refused(jail: sb.Session, name: str) -> None:
-    """THREATS 26, 34, 54, 56, 59, 64 to 68, 72: not an argument error, a refusal."""
+    """Not an argument error, a refusal."""
     code = f"out['try'] = {_CALLS[name]}\nout['alive'] = call(given['getpid'])"
     getpid = 39 if _X86 else 172
     found = await attack(jail, code, given={"getpid": getpid})
@@ -181,9 +184,10 @@ for name, (number, first) in given["calls"].items():
 """
 
 
+@pytest.mark.threat(57, 61)
 @pytest.mark.skipif(not _X86, reason="int 0x80 is an instruction of x86")
 async def test_the_32_bit_gate_is_shut(jail: sb.Session) -> None:
-    """THREATS 57, 61. Even getpid; socketcall and socket would hide their family there."""
+    """Even getpid; socketcall and socket would hide their family there."""
     calls = {"getpid": (20, 0), "unshare": (310, 0x10000000), "keyctl": (288, 0),
              "io_uring_setup": (425, 1), "socketcall": (102, 1), "socket": (359, 40)}  # fmt: skip
     found = await attack(jail, _INT80, given={"calls": calls})
@@ -192,15 +196,17 @@ async def test_the_32_bit_gate_is_shut(jail: sb.Session) -> None:
     assert bare["getpid"] == "killed" or bare["getpid"] > 1, "the gate itself is well-formed"
 
 
+@pytest.mark.threat(58)
 @pytest.mark.skipif(not _X86, reason="x32 is a convention of x86-64")
 async def test_x32_numbers_are_refused(jail: sb.Session) -> None:
-    """THREATS 58. Bit 30 set: getpid, unshare, socket and one of x32's own numbers."""
+    """Bit 30 set: getpid, unshare, socket and one of x32's own numbers."""
     code = "for n in (39, 272, 41, 512, 547): out[str(n)] = call(n | 0x40000000, 0x10000000, 0, 0)"
     assert set((await attack(jail, code)).values()) == {"EPERM"}
 
 
+@pytest.mark.threat(56, 74)
 async def test_numbers_newer_than_the_policy_are_unknown(jail: sb.Session) -> None:
-    """THREATS 56, 74. A later kernel's calls have not been judged, so they do not exist."""
+    """A later kernel's calls have not been judged, so they do not exist."""
     code = "for n in (470, 480, 512, 600, 1000, 100000): out[str(n)] = call(n, 0, 0, 0)"
     assert set((await attack(jail, code)).values()) == {"ENOSYS"}
 
@@ -213,8 +219,9 @@ _FAMILIES = {
 }  # fmt: skip
 
 
+@pytest.mark.threat(60, 61, 62)
 async def test_rare_socket_families_are_refused(jail: sb.Session) -> None:
-    """THREATS 60, 61, 62. With upper bits set as well; TCP, UDP and local sockets work."""
+    """With upper bits set as well; TCP, UDP and local sockets work."""
     code = """
     for name, family in given["families"].items():
         for kind in (1, 2, 3, 5):
@@ -228,8 +235,9 @@ async def test_rare_socket_families_are_refused(jail: sb.Session) -> None:
     assert set(found.values()) == {"EPERM"}, {k: v for k, v in found.items() if v != "EPERM"}
 
 
+@pytest.mark.threat(62)
 async def test_raw_sockets_are_refused(jail: sb.Session) -> None:
-    """THREATS 62. IPv4 and IPv6, by type and by odd protocols."""
+    """IPv4 and IPv6, by type and by odd protocols."""
     code = """
     for family in (2, 10):
         for kind, protocol in ((3, 1), (3, 255), (3, 0), (10, 3), (1, 132), (1, 262), (2, 136), (5, 132), (6, 33)):
@@ -238,8 +246,9 @@ async def test_raw_sockets_are_refused(jail: sb.Session) -> None:
     assert set((await attack(jail, code)).values()) == {"EPERM"}
 
 
+@pytest.mark.threat(63)
 async def test_netlink_beyond_route_is_refused(jail: sb.Session) -> None:
-    """THREATS 63. Netfilter, crypto, audit, generic and the others; route is there for libc."""
+    """Netfilter, crypto, audit, generic and the others; route is there for libc."""
     code = """
     for protocol in range(1, 23):
         out[str(protocol)] = call("socket", 16, 3, protocol)
@@ -251,8 +260,9 @@ async def test_netlink_beyond_route_is_refused(jail: sb.Session) -> None:
     assert set(found.values()) == {"EPERM"}, found
 
 
+@pytest.mark.threat(69, 70, 71)
 async def test_no_kernel_setting_opens_for_writing(jail: sb.Session) -> None:
-    """THREATS 69, 70, 71. Every file of /proc/sys, sysrq, cgroups, even when the host is root."""
+    """Every file of /proc/sys, sysrq, cgroups, even when the host is root."""
     code = """
     opened, seen = [], 0
     for top in ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/sys"):
@@ -280,8 +290,9 @@ async def test_no_kernel_setting_opens_for_writing(jail: sb.Session) -> None:
     assert found["opened"] == []
 
 
+@pytest.mark.threat(70)
 async def test_control_groups_are_out_of_reach(jail: sb.Session) -> None:
-    """THREATS 70. No mount of them inside, and no name of the host's group."""
+    """No mount of them inside, and no name of the host's group."""
     code = """
     out["mounts"] = [line for line in read("/proc/self/mountinfo").splitlines() if "cgroup" in line]
     out["sys"] = os.path.exists("/sys/fs/cgroup")
@@ -293,8 +304,9 @@ async def test_control_groups_are_out_of_reach(jail: sb.Session) -> None:
         assert found["paths"] == ["/"]
 
 
+@pytest.mark.threat(72)
 async def test_kernel_memory_symbols_and_log_are_closed(jail: sb.Session) -> None:
-    """THREATS 72. kcore, kmsg, kallsyms without addresses, the pagemap without frames."""
+    """kcore, kmsg, kallsyms without addresses, the pagemap without frames."""
     code = """
     for path in ("/proc/kcore", "/proc/kmsg", "/dev/kmsg", "/dev/mem", "/proc/kpagecount", "/proc/kpageflags",
                  "/proc/vmallocinfo", "/proc/slabinfo", "/sys/kernel/debug", "/sys/kernel/tracing"):
@@ -314,8 +326,9 @@ async def test_kernel_memory_symbols_and_log_are_closed(jail: sb.Session) -> Non
     assert "ok" not in found.values(), found
 
 
+@pytest.mark.threat(73)
 async def test_a_program_from_memory_is_confined_all_the_same(jail: sb.Session) -> None:
-    """THREATS 73. memfd and execveat: it runs, with the same filter and the same view."""
+    """memfd and execveat: it runs, with the same filter and the same view."""
     code = """
     fd = os.memfd_create("cat", 0)
     with open("/bin/cat", "rb") as file:
@@ -333,8 +346,9 @@ async def test_a_program_from_memory_is_confined_all_the_same(jail: sb.Session) 
     }  # fmt: skip
 
 
+@pytest.mark.threat(74)
 async def test_the_filter_holds_in_every_kind_of_run(jail: sb.Session) -> None:
-    """THREATS 74. Shell, argv, Python, a thread, a child, a script of many MiB."""
+    """Shell, argv, Python, a thread, a child, a script of many MiB."""
     shell = "grep -E '^(Seccomp|NoNewPrivs):' /proc/self/status"
     wanted = "NoNewPrivs:\t1\nSeccomp:\t2\n"
     assert (await jail.exec(shell)).stdout == wanted
@@ -352,8 +366,9 @@ async def test_the_filter_holds_in_every_kind_of_run(jail: sb.Session) -> None:
     assert found == {"MainThread": ["2", "1"], "thread": ["2", "1"]}
 
 
+@pytest.mark.threat(69, 74)
 async def test_privileges_cannot_be_gained_back(jail: sb.Session) -> None:
-    """THREATS 69, 74. Set-uid programs, setuid calls, securebits: all of no effect."""
+    """Set-uid programs, setuid calls, securebits: all of no effect."""
     code = """
     out["setuid"] = [attempt(os.setuid, 0), attempt(os.setgid, 0), attempt(os.setgroups, [0])]
     out["prctl"] = [libc.prctl(38, 0, 0, 0, 0), libc.prctl(28, 0, 0, 0, 0), libc.prctl(47, 2, 21, 0, 0)]
@@ -396,15 +411,17 @@ _EVERYDAY = {
 }
 
 
+@pytest.mark.threat(75)
 @pytest.mark.parametrize("name", sorted(_EVERYDAY))
 async def test_everyday_python_works(jail: sb.Session, name: str) -> None:
-    """THREATS 75. A filter that breaks honest programs is broken too."""
+    """A filter that breaks honest programs is broken too."""
     # As a child: what a facility leaves running must not keep the report waiting.
     assert await attack(jail, f"{_EVERYDAY[name]}\nout['done'] = True") == {"done": True}
 
 
+@pytest.mark.threat(60, 62)
 async def test_this_kernel_would_allow_what_is_refused() -> None:
-    """THREATS 60, 62. The control of the families: this process can make ordinary rare sockets."""
+    """The control of the families: this process can make ordinary rare sockets."""
     socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15).close()
     if os.geteuid() == 0 and "CapEff:\t0000000000000000" not in _own_status():
         try:

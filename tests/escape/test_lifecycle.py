@@ -47,9 +47,10 @@ def _mark() -> str:
     return f"sbx-life-{secrets.token_hex(6)}"
 
 
+@pytest.mark.threat(107, 109)
 @pytest.mark.spec("C7")
 async def test_nothing_survives_a_timeout(jail: sb.Session) -> None:
-    """THREATS 107, 109. setsid, double fork, stopped, deaf to SIGTERM, a busy loop, the pipe held."""
+    """setsid, double fork, stopped, deaf to SIGTERM, a busy loop, the pipe held."""
     mark = _mark()
     begun = time.monotonic()
     code = f"{_DAEMON}\nprint('begun', flush=True)\ntime.sleep(60)"
@@ -62,9 +63,10 @@ async def test_nothing_survives_a_timeout(jail: sb.Session) -> None:
     assert (await jail.exec("echo usable")).stdout == "usable\n"
 
 
+@pytest.mark.threat(108, 109)
 @pytest.mark.spec("C8")
 async def test_nothing_survives_the_end_of_a_run(jail: sb.Session) -> None:
-    """THREATS 108, 109. Daemons end with the command, and do not hold its pipes open."""
+    """Daemons end with the command, and do not hold its pipes open."""
     mark = _mark()
     begun = time.monotonic()
     seen = await attack(
@@ -77,8 +79,9 @@ async def test_nothing_survives_the_end_of_a_run(jail: sb.Session) -> None:
     assert eventually(lambda: not marked(mark) and not sandbox_processes(), within_s=1)
 
 
+@pytest.mark.threat(108)
 async def test_nothing_survives_close(jailed: OpenSession) -> None:
-    """THREATS 108. A background run with daemons, in the middle of its work."""
+    """A background run with daemons, in the middle of its work."""
     mark = _mark()
     async with jailed() as jail:
         code = program(
@@ -91,11 +94,12 @@ async def test_nothing_survives_close(jailed: OpenSession) -> None:
     assert not sandbox_processes()
 
 
+@pytest.mark.threat(111)
 @pytest.mark.parametrize("victim", ["1", "-1", "0", "$PPID", "$$"])
 async def test_a_command_that_kills_what_holds_it_frees_nothing(
     jail: sb.Session, victim: str
 ) -> None:
-    """THREATS 111. Its first process, everybody, its group, its parent, itself."""
+    """Its first process, everybody, its group, its parent, itself."""
     mark = _mark()
     command = f"(setsid sleep 60 {mark} 2>/dev/null & ) ; kill -9 {victim}; echo after"
     proc = await jail.run(command, timeout_s=5)
@@ -117,9 +121,10 @@ await asyncio.sleep(60)
 """
 
 
+@pytest.mark.threat(110)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_nothing_outlives_its_owner(cell: str, number: int, work: str) -> None:
-    """THREATS 110. The driving process is killed with three trees alive: all gone in a second."""
+    """The driving process is killed with three trees alive: all gone in a second."""
     mark = _mark()
     driver = start_driver(cell, _OWNER, args=[mark, work])
     try:
@@ -148,11 +153,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.threat(52, 110)
 @pytest.mark.parametrize("delay", ["0", "0.002", "0.006", "-1"])
 async def test_nothing_is_left_when_the_owner_dies_right_after_a_start(
     cell: str, delay: str, work: str
 ) -> None:
-    """THREATS 52, 110. At several moments of a start, the first before its message was read."""
+    """At several moments of a start, the first before its message was read."""
     mark = _mark()
     driver = start_driver(cell, _RIGHT_AFTER, args=[mark, delay, work])
     try:
@@ -165,8 +171,9 @@ async def test_nothing_is_left_when_the_owner_dies_right_after_a_start(
         end(driver)
 
 
+@pytest.mark.threat(111, 113)
 async def test_a_killed_launcher_ends_its_runs_and_not_the_session(jail: sb.Session) -> None:
-    """THREATS 111, 113. The run says that it has no real end; the next one works."""
+    """The run says that it has no real end; the next one works."""
     mark = _mark()
     proc = await jail.run(["sh", "-c", "echo on; while :; do sleep 0.1; done", mark], stdout=True)
     assert await anext(proc.iter_stdout_lines()) == "on"
@@ -182,8 +189,9 @@ async def test_a_killed_launcher_ends_its_runs_and_not_the_session(jail: sb.Sess
     assert await jail.put_bytes("file", b"x") == 1
 
 
+@pytest.mark.threat(111)
 async def test_a_launcher_killed_while_idle_is_replaced(jail: sb.Session) -> None:
-    """THREATS 111. Between two runs; also for a second session."""
+    """Between two runs; also for a second session."""
     launcher = Launcher._current
     assert launcher is not None
     await jail.run("true")
@@ -194,8 +202,9 @@ async def test_a_launcher_killed_while_idle_is_replaced(jail: sb.Session) -> Non
     assert Launcher._current.pid != launcher.pid
 
 
+@pytest.mark.threat(52)
 def test_the_launcher_outlives_the_thread_that_started_it(cell: str) -> None:
-    """THREATS 52. A death signal is bound to a thread; ours must be bound to the process."""
+    """A death signal is bound to a thread; ours must be bound to the process."""
     body = """
     from union.sandbox._linux.launcher import Launcher
     async def first():
@@ -212,8 +221,9 @@ def test_the_launcher_outlives_the_thread_that_started_it(cell: str) -> None:
     assert drive(cell, body).split() == ["lives", "True"]
 
 
+@pytest.mark.threat(7, 15)
 async def test_clean_up_does_not_follow_links(jailed: OpenSession, plant: Path) -> None:
-    """THREATS 15, 7. Links to plants among directories without any permission."""
+    """Links to plants among directories without any permission."""
     before = snapshot(plant)
     code = """
     os.makedirs("a/b/c")
@@ -240,9 +250,10 @@ async def test_clean_up_does_not_follow_links(jailed: OpenSession, plant: Path) 
     assert snapshot(plant) == before
 
 
+@pytest.mark.threat(16)
 @pytest.mark.slow
 async def test_a_deep_and_a_wide_tree_are_removed_at_close(jailed: OpenSession) -> None:
-    """THREATS 16. 5,000 levels and 20,000 files."""
+    """5,000 levels and 20,000 files."""
     code = """
     for number in range(20_000):
         os.close(os.open(f"f{number}", os.O_CREAT | os.O_WRONLY))
@@ -257,8 +268,9 @@ async def test_a_deep_and_a_wide_tree_are_removed_at_close(jailed: OpenSession) 
     assert not os.path.lexists(where)
 
 
+@pytest.mark.threat(17, 27)
 async def test_the_work_dir_cannot_be_exchanged(jailed: OpenSession, plant: Path) -> None:
-    """THREATS 17, 27. Its parent is not writable, so its name cannot come to mean the plant."""
+    """Its parent is not writable, so its name cannot come to mean the plant."""
     before = snapshot(plant)
     code = """
     where, parent = os.getcwd(), os.path.dirname(os.getcwd())
@@ -285,13 +297,15 @@ async def test_the_work_dir_cannot_be_exchanged(jailed: OpenSession, plant: Path
     assert snapshot(plant) == before
 
 
+@pytest.mark.threat(107)
 @pytest.mark.spec("D7")
 async def test_nothing_survives_a_cancelled_call(jail: sb.Session) -> None:
-    """THREATS 107. The awaiting task is cancelled while daemons are up."""
+    """The awaiting task is cancelled while daemons are up."""
     mark = _mark()
     cmd = f"echo up > up; setsid sh -c 'while :; do sleep 0.1; done' {mark} & sleep 60"
     task = asyncio.create_task(jail.exec(cmd))
-    while not marked(mark):
+    # The script itself stands on the shell's command line: only the file tells that it has begun.
+    while not os.path.exists(f"{jail.work_dir}/up") or not marked(mark):
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -79,6 +79,7 @@ async def moved(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[sb.Session]:
         yield session
 
 
+@pytest.mark.threat(56)
 @pytest.mark.spec("G2")
 async def test_nobody_climbs_out_of_a_moved_root(moved: sb.Session, plant: Path) -> None:
     assert moved.isolation.root == "move"
@@ -92,12 +93,14 @@ async def test_nobody_climbs_out_of_a_moved_root(moved: sb.Session, plant: Path)
     assert set(refused.values()) == {"EPERM"}, refused
 
 
+@pytest.mark.threat(56)
 @pytest.mark.spec("G2")
 async def test_the_control_is_that_a_capability_uncovers_the_callers_root(plant: Path) -> None:
     found = await outside(CLIMB + CONTROL, given={"secret": str(plant / "secret")})
     assert found == {"before": "ENOENT", "after": SECRET}
 
 
+@pytest.mark.threat(114)
 @pytest.mark.spec("B9", "G1")
 async def test_strict_refuses_a_moved_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strict asks for pivot_root again, whatever was found before; here it is allowed."""

@@ -54,6 +54,7 @@ def _silent(sock: socket.socket) -> bool:
     return False
 
 
+@pytest.mark.threat(76, 77)
 @pytest.mark.parametrize(
     "family, address",
     [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET, "0.0.0.0")],
@@ -63,7 +64,7 @@ def _silent(sock: socket.socket) -> bool:
 async def test_a_listener_on_the_hosts_loopback_is_unreachable(
     jail: sb.Session, family: int, address: str
 ) -> None:
-    """THREATS 76, 77. Plain TCP; a call with network_mode='open' reaches the same plant."""
+    """Plain TCP; a call with network_mode='open' reaches the same plant."""
     with _listening(family, socket.SOCK_STREAM, (address, 0)) as plant:
         port = plant.getsockname()[1]
         target = "127.0.0.1" if address == "0.0.0.0" else address
@@ -75,8 +76,9 @@ async def test_a_listener_on_the_hosts_loopback_is_unreachable(
         assert not _silent(plant)
 
 
+@pytest.mark.threat(76, 80)
 async def test_a_datagram_does_not_reach_the_host(jail: sb.Session) -> None:
-    """THREATS 76, 80. UDP, and from an open call as the control."""
+    """UDP, and from an open call as the control."""
     with _listening(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)) as plant:
         given = {"plants": {"udp": (socket.AF_INET, socket.SOCK_DGRAM, plant.getsockname())}}
         await attack(jail, _CONNECT, given=given)
@@ -85,8 +87,9 @@ async def test_a_datagram_does_not_reach_the_host(jail: sb.Session) -> None:
         assert not _silent(plant)
 
 
+@pytest.mark.threat(76, 80)
 async def test_no_address_but_loopback_can_be_reached(jail: sb.Session) -> None:
-    """THREATS 76, 80. Fails in the kernel, at once; no resolver is asked."""
+    """Fails in the kernel, at once; no resolver is asked."""
     code = (
         _CONNECT
         + """
@@ -106,8 +109,9 @@ out["ping"] = attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 1
     assert set(found.values()) <= {"ENETUNREACH", "EACCES"}, found
 
 
+@pytest.mark.threat(78)
 async def test_abstract_sockets_of_the_host_are_unreachable(jail: sb.Session) -> None:
-    """THREATS 78. Stream and datagram; a bare child reaches them."""
+    """Stream and datagram; a bare child reaches them."""
     name = f"\0sbx-plant-{secrets.token_hex(6)}"
     with (
         _listening(socket.AF_UNIX, socket.SOCK_STREAM, name) as stream,
@@ -121,9 +125,10 @@ async def test_abstract_sockets_of_the_host_are_unreachable(jail: sb.Session) ->
         assert await outside(_CONNECT, given=given) == {"stream": "ok", "datagram": "ok"}
 
 
+@pytest.mark.threat(79)
 @pytest.mark.parametrize("mode", ["blocked", "open"])
 async def test_path_sockets_of_the_host_are_unreachable(jail: sb.Session, mode: str) -> None:
-    """THREATS 79. In /tmp and /dev/shm, open to everybody: out of view in either mode."""
+    """In /tmp and /dev/shm, open to everybody: out of view in either mode."""
     paths = [f"{place}/sbx-{secrets.token_hex(4)}" for place in ("/tmp", "/dev/shm")]
     with (
         _listening(socket.AF_UNIX, socket.SOCK_STREAM, paths[0]) as one,
@@ -143,8 +148,9 @@ async def test_path_sockets_of_the_host_are_unreachable(jail: sb.Session, mode: 
                 os.unlink(path)
 
 
+@pytest.mark.threat(76)
 async def test_the_network_cannot_be_reconfigured(jail: sb.Session) -> None:
-    """THREATS 76. No route, address or interface can be added; loopback is the only one."""
+    """No route, address or interface can be added; loopback is the only one."""
     code = """
     import fcntl
     s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -160,9 +166,10 @@ async def test_the_network_cannot_be_reconfigured(jail: sb.Session) -> None:
     assert set(found.values()) == {"EPERM"}, found
 
 
+@pytest.mark.threat(77, 98)
 @pytest.mark.spec("B8")
 async def test_loopback_works_inside_and_is_each_runs_own(jailed: OpenSession) -> None:
-    """THREATS 77, 98. A server of one run is not seen by another run, session, or the host."""
+    """A server of one run is not seen by another run, session, or the host."""
     serve = """
     s = socket.create_server(("127.0.0.1", 38999))
     socket.create_connection(("127.0.0.1", 38999)).close()

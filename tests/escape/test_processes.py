@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spec("G2")
 
 
+@pytest.mark.threat(31)
 async def test_a_host_process_is_not_in_proc(jail: sb.Session, victim: Victim) -> None:
-    """THREATS 31. Its token stands on its command line. A masked /proc is reported as inherited."""
+    """Its token stands on its command line. A masked /proc is reported as inherited."""
     code = """
     lines = {}
     for entry in os.listdir("/proc"):
@@ -44,8 +45,9 @@ async def test_a_host_process_is_not_in_proc(jail: sb.Session, victim: Victim) -
         assert jail.isolation.proc == "inherited"
 
 
+@pytest.mark.threat(32)
 async def test_signals_to_host_processes_do_not_arrive(jail: sb.Session, victim: Victim) -> None:
-    """THREATS 32. kill, tgkill, pidfd and group signals, to a plant and to the driving process."""
+    """kill, tgkill, pidfd and group signals, to a plant and to the driving process."""
     heard: list[int] = []
     old = {n: signal.signal(n, lambda n, _: heard.append(n)) for n in (10, 12)}
     code = """
@@ -97,10 +99,11 @@ if given["change"]:
 """
 
 
+@pytest.mark.threat(33)
 async def test_the_memory_of_a_host_process_is_out_of_reach(
     jail: sb.Session, victim: Victim
 ) -> None:
-    """THREATS 33. ptrace, process_vm_readv and writev, /proc/<pid>/mem."""
+    """ptrace, process_vm_readv and writev, /proc/<pid>/mem."""
     found = await attack(jail, _MEMORY, given=victim.facts() | {"change": True})
     assert "ok" not in found.values(), found
     assert victim.report()["memory"] == "untouched"
@@ -109,10 +112,11 @@ async def test_the_memory_of_a_host_process_is_out_of_reach(
         assert bare["read"] == bare["maps"] == "ok"
 
 
+@pytest.mark.threat(34)
 async def test_a_descriptor_cannot_be_taken_from_a_host_process(
     jail: sb.Session, victim: Victim
 ) -> None:
-    """THREATS 34. pidfd_getfd; also from a process inside, as the filter refuses it whole."""
+    """pidfd_getfd; also from a process inside, as the filter refuses it whole."""
     code = """
     out["open"] = attempt(os.pidfd_open, given["pid"])
     own = os.pidfd_open(os.getpid())
@@ -128,8 +132,9 @@ async def test_a_descriptor_cannot_be_taken_from_a_host_process(
     assert (await outside(code, given=victim.facts()))["own"] == "ok"
 
 
+@pytest.mark.threat(35)
 async def test_proc_entries_of_a_host_process_are_closed(jail: sb.Session, victim: Victim) -> None:
-    """THREATS 35. environ, cwd, root, fd, mem, exe: absent, or closed where /proc is inherited."""
+    """environ, cwd, root, fd, mem, exe: absent, or closed where /proc is inherited."""
     code = """
     base = f"/proc/{given['pid']}"
     out["environ"] = attempt(lambda: given["mark"] in read(base + "/environ") or 1 / 0)
@@ -153,8 +158,9 @@ async def test_proc_entries_of_a_host_process_are_closed(jail: sb.Session, victi
     assert SECRET in environ, "the plant has it"
 
 
+@pytest.mark.threat(35, 41)
 async def test_the_first_process_of_the_sandbox_is_closed_too(jail: sb.Session) -> None:
-    """THREATS 35, 41. It holds the line to the host."""
+    """It holds the line to the host."""
     code = """
     # In an inherited /proc our parent has another number, which status tells.
     parent = int(read("/proc/self/status").split("PPid:")[1].split()[0])
@@ -173,8 +179,9 @@ async def test_the_first_process_of_the_sandbox_is_closed_too(jail: sb.Session) 
     assert "ok" not in found.values(), found
 
 
+@pytest.mark.threat(36)
 async def test_limits_of_host_processes_stay_as_they_are(jail: sb.Session, victim: Victim) -> None:
-    """THREATS 36. prlimit, nice, affinity and I/O priority of a plant and of the driving process."""
+    """prlimit, nice, affinity and I/O priority of a plant and of the driving process."""
     import resource
 
     code = """
@@ -200,11 +207,12 @@ async def test_limits_of_host_processes_stay_as_they_are(jail: sb.Session, victi
     assert victim.report() != before, "the host can"
 
 
+@pytest.mark.threat(37)
 @pytest.mark.spec("B8")
 async def test_a_parallel_run_of_any_session_cannot_be_read_or_signalled(
     jailed: OpenSession,
 ) -> None:
-    """THREATS 37. One run has a key in its environment; neighbours look for it."""
+    """One run has a key in its environment; neighbours look for it."""
     wait = "import os, sys; print(os.environ['KEY'], flush=True); sys.stdin.read()"
     look = """
     hits = []
@@ -246,9 +254,10 @@ def sysv(key, make):
 """
 
 
+@pytest.mark.threat(38)
 @pytest.mark.spec("B8")
 async def test_ipc_objects_of_the_host_are_not_found(jail: sb.Session) -> None:
-    """THREATS 38. SysV memory, semaphores and queues by key; POSIX queues by name."""
+    """SysV memory, semaphores and queues by key; POSIX queues by name."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -283,8 +292,9 @@ async def test_ipc_objects_of_the_host_are_not_found(jail: sb.Session) -> None:
             os.close(posix)
 
 
+@pytest.mark.threat(37)
 async def test_a_run_kept_in_the_background_cannot_reach_a_later_one(jail: sb.Session) -> None:
-    """THREATS 37. Its spy loop sees only processes of its own run."""
+    """Its spy loop sees only processes of its own run."""
     spy = """
     seen = set()
     end = time.monotonic() + 0.8

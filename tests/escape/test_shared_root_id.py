@@ -39,8 +39,9 @@ async def shared(jailed: OpenSession, monkeypatch: pytest.MonkeyPatch) -> AsyncI
         yield session
 
 
+@pytest.mark.threat(69, 71)
 async def test_kernel_settings_stay_closed(shared: sb.Session) -> None:
-    """THREATS 69, 71. The files of /proc/sys obey the owner's id, not a capability."""
+    """The files of /proc/sys obey the owner's id, not a capability."""
     code = """
     opened = []
     tops = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/driver", "/proc/scsi", "/sys")
@@ -61,8 +62,9 @@ async def test_kernel_settings_stay_closed(shared: sb.Session) -> None:
     assert found["opened"] == []
 
 
+@pytest.mark.threat(7, 24)
 async def test_nodes_of_dev_keep_their_metadata(shared: sb.Session) -> None:
-    """THREATS 7, 24. They are the host's own nodes: a change of mode would be everybody's."""
+    """They are the host's own nodes: a change of mode would be everybody's."""
     code = """
     for name in ("null", "zero", "full", "random", "urandom", "tty"):
         found = os.stat("/dev/" + name)
@@ -73,8 +75,9 @@ async def test_nodes_of_dev_keep_their_metadata(shared: sb.Session) -> None:
     assert all("ok" not in tries for tries in found.values()), found
 
 
+@pytest.mark.threat(18)
 async def test_no_set_id_file_of_root_can_be_left(shared: sb.Session) -> None:
-    """THREATS 18. The work dir belongs to root on the host, and what is made in it too."""
+    """The work dir belongs to root on the host, and what is made in it too."""
     code = """
     write("file")
     out["tries"] = [attempt(os.chmod, "file", 0o4755),
@@ -87,8 +90,9 @@ async def test_no_set_id_file_of_root_can_be_left(shared: sb.Session) -> None:
     assert (made.st_uid, stat.S_IMODE(made.st_mode)) == (0, 0o755)
 
 
+@pytest.mark.threat(32, 35, 36)
 async def test_host_processes_of_root_are_out_of_reach(shared: sb.Session) -> None:
-    """THREATS 32, 35, 36. The owner of the session has the same id."""
+    """The owner of the session has the same id."""
     code = """
     import resource
     pid = given["pid"]

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spec("G2", "E4")
 
 
+@pytest.mark.threat(24, 40)
 async def test_no_device_node_of_the_host_opens(jail: sb.Session) -> None:
-    """THREATS 24, 40. Only the six harmless nodes are there, and they work."""
+    """Only the six harmless nodes are there, and they work."""
     code = """
     out["names"] = sorted(os.listdir("/dev"))
     for name in given["host"]:
@@ -42,8 +43,9 @@ async def test_no_device_node_of_the_host_opens(jail: sb.Session) -> None:
     assert set(found.values()) == {"ENOENT"}, found
 
 
+@pytest.mark.threat(25)
 async def test_a_device_node_cannot_be_made(jail: sb.Session) -> None:
-    """THREATS 25. Nor a white-out; a FIFO can."""
+    """Nor a white-out; a FIFO can."""
     code = """
     for name, device in (("mem", (1, 1)), ("disk", (254, 0)), ("sda", (8, 0)), ("null", (1, 3)), ("white", (0, 0))):
         for place in (".", "/tmp", "/dev/shm", "/dev"):
@@ -63,10 +65,11 @@ class _Handle(ctypes.Structure):
     _fields_ = (("size", ctypes.c_uint), ("kind", ctypes.c_int), ("data", ctypes.c_ubyte * 128))
 
 
+@pytest.mark.threat(26)
 async def test_a_handle_made_outside_does_not_open_inside(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
-    """THREATS 26. The handle is real: the host made it, and its root can open it."""
+    """The handle is real: the host made it, and its root can open it."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle, mount = _Handle(size=128), ctypes.c_int()
     path = os.fsencode(plant / "secret")
@@ -119,9 +122,10 @@ out["read"] = read(file) if os.path.exists(file) else ""
 """
 
 
+@pytest.mark.threat(28)
 @pytest.mark.spec("E4")
 async def test_a_read_only_path_cannot_be_changed(jailed: OpenSession, plant: Path) -> None:
-    """THREATS 28. Two dozen ways; the same path given for writing is the control."""
+    """Two dozen ways; the same path given for writing is the control."""
     (plant / "empty").mkdir()
     before = snapshot(plant)
     async with jailed(read_only_paths=[str(plant)]) as jail:
@@ -137,9 +141,10 @@ async def test_a_read_only_path_cannot_be_changed(jailed: OpenSession, plant: Pa
     assert found["remount"] == found["umount"] == found["setattr"] == "EPERM"
 
 
+@pytest.mark.threat(29)
 @pytest.mark.spec("B5")
 async def test_the_owners_packages_cannot_be_changed(jail: sb.Session) -> None:
-    """THREATS 29. The interpreter's own library dirs are there to be read only."""
+    """The interpreter's own library dirs are there to be read only."""
     paths = sysconfig.get_paths()
     dirs = sorted({paths["purelib"], paths["platlib"], paths["stdlib"], paths["scripts"]})
     code = """

@@ -52,9 +52,10 @@ def _pending(master: int) -> bytes:
         return b""
 
 
+@pytest.mark.threat(39, 40)
 @pytest.mark.spec("G2")
 def test_a_command_with_a_terminal_types_nothing_into_the_callers(cell: str) -> None:
-    """THREATS 39, 40. The caller has a controlling terminal while the command uses its own."""
+    """The caller has a controlling terminal while the command uses its own."""
     master, slave = pty.openpty()
     name = os.ttyname(slave)
     body = """

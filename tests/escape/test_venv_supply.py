@@ -40,10 +40,11 @@ write(given["venv"] + "/pyvenv.cfg", f"home = {os.getcwd()}\\nexecutable = {give
 """
 
 
+@pytest.mark.threat(46)
 async def test_a_poisoned_venv_runs_nothing_outside(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
-    """THREATS 46. Start-up files, programs and settings of the venv, then a second session."""
+    """Start-up files, programs and settings of the venv, then a second session."""
     marker = plant / "ran-outside"
     given = {"marker": str(marker), "venv": f"{work}/{_VENV}"}
     async with jailed(host_work_dir=work) as jail:
@@ -64,10 +65,11 @@ async def test_a_poisoned_venv_runs_nothing_outside(
     assert marker.exists()
 
 
+@pytest.mark.threat(4, 47)
 def test_modules_in_the_work_dir_are_not_imported_by_the_host(
     cell: str, plant: Path, work: str
 ) -> None:
-    """THREATS 4, 47. The owner stands in a poisoned work dir without a venv."""
+    """The owner stands in a poisoned work dir without a venv."""
     marker = plant / "ran-outside"
     poison = f"open({str(marker)!r}, 'w').close()\nraise SystemExit(3)\n"
     for name in ("sysconfig", "json", "subprocess", "venv", "ensurepip", "uv", "site", "encodings",
@@ -90,10 +92,11 @@ def test_modules_in_the_work_dir_are_not_imported_by_the_host(
     assert marker.exists()
 
 
+@pytest.mark.threat(48)
 async def test_settings_in_the_work_dir_neither_steer_nor_stop_a_session(
     jailed: OpenSession, work: str
 ) -> None:
-    """THREATS 48. Broken files that tools look for from the working directory upwards."""
+    """Broken files that tools look for from the working directory upwards."""
     for name in ("uv.toml", "pyproject.toml", "setup.cfg", ".python-version", ".env", "pip.conf",
                  "pyvenv.cfg", "python-wrapper.conf", ".netrc"):  # fmt: skip
         Path(work, name).write_text("][ = broken \0\n")
@@ -103,6 +106,7 @@ async def test_settings_in_the_work_dir_neither_steer_nor_stop_a_session(
     assert Path(work, _VENV, "bin", "python").is_symlink()
 
 
+@pytest.mark.threat(49)
 @pytest.mark.parametrize(
     "entry", ["", "pyvenv.cfg", "bin", "bin/python", "lib", "lib64", "lib/{py}", "lib/{py}/site-packages",
               "lib/{py}/site-packages/_union_sandbox.pth"]
@@ -110,7 +114,7 @@ async def test_settings_in_the_work_dir_neither_steer_nor_stop_a_session(
 async def test_product_files_replaced_by_links_lead_nowhere(
     jailed: OpenSession, plant: Path, work: str, entry: str
 ) -> None:
-    """THREATS 49. Each entry that the session made becomes a link to a plant of the right kind."""
+    """Each entry that the session made becomes a link to a plant of the right kind."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for name in ("pyvenv.cfg", "python", "site-packages", "_union_sandbox.pth"):
         (plant / name).write_text("plant") if "." in name else (plant / name).mkdir()
@@ -133,11 +137,12 @@ async def test_product_files_replaced_by_links_lead_nowhere(
         assert snapshot(plant) == before
 
 
+@pytest.mark.threat(46, 49)
 @pytest.mark.parametrize("shape", ["file", "fifo", "closed", "deep"])
 async def test_a_venv_that_is_something_else_is_made_again(
     jailed: OpenSession, work: str, shape: str
 ) -> None:
-    """THREATS 46, 49. The name taken by a file, a FIFO, a directory without rights, a deep tree."""
+    """The name taken by a file, a FIFO, a directory without rights, a deep tree."""
     code = """
     os.rename(given["venv"], "old")
     if given["shape"] == "file":
@@ -158,10 +163,11 @@ async def test_a_venv_that_is_something_else_is_made_again(
         assert await jail.run_code("print('works')") == "works\n"
 
 
+@pytest.mark.threat(50, 51)
 async def test_files_the_host_might_run_later_are_not_run_by_us(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
-    """THREATS 50, 51. Git hooks, shell start-up files, editor tasks planted in the work dir."""
+    """Git hooks, shell start-up files, editor tasks planted in the work dir."""
     marker = plant / "ran-outside"
     code = """
     os.makedirs(".git/hooks")
@@ -198,11 +204,12 @@ def _wheel(place: Path) -> Path:
     return path
 
 
+@pytest.mark.threat(30)
 @pytest.mark.slow
 async def test_an_installed_file_edited_in_place_stays_with_its_session(
     jailed: OpenSession, tmp_path: Path
 ) -> None:
-    """THREATS 30. Install, edit, install in a second session: clean."""
+    """Install, edit, install in a second session: clean."""
     place = tmp_path / "wheels"
     place.mkdir()
     wheel = _wheel(place)
@@ -224,8 +231,9 @@ async def test_an_installed_file_edited_in_place_stays_with_its_session(
     assert wheel.read_bytes() == original
 
 
+@pytest.mark.threat(49, 51)
 async def test_the_script_file_cannot_be_changed_for_a_later_run(jail: sb.Session) -> None:
-    """THREATS 49, 51. The script dir is fresh in each run and closed to the command."""
+    """The script dir is fresh in each run and closed to the command."""
     code = """
     for path in ("/run/sandbox/main.py", "/run/sandbox/main.sh", "/run/sandbox/new", "/run/tools/uv"):
         out[path] = [attempt(write, path), attempt(os.rename, path, path + "2")]

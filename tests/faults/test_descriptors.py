@@ -42,6 +42,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.threat(113)
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.spec("D8")
 def test_no_descriptor_left_is_said_and_leaves_nothing(backend: str) -> None:

@@ -35,6 +35,7 @@ async def test_it_can_be_asked_inside_a_loop_and_says_why_not(
     assert "C compiler" in userns.hint
 
 
+@pytest.mark.threat(114)
 @pytest.mark.spec("G1")
 async def test_a_backend_that_is_not_there_is_refused_and_not_replaced() -> None:
     with pytest.raises(sb.BackendUnavailableError, match="sandbox-exec"):

@@ -33,6 +33,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.threat(114)
 @pytest.mark.spec("G1")
 @pytest.mark.parametrize("backend", ISOLATED)
 def test_no_user_namespaces_is_told_with_its_remedies(backend: str) -> None:
@@ -50,6 +51,7 @@ def test_no_user_namespaces_is_told_with_its_remedies(backend: str) -> None:
     assert "seccompProfile: Unconfined" in done.stdout
 
 
+@pytest.mark.threat(114)
 @pytest.mark.spec("G1")
 @pytest.mark.parametrize("backend", ISOLATED)
 async def test_the_control_is_that_it_opens_without_the_filter(backend: str) -> None:

@@ -13,6 +13,7 @@ from union.sandbox._net.connect import HostResolver
 from union.sandbox._net.decide import Dialer, DialError, RefusedError
 
 
+@pytest.mark.threat(91, 92)
 async def test_only_addresses_that_pass_are_dialled():
     async with serving(echo) as port:
         resolver = FakeResolver({"a.example": ["10.0.0.1", "::1", "127.0.0.1", "fe80::1%1"]})
@@ -60,6 +61,7 @@ async def test_an_address_that_never_answers_is_overtaken(monkeypatch):
         sock.close()
 
 
+@pytest.mark.threat(92)
 async def test_a_resolver_that_hangs_or_fails_means_no(monkeypatch):
     monkeypatch.setattr(decide, "RESOLVE_TIMEOUT_S", 0.05)
 
@@ -74,6 +76,7 @@ async def test_a_resolver_that_hangs_or_fails_means_no(monkeypatch):
             await Dialer(rules(["a.example"]), resolver=FakeResolver(table)).dial("a.example", 80)
 
 
+@pytest.mark.threat(91)
 async def test_all_addresses_inside_is_a_refusal_that_says_where_it_leads():
     dialer = Dialer(
         rules(["a.example"]), resolver=FakeResolver({"a.example": ["10.0.0.1", "127.0.0.1"]})

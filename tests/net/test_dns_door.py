@@ -45,6 +45,7 @@ async def test_an_allowed_name_has_one_lasting_address(open_doors):
     assert doors.decisions == []
 
 
+@pytest.mark.threat(80)
 @pytest.mark.parametrize(
     "name", ["secret-data.evil.example", "b.example", "127.1", "a.example.evil"]
 )

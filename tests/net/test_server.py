@@ -176,6 +176,7 @@ async def test_garbage_does_not_disturb_others(open_doors):
         writer.close()
 
 
+@pytest.mark.threat(100)
 async def test_there_is_a_limit_to_the_descriptors_one_run_takes(open_doors):
     async with serving(echo) as port:
         doors = open_doors(rules([LOOPBACK]))
@@ -211,6 +212,7 @@ async def test_decisions_that_are_kept_have_an_end(open_doors, monkeypatch):
     assert (len(doors.decisions), doors.egress.unrecorded) == (2, 3)
 
 
+@pytest.mark.threat(96)
 async def test_two_runs_do_not_share_anything(open_doors):
     async with serving(echo) as port:
         wide = open_doors(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})

@@ -43,6 +43,7 @@ async def test_names_and_addresses(open_doors):
         assert await talk(doors, by_name("127.1", port), b"four") == (0, b"four")
 
 
+@pytest.mark.threat(80, 84)
 @pytest.mark.parametrize(
     "name",
     [
@@ -70,12 +71,14 @@ async def test_refused_names_are_not_resolved(open_doors, name):
     assert decision.host.isprintable()
 
 
+@pytest.mark.threat(91)
 @pytest.mark.parametrize("inner", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "0.0.0.0"])
 async def test_an_allowed_name_that_leads_inwards_is_refused(open_doors, inner):
     doors = open_doors(rules(["a.example"]), table={"a.example": [inner]})
     assert (await talk(doors, by_name("a.example", 80)))[0] == 2
 
 
+@pytest.mark.threat(97)
 @pytest.mark.parametrize("command", [2, 3, 9])
 async def test_only_connect_is_served(open_doors, command):
     doors = open_doors(rules(["a.example"]))
@@ -92,6 +95,7 @@ async def test_unreachable_is_not_refused(open_doors):
     assert all(d.error for d in doors.decisions)
 
 
+@pytest.mark.threat(96)
 async def test_credentials_are_needed_where_there_are_any(open_doors):
     async with serving(echo) as port:
         doors = open_doors(rules([LOOPBACK]), credentials="run:secret")

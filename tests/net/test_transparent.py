@@ -78,6 +78,7 @@ async def test_a_connection_to_the_door_itself_goes_nowhere(open_doors):
     assert [d.allowed for d in doors.decisions] == [False]
 
 
+@pytest.mark.threat(91, 92)
 async def test_a_name_whose_second_answer_is_inside_is_refused(open_doors):
     doors = open_doors(
         rules(["a.example"]), table={"a.example": [["10.255.255.1"], ["127.0.0.1", "::1"]]}
@@ -88,6 +89,7 @@ async def test_a_name_whose_second_answer_is_inside_is_refused(open_doors):
     assert [(d.allowed, d.rule) for d in doors.decisions] == [(False, "internal")] * 2
 
 
+@pytest.mark.threat(94)
 async def test_a_foreign_tls_name_is_dropped_and_its_bytes_are_not_sent(open_doors):
     seen = bytearray()
 

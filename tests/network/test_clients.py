@@ -83,12 +83,13 @@ def _command(client: str, *, proxied: bool, name: str, port: int) -> tuple[str, 
     return "python", head + "\n".join(line.removeprefix(" " * 8) for line in lines)
 
 
+@pytest.mark.threat(76)
 @pytest.mark.parametrize("proxied", [True, False], ids=["proxied", "direct"])
 @pytest.mark.parametrize("client", [*_SHELL, *_PYTHON])
 async def test_an_allowed_name_works_and_another_fails_at_once(
     net: sb.Session, served: Services, resolver: Resolver, client: str, *, proxied: bool
 ) -> None:
-    """THREATS 76. The same command, twice: only the name differs."""
+    """The same command, twice: only the name differs."""
     if client in {"requests", "aiohttp"} and importlib.util.find_spec(client) is None:
         pytest.skip(f"{client} is not installed: pip install {client}")
     allow = ["allowed.test", f"127.0.0.1:{served.https.port}"]
@@ -143,8 +144,9 @@ async def test_socks_clients_are_served_by_name(
         assert [(d.door, d.allowed) for d in proc.network] == [("socks", wanted == 0)]
 
 
+@pytest.mark.threat(82)
 async def test_plain_http_is_judged_too(net: sb.Session, served: Services) -> None:
-    """THREATS 82. Not only CONNECT."""
+    """Not only CONNECT."""
     for proxy, door in (("", "http"), ("--noproxy '*'", "tcp")):
         proc = await net.run(
             f"curl -sS {proxy} http://allowed.test:{served.http.port}/hello; "

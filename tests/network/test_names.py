@@ -35,10 +35,11 @@ def by_tcp(name, kind=1):
 """
 
 
+@pytest.mark.threat(80)
 async def test_names_that_are_not_allowed_are_told_to_nobody(
     net: sb.Session, resolver: Resolver
 ) -> None:
-    """THREATS 80. By every way in which a program can mention a name."""
+    """By every way in which a program can mention a name."""
     code = (
         _QUERY
         + """
@@ -65,10 +66,11 @@ for name in given["names"]:
     assert {d.host.lower() for d in seen.refusals} == {name.lower() for name in names}
 
 
+@pytest.mark.threat(80)
 async def test_an_allowed_name_is_resolved_only_when_it_is_connected_to(
     net: sb.Session, served: Services, resolver: Resolver
 ) -> None:
-    """THREATS 80. Looking up is not yet sending: answers are addresses of the sandbox's own."""
+    """Looking up is not yet sending: answers are addresses of the sandbox's own."""
     code = """
     infos = socket.getaddrinfo("allowed.test", given["port"], type=socket.SOCK_STREAM)
     out["addresses"] = [info[4][0] for info in infos]
@@ -83,11 +85,12 @@ async def test_an_allowed_name_is_resolved_only_when_it_is_connected_to(
     assert not {"127.0.0.1", "::1"} & set(seen.out["addresses"])
 
 
+@pytest.mark.threat(91)
 @pytest.mark.parametrize("door", ["tcp", "http", "socks"])
 async def test_a_name_that_leads_inwards_is_refused(
     net: sb.Session, served: Services, resolver: Resolver, dialled: Dialled, door: str
 ) -> None:
-    """THREATS 91. Loopback, private, link-local, unspecified, and their IPv6 spellings."""
+    """Loopback, private, link-local, unspecified, and their IPv6 spellings."""
     inner = ["127.0.0.1", "10.1.2.3", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.1.1",
              "::1", "fd00::1", "fe80::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1"]  # fmt: skip
     names = [f"n{number}.allowed.test" for number in range(len(inner))]
@@ -110,10 +113,11 @@ async def test_a_name_that_leads_inwards_is_refused(
     assert served.echo.connections == 0
 
 
+@pytest.mark.threat(92)
 async def test_rebinding_is_refused(
     net: sb.Session, served: Services, resolver: Resolver, dialled: Dialled
 ) -> None:
-    """THREATS 92. One look-up per connection; the address that was checked is the one dialled."""
+    """One look-up per connection; the address that was checked is the one dialled."""
     dialled.to_loopback.add(PUBLIC)
     resolver.turns["rebind.test"] = [[PUBLIC], ["127.0.0.1"], [PUBLIC, "127.0.0.1"], ["::1"]]
     code = """
@@ -128,6 +132,7 @@ async def test_rebinding_is_refused(
     assert dialled.addresses == [PUBLIC, PUBLIC], "never the second answer"
 
 
+@pytest.mark.threat(85, 86, 87)
 @pytest.mark.parametrize(
     "entry, asked, reached",
     [
@@ -150,7 +155,7 @@ async def test_rebinding_is_refused(
 async def test_which_names_an_entry_covers(
     net: sb.Session, served: Services, resolver: Resolver, entry: str, asked: str, *, reached: bool
 ) -> None:
-    """THREATS 85, 86, 87. The same answer at every door."""
+    """The same answer at every door."""
     for name in ("suballowed.test", "notallowed.test", "allowed.test.other.test", "allowed-test"):
         resolver.table[name] = ["127.0.0.1"]
     code = """

@@ -97,11 +97,11 @@ for name, request in given["requests"].items():
 """
 
 
+@pytest.mark.threat(82, 83, 84, 85, 86, 87, 90, 94, 95)
 @pytest.mark.parametrize("requests", [OK, REFUSED], ids=["served", "refused"])
 async def test_the_proxy_and_the_policy_read_the_same(
     net: sb.Session, served: Services, resolver: Resolver, requests: dict[str, str]
 ) -> None:
-    """THREATS 82-87, 90, 94, 95."""
     port = str(served.http.port)
     given = {"requests": {name: text.replace("{port}", port) for name, text in requests.items()}}
     seen = await look(net, _EACH, allow=_allow(served), given=given)
@@ -115,8 +115,9 @@ async def test_the_proxy_and_the_policy_read_the_same(
     assert len(seen.refusals) == (0 if requests is OK else len(REFUSED))
 
 
+@pytest.mark.threat(83, 95)
 async def test_each_request_of_a_connection_is_judged(net: sb.Session, served: Services) -> None:
-    """THREATS 83, 95. Pipelined, after a body, inside a chunked body."""
+    """Pipelined, after a body, inside a chunked body."""
     code = """
     a, b = (f"{name}:{given['port']}" for name in ("allowed.test", "other.test"))
     good = f"GET http://{a}/hello HTTP/1.1\\r\\nHost: {a}\\r\\n\\r\\n"
@@ -138,6 +139,7 @@ async def test_each_request_of_a_connection_is_judged(net: sb.Session, served: S
     assert [d.host for d in seen.refusals] == ["other.test"] * 2
 
 
+@pytest.mark.threat(94)
 @pytest.mark.parametrize("door", ["http", "tcp"])
 @pytest.mark.parametrize(
     "server_name, wanted",
@@ -147,7 +149,7 @@ async def test_each_request_of_a_connection_is_judged(net: sb.Session, served: S
 async def test_the_tls_server_name_must_be_allowed_too(
     net: sb.Session, served: Services, door: str, server_name: str, wanted: str
 ) -> None:
-    """THREATS 94. An allowed front does not open the hosts behind it."""
+    """An allowed front does not open the hosts behind it."""
     code = """
     def greet():
         raw = tunnel("allowed.test", given["port"]) if given["door"] == "http" else socket.create_connection(("allowed.test", given["port"]))
@@ -171,10 +173,11 @@ async def test_the_tls_server_name_must_be_allowed_too(
         assert "server name" in seen.refusals[0].reason
 
 
+@pytest.mark.threat(84, 97)
 async def test_socks_names_are_read_whole(
     net: sb.Session, served: Services, resolver: Resolver
 ) -> None:
-    """THREATS 84, 97. NUL and control characters in names; commands other than CONNECT."""
+    """NUL and control characters in names; commands other than CONNECT."""
     code = """
     for text in given["names"]:
         out[text] = attempt(socks, text.encode("latin-1"), given["port"])
@@ -198,10 +201,11 @@ async def test_socks_names_are_read_whole(
     assert served.echo.connections == 0
 
 
+@pytest.mark.threat(100)
 async def test_oversized_heads_and_garbage_are_answered_and_dropped(
     net: sb.Session, served: Services
 ) -> None:
-    """THREATS 100. And the next request is served."""
+    """And the next request is served."""
     code = """
     good = f"GET http://allowed.test:{given['port']}/hello HTTP/1.1\\r\\nHost: allowed.test:{given['port']}\\r\\n\\r\\n"
     out["large header"] = attempt(status, "GET http://allowed.test/ HTTP/1.1\\r\\nX: " + "x" * 70000 + "\\r\\n\\r\\n")
@@ -218,10 +222,11 @@ async def test_oversized_heads_and_garbage_are_answered_and_dropped(
     assert max(took for _, took in seen.out.values()) < 2
 
 
+@pytest.mark.threat(100)
 async def test_slow_clients_do_not_keep_others_waiting(
     net: sb.Session, served: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """THREATS 100. A request that trickles is ended; 150 half-open ones hurt nobody."""
+    """A request that trickles is ended; 150 half-open ones hurt nobody."""
     monkeypatch.setattr(http_proxy, "_HEAD_TIMEOUT_S", 0.5)
     code = """
     good = f"GET http://allowed.test:{given['port']}/hello HTTP/1.1\\r\\nHost: allowed.test:{given['port']}\\r\\n\\r\\n"

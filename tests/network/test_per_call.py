@@ -33,8 +33,9 @@ for name in given["names"]:
 REACHED, REFUSED = ["hellobye", "open"], ["gaierror", "EACCES"]
 
 
+@pytest.mark.threat(96)
 async def test_calls_at_once_have_each_their_own_list(net: sb.Session, served: Services) -> None:
-    """THREATS 96. Both are alive and talking while the other is refused."""
+    """Both are alive and talking while the other is refused."""
     names = ["allowed.test", "other.test"]
     code = 'print("ready", flush=True); sys.stdin.readline()\n' + _REACH + "\ntime.sleep(0.2)"
     given = {"names": names, "port": served.echo.port}
@@ -66,10 +67,11 @@ async def test_calls_at_once_have_each_their_own_list(net: sb.Session, served: S
         assert {d.host for d in proc.network if not d.allowed} == {other}
 
 
+@pytest.mark.threat(98)
 async def test_calls_one_after_another_have_each_their_own_list(
     net: sb.Session, served: Services
 ) -> None:
-    """THREATS 98. Wide, narrow, blocked, and wide again."""
+    """Wide, narrow, blocked, and wide again."""
     given = {"names": ["allowed.test"], "port": served.echo.port}
     for allow, wanted in (
         (["allowed.test", "127.0.0.1"], REACHED),
@@ -96,11 +98,12 @@ async def test_a_call_replaces_the_sessions_list(jailed: OpenSession, served: Se
             assert list(seen.out.values()) == wanted, options
 
 
+@pytest.mark.threat(98)
 @pytest.mark.spec("C8", "F1", "F2")
 async def test_what_an_open_call_leaves_behind_cannot_serve_a_blocked_one(
     net: sb.Session, served: Services
 ) -> None:
-    """THREATS 98. A daemon that relays to the host's network, on TCP, by name and by path."""
+    """A daemon that relays to the host's network, on TCP, by name and by path."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -153,12 +156,13 @@ async def test_what_an_open_call_leaves_behind_cannot_serve_a_blocked_one(
         pass
 
 
+@pytest.mark.threat(93)
 @pytest.mark.spec("F5")
 @pytest.mark.parametrize("mode", ["open", "allowlist"])
 async def test_a_deny_list_comes_first(
     jailed: OpenSession, served: Services, resolver: Resolver, dialled: Dialled, mode: str
 ) -> None:
-    """THREATS 93. By name, by pattern, by range; an allowed name that leads there; all doors."""
+    """By name, by pattern, by range; an allowed name that leads there; all doors."""
     dialled.to_loopback |= {PUBLIC}
     resolver.table |= {
         "allowed.test": [PUBLIC],
@@ -191,11 +195,12 @@ async def test_a_deny_list_comes_first(
     assert {d.suggestion for d in seen.refusals} == {""}, "no allow entry would help"
 
 
+@pytest.mark.threat(77)
 @pytest.mark.spec("F2", "F5")
 async def test_an_open_network_with_a_deny_list_does_not_lend_the_hosts_loopback(
     jailed: OpenSession, served: Services
 ) -> None:
-    """THREATS 77. `open` alone is the host's network; with a deny-list loopback is one's own."""
+    """`open` alone is the host's network; with a deny-list loopback is one's own."""
     given = {"names": ["127.0.0.1", "allowed.test"], "port": served.echo.port}
     async with jailed(network_mode="open") as session:
         out = (await look(session, 'out["x"] = ask(("127.0.0.1", given["port"]))', given=given)).out
@@ -209,6 +214,7 @@ async def test_an_open_network_with_a_deny_list_does_not_lend_the_hosts_loopback
     assert served.echo.connections == 1
 
 
+@pytest.mark.threat(81, 99)
 @pytest.mark.spec("C10", "F7")
 @pytest.mark.parametrize(
     "options, argument",
@@ -236,7 +242,7 @@ async def test_an_open_network_with_a_deny_list_does_not_lend_the_hosts_loopback
 async def test_arguments_are_checked_before_anything_starts(
     jailed: OpenSession, options: dict[str, Any], argument: str
 ) -> None:
-    """THREATS 81, 99. At the session, and at the call where the call takes it."""
+    """At the session, and at the call where the call takes it."""
     with pytest.raises(sb.SandboxUsageError) as raised:
         jailed(**options)
     assert raised.value.argument == argument
@@ -248,9 +254,10 @@ async def test_arguments_are_checked_before_anything_starts(
             assert raised.value.argument == argument
 
 
+@pytest.mark.threat(96)
 @pytest.mark.spec("B6")
 async def test_a_closed_session_leaves_no_door(jailed: OpenSession, served: Services) -> None:
-    """THREATS 96. A background run ends with its session, and so do its doors."""
+    """A background run ends with its session, and so do its doors."""
     async with jailed() as session:
         proc = await session.run(
             program(

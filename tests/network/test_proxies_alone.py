@@ -57,12 +57,13 @@ out["name refused"] = attempt(ask, ("other.test", given["port"]))
 """
 
 
+@pytest.mark.threat(76)
 @pytest.mark.usefixtures("no_nf_tables")
 @pytest.mark.parametrize("first", ["session", "call"])
 async def test_the_proxies_serve_and_nothing_else_does(
     jailed: OpenSession, served: Services, resolver: Resolver, dialled: Dialled, first: str
 ) -> None:
-    """THREATS 76. Whether the session or a call is the first to ask for a list."""
+    """Whether the session or a call is the first to ask for a list."""
     policy = {"network_mode": "allowlist", "network_allowlist": ALLOW}
     given = {"port": served.echo.port}
     async with jailed(**(policy if first == "session" else {})) as session:

@@ -66,11 +66,12 @@ for name, (host, port) in given["places"].items():
 """
 
 
+@pytest.mark.threat(76, 88, 89, 93)
 @pytest.mark.parametrize("places", [METADATA, INTERNAL], ids=["metadata", "addresses"])
 async def test_a_raw_connect_to_an_address_that_is_not_allowed(
     net: sb.Session, dialled: Dialled, resolver: Resolver, places: dict[str, str]
 ) -> None:
-    """THREATS 76, 88, 89, 93. Every spelling; nothing is dialled, nothing is looked up."""
+    """Every spelling; nothing is dialled, nothing is looked up."""
     given = {"places": {name: (host, 80) for name, host in places.items()}}
     seen = await look(net, _CONNECT, allow=ALLOW, given=given)
     assert {found for found, _ in seen.out.values()} <= FAILED, seen.out
@@ -89,10 +90,11 @@ async def test_the_refusal_names_the_address_whatever_its_spelling(net: sb.Sessi
     ]
 
 
+@pytest.mark.threat(77)
 async def test_the_hosts_own_addresses_are_unreachable(
     net: sb.Session, served: Services, plants, dialled: Dialled
 ) -> None:
-    """THREATS 77. Loopback v4 and v6, a listener on all addresses, this machine's own address."""
+    """Loopback v4 and v6, a listener on all addresses, this machine's own address."""
     listening = {"v4": plants(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
                  "any": plants(socket.AF_INET, socket.SOCK_STREAM, ("0.0.0.0", 0)),
                  "v6": plants(socket.AF_INET6, socket.SOCK_STREAM, ("::", 0))}  # fmt: skip
@@ -117,10 +119,11 @@ def _own_address() -> str | None:
         return str(sock.getsockname()[0])
 
 
+@pytest.mark.threat(88, 89, 91)
 async def test_the_proxies_refuse_addresses_in_every_spelling(
     net: sb.Session, served: Services, dialled: Dialled, resolver: Resolver
 ) -> None:
-    """THREATS 88, 89, 91. CONNECT, plain http and SOCKS, to metadata and to the host's loopback."""
+    """CONNECT, plain http and SOCKS, to metadata and to the host's loopback."""
     code = """
     for name, (host, port) in given["places"].items():
         written = f"[{host}]" if ":" in host else host
@@ -141,8 +144,9 @@ async def test_the_proxies_refuse_addresses_in_every_spelling(
     assert served.http.connections == 0
 
 
+@pytest.mark.threat(76, 80)
 async def test_no_datagram_leaves(net: sb.Session, plants) -> None:
-    """THREATS 76, 80. To the host's loopback, to name servers, to anybody; refused at once."""
+    """To the host's loopback, to name servers, to anybody; refused at once."""
     plant = plants(socket.AF_INET, socket.SOCK_DGRAM, ("0.0.0.0", 0))
     plant6 = plants(socket.AF_INET6, socket.SOCK_DGRAM, ("::1", 0))
     code = """
@@ -169,8 +173,9 @@ async def test_no_datagram_leaves(net: sb.Session, plants) -> None:
     assert silent(plant6)
 
 
+@pytest.mark.threat(76)
 async def test_no_raw_packet_or_ping_socket(net: sb.Session) -> None:
-    """THREATS 76. Nor the kernel's other families; the namespace cannot be changed."""
+    """Nor the kernel's other families; the namespace cannot be changed."""
     code = """
     def opened(family, kind, protocol=0):
         socket.socket(family, kind, protocol).close()
@@ -192,8 +197,9 @@ async def test_no_raw_packet_or_ping_socket(net: sb.Session) -> None:
     assert {found for found, _ in seen.out.values()} <= refused, seen.out
 
 
+@pytest.mark.threat(76)
 async def test_the_rules_cannot_be_removed_from_inside(net: sb.Session, dialled: Dialled) -> None:
-    """THREATS 76. Deleting the table, the route, or taking loopback down."""
+    """Deleting the table, the route, or taking loopback down."""
     code = """
     def send(protocol, kind, body):
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as s:
@@ -213,9 +219,10 @@ async def test_the_rules_cannot_be_removed_from_inside(net: sb.Session, dialled:
             "EPROTONOSUPPORT", "ENOSYS", "ENOSPC"}, seen.out  # fmt: skip
 
 
+@pytest.mark.threat(78, 79)
 @pytest.mark.spec("F1")
 async def test_unix_sockets_of_the_host_are_unreachable(net: sb.Session, plants) -> None:
-    """THREATS 78, 79. Abstract and by path, stream and datagram."""
+    """Abstract and by path, stream and datagram."""
     name = f"\0sbx-net-{secrets.token_hex(6)}"
     paths = [f"{place}/sbx-net-{secrets.token_hex(4)}" for place in ("/tmp", "/dev/shm")]
     made = [plants(socket.AF_UNIX, socket.SOCK_STREAM, name),
@@ -252,8 +259,8 @@ async def test_the_door_itself_leads_nowhere(net: sb.Session, dialled: Dialled) 
     assert {d.rule for d in seen.refusals} == {"syntax"}
 
 
+@pytest.mark.threat(81)
 async def test_an_empty_list_allows_nothing(net: sb.Session, served: Services) -> None:
-    """THREATS 81."""
     code = """
     out["name"] = attempt(ask, ("allowed.test", given["port"]))
     out["proxy"] = attempt(tunnel, "allowed.test", given["port"])

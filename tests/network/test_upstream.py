@@ -59,11 +59,12 @@ async def test_allowed_connections_go_through_it(
     assert "other.test" not in resolver.asked
 
 
+@pytest.mark.threat(91)
 @pytest.mark.parametrize("kind", ["http", "socks"])
 async def test_our_rules_stay_before_it(
     jailed: OpenSession, served: Services, resolver: Resolver, kind: str
 ) -> None:
-    """THREATS 91. An allowed name that leads inwards, denied addresses; the proxy hears nothing."""
+    """An allowed name that leads inwards, denied addresses; the proxy hears nothing."""
     resolver.table["inwards.test"] = ["10.0.0.1"]
     given = {"names": ["inwards.test", "denied.test", "169.254.169.254"], "port": served.echo.port}
     with upstream_proxy(kind) as proxy:

@@ -93,6 +93,7 @@ def _numbers(pid: int | str) -> list[str]:
     return next(line for line in lines if line.startswith("NSpid")).split()[1:]
 
 
+@pytest.mark.threat(54)
 def test_no_process_or_thread_has_a_capability(live: Live) -> None:
     for pid, task in live.tasks():
         status = live.status(pid, task)
@@ -100,6 +101,7 @@ def test_no_process_or_thread_has_a_capability(live: Live) -> None:
     assert live.jail.isolation.capabilities == ()
 
 
+@pytest.mark.threat(74)
 def test_every_process_and_thread_is_filtered(live: Live) -> None:
     tasks = live.tasks()
     assert len(tasks) >= 5, "threads are looked at too"
@@ -108,6 +110,7 @@ def test_every_process_and_thread_is_filtered(live: Live) -> None:
         assert (status["Seccomp"], status["NoNewPrivs"]) == ("2", "1"), status["Name"]
 
 
+@pytest.mark.threat(31, 38, 76)
 def test_every_namespace_is_its_own(live: Live) -> None:
     names = live.jail.isolation.namespaces
     assert set(names) == {"user", "mount", "pid", "ipc", "uts", "cgroup", "net"}
@@ -119,6 +122,7 @@ def _namespace(pid: int | str, name: str) -> str:
     return os.readlink(f"/proc/{pid}/ns/{_NS_FILES.get(name, name)}")
 
 
+@pytest.mark.threat(37)
 async def test_two_runs_share_no_namespace(live: Live) -> None:
     """Of one session: each run is a sandbox of its own."""
     before = _inside()
@@ -149,6 +153,7 @@ def _planned(jail: sb.Session) -> set[str]:
     return {"/"} | {step.path for step in steps if isinstance(step, made)}
 
 
+@pytest.mark.threat(70)
 def test_the_mounts_are_exactly_the_planned_ones(live: Live) -> None:
     planned = _planned(live.jail)
     found = [place for place, _, _ in _mounts(live.command)]
@@ -163,6 +168,7 @@ def _below(place: str, planned: set[str]) -> bool:
     return any(place.startswith(f"{top}/") for top in planned if top not in {"/", "/dev", "/run"})
 
 
+@pytest.mark.threat(28)
 def test_all_but_a_few_mounts_are_read_only(live: Live) -> None:
     devices = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")}
     writable = {live.jail.work_dir, "/tmp", "/dev/shm", RUN_DIR}
@@ -185,6 +191,7 @@ def test_all_but_a_few_mounts_are_read_only(live: Live) -> None:
         assert ("rw" in options) == (place in writable), place
 
 
+@pytest.mark.threat(1)
 def test_the_command_has_three_descriptors(live: Live) -> None:
     fds = {fd: os.readlink(f"/proc/{live.command}/fd/{fd}") for fd in _fds(live.command)}
     assert sorted(fds) == [0, 1, 2]
@@ -197,6 +204,7 @@ def _fds(pid: int) -> list[int]:
     return [int(fd) for fd in os.listdir(f"/proc/{pid}/fd")]
 
 
+@pytest.mark.threat(41)
 def test_the_environment_holds_documented_names_only(live: Live) -> None:
     raw = Path(f"/proc/{live.command}/environ").read_bytes()
     names = {entry.partition(b"=")[0].decode() for entry in raw.split(b"\0") if entry}
@@ -206,6 +214,7 @@ def test_the_environment_holds_documented_names_only(live: Live) -> None:
     assert set(os.environ) - documented - given, "the host has more"
 
 
+@pytest.mark.threat(101, 104)
 @pytest.mark.spec("G3")
 def test_limits_are_set_hard(live: Live) -> None:
     found = {}
@@ -241,6 +250,7 @@ def test_the_ids_are_what_is_reported(live: Live) -> None:
     assert mapped[2] == "1", "one id and no other exists inside"
 
 
+@pytest.mark.threat(39)
 def test_the_command_leads_a_session_of_its_own(live: Live) -> None:
     fields = Path(f"/proc/{live.command}/stat").read_text().rpartition(")")[2].split()
     group, session, terminal = (int(value) for value in fields[2:5])
@@ -258,6 +268,7 @@ def test_the_root_and_the_directory_are_private(live: Live) -> None:
     assert os.path.exists(f"/proc/{live.command}/root/etc/passwd")
 
 
+@pytest.mark.threat(1, 41)
 def test_process_one_is_bare(live: Live) -> None:
     """The supervisor inside: closed to its own user, and for the host's root nothing to find."""
     if os.geteuid() != 0 or _closed(live.first):
@@ -279,6 +290,7 @@ def _closed(pid: int) -> bool:
     return False
 
 
+@pytest.mark.threat(108)
 async def test_nothing_is_left_to_look_at_after_the_end(live: Live) -> None:
     await live.jail.close()
     assert eventually(lambda: not Path(f"/proc/{live.command}").exists(), within_s=1)

@@ -8,6 +8,7 @@ from tests.conftest import session_of
 from union import sandbox as sb
 
 
+@pytest.mark.threat(114)
 @pytest.mark.spec("G1", "B9")
 async def test_strict_refuses_a_masked_proc_and_nothing_else(jail: sb.Session) -> None:
     strict = session_of(jail.backend, strict=True)

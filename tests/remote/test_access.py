@@ -61,6 +61,7 @@ def start(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.threat(115)
 @pytest.mark.spec("I1")
 @pytest.mark.parametrize("method, path", ROUTES)
 def test_without_the_token_nothing_answers(quick: ServerProcess, method: str, path: str):
@@ -98,6 +99,7 @@ async def test_a_wrong_token_is_told_at_once(quick: ServerProcess):
     assert "token=" in caught.value.hint
 
 
+@pytest.mark.threat(116)
 @pytest.mark.spec("I1")
 def test_no_token_no_other_machine():
     done = start("--bind", "0.0.0.0:0", SANDBOX_SERVER_TOKEN="")
@@ -108,6 +110,7 @@ def test_no_token_no_other_machine():
     assert "there is no token" in done.stderr
 
 
+@pytest.mark.threat(119)
 @pytest.mark.spec("I1")
 async def test_the_token_and_the_commands_are_in_no_log(tmp_path: Path):
     with ServerProcess("--log-level", "debug") as server:
@@ -133,6 +136,7 @@ HOSTS = {
 }
 
 
+@pytest.mark.threat(117)
 @pytest.mark.spec("I3")
 @pytest.mark.parametrize("case", HOSTS)
 def test_it_answers_to_its_own_names_only(quick: ServerProcess, case: str):
@@ -152,6 +156,7 @@ ORIGINS = {
 }
 
 
+@pytest.mark.threat(117, 118)
 @pytest.mark.spec("I3")
 @pytest.mark.parametrize("case", ORIGINS)
 def test_a_page_of_another_origin_gets_nothing(quick: ServerProcess, case: str):
@@ -168,6 +173,7 @@ def test_a_page_of_another_origin_gets_nothing(quick: ServerProcess, case: str):
     assert quick.request("GET", "/v1/health", Origin=f"http://127.0.0.1:{port}")[0] == 200
 
 
+@pytest.mark.threat(116, 117)
 def test_without_a_token_only_loopback_names_count():
     with ServerProcess(token=False) as server:
         assert server.request("GET", "/v1/sessions")[0] == 200
@@ -203,6 +209,7 @@ def test_a_capability_runs_and_moves_files(quick: ServerProcess, capability: tup
     assert (status, body) == (200, b"x")
 
 
+@pytest.mark.threat(115)
 def test_a_capability_does_nothing_else(quick: ServerProcess, capability: tuple[str, str]):
     name, token = capability
     other = os.urandom(16).hex()
@@ -227,6 +234,7 @@ def test_a_capability_does_nothing_else(quick: ServerProcess, capability: tuple[
     quick.request("DELETE", f"/v1/sessions/{other}")
 
 
+@pytest.mark.threat(115)
 def test_a_capability_ends_with_its_time(quick: ServerProcess, capability: tuple[str, str]):
     name, token = capability
     path = f"/v1/sessions/{name}"
@@ -258,6 +266,7 @@ async def test_a_unix_socket(tmp_path: Path):
     assert not path.exists()
 
 
+@pytest.mark.threat(49)
 def test_a_socket_path_that_is_a_file(tmp_path: Path):
     (tmp_path / "file").write_text("precious")
     done = start("--bind", f"unix:{tmp_path}/file", "--work-dir", str(tmp_path / "w"))
@@ -278,6 +287,7 @@ def test_a_work_dir_that_is_not_ours_alone(tmp_path: Path):
         assert "--work-dir" in done.stderr
 
 
+@pytest.mark.threat(122)
 @pytest.mark.spec("I1")
 async def test_paths_of_the_server_are_not_the_clients(quick: ServerProcess, tmp_path: Path):
     (tmp_path / "f").write_text("x")
@@ -300,6 +310,7 @@ async def test_paths_of_the_server_are_not_the_clients(quick: ServerProcess, tmp
                     await session.run("true")
 
 
+@pytest.mark.threat(114)
 @pytest.mark.spec("G1")
 async def test_a_backend_that_the_server_does_not_offer():
     with ServerProcess("--backend", "userns") as server:
@@ -308,6 +319,7 @@ async def test_a_backend_that_the_server_does_not_offer():
                 await session.run("true")
 
 
+@pytest.mark.threat(122)
 @pytest.mark.spec("I1", "C9")
 async def test_the_server_has_a_ceiling_too():
     limits = ("--network-mode", "allowlist", "--network-allow", "*.example.com")

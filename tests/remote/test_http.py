@@ -130,6 +130,7 @@ def test_what_is_not_kept_any_more_is_not_made_up(quick: ServerProcess, path: st
     assert (status, json.loads(body)["error"]["code"]) == (400, "run-lost")
 
 
+@pytest.mark.threat(125)
 @pytest.mark.spec("I2")
 def test_a_caller_that_hangs_up_ends_its_command(quick: ServerProcess, path: str):
     with socket.create_connection(quick.address, timeout=10) as sock:

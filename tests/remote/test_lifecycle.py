@@ -164,6 +164,7 @@ async def test_a_client_that_is_there_keeps_its_session(quick: ServerProcess):
         assert background.returncode is None
 
 
+@pytest.mark.threat(125)
 @pytest.mark.spec("I2")
 def test_a_session_that_nobody_asks_for_ends(quick: ServerProcess):
     name = os.urandom(16).hex()
@@ -187,6 +188,7 @@ def test_a_name_that_was_closed_is_not_opened_again(quick: ServerProcess):
     assert is_idle(quick)
 
 
+@pytest.mark.threat(128)
 @pytest.mark.spec("B7")
 def test_the_server_holds_a_session_to_its_time_limit(quick: ServerProcess):
     path = f"/v1/sessions/{os.urandom(16).hex()}"
@@ -248,6 +250,7 @@ async def test_sigterm_lets_commands_end():
         server.stop()
 
 
+@pytest.mark.threat(126)
 @pytest.mark.spec("I1", "G4")
 async def test_what_does_not_end_in_time_is_ended():
     server = ServerProcess("--drain", "0.3")

@@ -31,6 +31,7 @@ ALLOWED = {
 }
 
 
+@pytest.mark.threat(122)
 @pytest.mark.spec("C9")
 @pytest.mark.parametrize("case", REFUSED)
 async def test_a_call_cannot_widen(quick: ServerProcess, case: str):

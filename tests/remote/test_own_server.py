@@ -77,6 +77,7 @@ def listening(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
         yield server
 
 
+@pytest.mark.threat(120)
 @pytest.mark.spec("I1", "F5")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", ISOLATED)
@@ -90,6 +91,7 @@ async def test_no_network_mode_leads_to_the_server(
     assert " 200" not in found.stdout, found.stdout
 
 
+@pytest.mark.threat(120)
 @pytest.mark.spec("F2")
 async def test_the_same_program_reaches_another_service(listening: ServerProcess):
     """The control: only the server's own port is out of reach, not this machine."""
@@ -114,6 +116,7 @@ async def test_the_attempt_is_on_record(listening: ServerProcess):
         assert refused[0].port == port
 
 
+@pytest.mark.threat(120)
 @pytest.mark.spec("I1", "F2")
 async def test_a_server_on_a_unix_socket_is_out_of_sight_and_open_is_open(tmp_path: Path):
     path = tmp_path / "s.sock"
@@ -129,6 +132,7 @@ async def test_a_server_on_a_unix_socket_is_out_of_sight_and_open_is_open(tmp_pa
             assert "FileNotFoundError" in found.stderr
 
 
+@pytest.mark.threat(120, 122)
 @pytest.mark.spec("C9", "I1")
 async def test_a_call_cannot_lift_it(listening: ServerProcess):
     port = listening.address[1]
@@ -143,6 +147,7 @@ async def test_a_call_cannot_lift_it(listening: ServerProcess):
     assert " 200" not in found.stdout
 
 
+@pytest.mark.threat(119)
 @pytest.mark.spec("I1")
 async def test_the_token_is_not_inside(listening: ServerProcess):
     """Not in the environment, not in a file, not in what /proc shows of the server."""

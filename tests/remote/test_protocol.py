@@ -89,6 +89,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.threat(123)
 @pytest.mark.spec("I3")
 @pytest.mark.parametrize("case", MALFORMED)
 async def test_a_bad_frame_ends_its_connection_and_nothing_else(quick: ServerProcess, case: str):
@@ -105,6 +106,7 @@ async def test_a_bad_frame_ends_its_connection_and_nothing_else(quick: ServerPro
     assert quick.metric("sandbox_frames_bad_total") == before + 1
 
 
+@pytest.mark.threat(123)
 @pytest.mark.spec("I3")
 async def test_text_and_too_large_messages(quick: ServerProcess):
     async with raw(quick) as client:
@@ -117,6 +119,7 @@ async def test_text_and_too_large_messages(quick: ServerProcess):
         assert client.ws.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
 
 
+@pytest.mark.threat(123)
 @pytest.mark.spec("I3")
 async def test_what_a_run_may_not_be_told(quick: ServerProcess):
     control = wire.to_json({"op": "format", "disk": True})
@@ -141,6 +144,7 @@ async def test_what_a_run_may_not_be_told(quick: ServerProcess):
             await client.refused()
 
 
+@pytest.mark.threat(123)
 @pytest.mark.spec("I3")
 async def test_what_a_client_cannot_pile_up():
     many = range(1, 300)
@@ -157,6 +161,7 @@ async def test_what_a_client_cannot_pile_up():
         assert await _exec(server, "echo fine") == "fine\n"
 
 
+@pytest.mark.threat(123)
 @pytest.mark.spec("I3")
 async def test_noise(quick: ServerProcess):
     chance = random.Random(3)
@@ -174,6 +179,7 @@ async def test_noise(quick: ServerProcess):
     assert eventually(lambda: is_idle(quick))
 
 
+@pytest.mark.threat(123)
 @pytest.mark.spec("I3")
 async def test_a_start_without_end_is_cut_off(quick: ServerProcess):
     chunk = bytes(wire.MAX_CHUNK)
@@ -188,6 +194,7 @@ async def test_a_start_without_end_is_cut_off(quick: ServerProcess):
     assert eventually(lambda: quick.metric("sandbox_buffer_bytes") == 0)
 
 
+@pytest.mark.threat(105, 123)
 @pytest.mark.spec("I3")
 async def test_a_client_that_never_reads(quick: ServerProcess):
     """Many runs with much to say, and nobody takes it: what is kept stays within its limit."""
@@ -256,6 +263,7 @@ BODIES = {
 }
 
 
+@pytest.mark.threat(123)
 @pytest.mark.spec("I3")
 @pytest.mark.parametrize("case", BODIES)
 def test_a_bad_body_is_refused_by_name(quick: ServerProcess, case: str):
@@ -271,6 +279,7 @@ def test_a_bad_body_is_refused_by_name(quick: ServerProcess, case: str):
     assert is_idle(quick)
 
 
+@pytest.mark.threat(123)
 @pytest.mark.spec("I3")
 def test_a_request_that_is_no_http(quick: ServerProcess):
     for noise in (b"\x16\x03\x01\x02", b"GET\r\n\r\n", b"A" * 70_000, b"GET / HTTP/1.1\r\n" * 9999):
@@ -281,6 +290,7 @@ def test_a_request_that_is_no_http(quick: ServerProcess):
     assert quick.request("GET", "/v1/health")[0] == 200
 
 
+@pytest.mark.threat(124)
 @pytest.mark.spec("I3")
 @pytest.mark.slow
 def test_a_thousand_connections_that_say_nothing():
@@ -304,6 +314,7 @@ def test_a_thousand_connections_that_say_nothing():
         assert b"fine" in body
 
 
+@pytest.mark.threat(124)
 @pytest.mark.spec("I3")
 def test_a_slow_sender_is_not_waited_for_forever():
     with ServerProcess("--header-timeout", "0.5") as server:
@@ -316,6 +327,7 @@ def test_a_slow_sender_is_not_waited_for_forever():
         assert server.metric("sandbox_connections_refused_total") == 1
 
 
+@pytest.mark.threat(123)
 @pytest.mark.spec("I3", "E1")
 async def test_an_upload_that_is_cut_off_leaves_nothing(quick: ServerProcess):
     async with remote(quick, lazy=False) as session:

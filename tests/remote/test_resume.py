@@ -134,6 +134,7 @@ async def test_a_run_is_started_once(quick: ServerProcess, line: Line):
     assert quick.metric("sandbox_runs_started_total") - before == 13
 
 
+@pytest.mark.threat(126)
 @pytest.mark.spec("I2", "D4")
 async def test_a_line_that_stays_down_is_an_error_and_no_exit(quick: ServerProcess, line: Line):
     async with remote(quick, endpoint=line.endpoint, lazy=False) as session:
@@ -156,6 +157,7 @@ async def test_a_line_that_stays_down_is_an_error_and_no_exit(quick: ServerProce
     assert eventually(lambda: is_idle(quick), within_s=GRACE_S + 5)
 
 
+@pytest.mark.threat(125)
 @pytest.mark.spec("I2", "D4")
 async def test_a_session_that_the_server_gave_up_is_lost(quick: ServerProcess, line: Line):
     async with remote(quick, endpoint=line.endpoint, lazy=False) as session:
@@ -216,6 +218,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.threat(125)
 @pytest.mark.spec("I2", "G4")
 @pytest.mark.slow
 def test_nothing_is_left_of_clients_that_are_killed(quick: ServerProcess):
@@ -240,6 +243,7 @@ def test_nothing_is_left_of_clients_that_are_killed(quick: ServerProcess):
 # Servers that are killed.
 
 
+@pytest.mark.threat(126)
 @pytest.mark.spec("I2", "D4", "G4")
 @pytest.mark.slow
 async def test_a_server_that_is_killed_leaves_errors_and_nothing_else(tmp_path: Path):

@@ -183,6 +183,7 @@ async def test_preload_imports_ahead_and_only_inside() -> None:
     assert "colorsys" not in sys.modules
 
 
+@pytest.mark.threat(46, 98)
 @pytest.mark.spec("C8", "F1")
 async def test_what_an_open_run_leaves_in_the_venv_does_not_wait_with_its_network(
     taken: list[bool],

@@ -15,11 +15,13 @@ from union.sandbox._core.addresses import (
 )
 
 
+@pytest.mark.threat(89)
 def test_a_mapped_address_is_the_one_it_holds():
     assert canonical(IPv6Address("::ffff:1.2.3.4")) == IPv4Address("1.2.3.4")
     assert parse_address("::ffff:102:304") == IPv4Address("1.2.3.4")
 
 
+@pytest.mark.threat(89)
 @pytest.mark.parametrize(
     "outer,inner",
     [

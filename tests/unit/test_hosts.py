@@ -32,11 +32,13 @@ def allowed(policy, host, port=443):
     return decide_name(policy, host, port).allowed
 
 
+@pytest.mark.threat(81)
 def test_empty_allow_list_allows_nothing():
     assert not allowed(rules([]), "example.com")
     assert not allowed(rules([]), "93.184.215.14")
 
 
+@pytest.mark.threat(86)
 def test_wildcard_covers_subdomains_at_any_depth_and_not_the_apex():
     policy = rules(["*.example.com"])
     assert allowed(policy, "a.example.com")
@@ -44,6 +46,7 @@ def test_wildcard_covers_subdomains_at_any_depth_and_not_the_apex():
     assert not allowed(policy, "example.com")
 
 
+@pytest.mark.threat(86)
 @pytest.mark.parametrize(
     "host",
     [
@@ -61,6 +64,7 @@ def test_look_alikes_are_refused(host):
     assert not allowed(rules(["example.com", "*.example.com"]), host)
 
 
+@pytest.mark.threat(85, 87)
 @pytest.mark.parametrize(
     "host",
     [
@@ -78,6 +82,7 @@ def test_every_spelling_of_a_name_is_the_same_name(host):
     assert not allowed(rules(None, ["example.com"]), host)
 
 
+@pytest.mark.threat(84, 90)
 @pytest.mark.parametrize(
     "host",
     [
@@ -138,6 +143,7 @@ METADATA = [
 ]
 
 
+@pytest.mark.threat(88, 89, 93)
 @pytest.mark.parametrize("host", METADATA)
 def test_metadata_is_denied_on_an_open_network_in_every_spelling(host):
     verdict = decide_name(rules(None, CLOUD_METADATA_DENY), host, 80)
@@ -150,6 +156,7 @@ def test_metadata_is_not_on_an_allow_list_that_does_not_name_it(host):
     assert not allowed(rules(PYPI_HOSTS), host, 80)
 
 
+@pytest.mark.threat(91)
 @pytest.mark.parametrize(
     "address",
     [
@@ -247,6 +254,7 @@ def test_a_refusal_by_a_deny_entry_names_it_and_suggests_nothing():
     assert (verdict.allowed, verdict.rule, verdict.suggestion) == (False, "*.example.com", "")
 
 
+@pytest.mark.threat(94)
 def test_server_name_in_tls_must_be_the_host_or_another_allowed_one():
     policy = rules(["front.example", "other.example"], ["bad.example"])
     assert decide_server_name(policy, "front.example", 443, name="front.example").allowed
@@ -320,6 +328,7 @@ def test_the_suggested_address_would_have_allowed_it(address, port):
     assert decide_address(rules([verdict.suggestion]), address, port, name=None).allowed
 
 
+@pytest.mark.threat(88)
 @settings(deadline=None)
 @given(st.ip_addresses(v=4))
 def test_every_numeric_spelling_is_the_address_it_means(address):

@@ -23,6 +23,7 @@ def test_a_request_head_is_read():
     assert head.headers == (("host", "a.example"), ("x", "y"))
 
 
+@pytest.mark.threat(84, 95)
 @pytest.mark.parametrize(
     "data",
     [
@@ -66,6 +67,7 @@ def test_a_status_line_needs_no_reason():
     assert parse_response_head(b"HTTP/1.1 204\r\n\r\n").status == 204
 
 
+@pytest.mark.threat(95)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -123,6 +125,7 @@ def test_authority(text, expected):
     assert split_authority(text, default_port=80) == expected
 
 
+@pytest.mark.threat(84, 90)
 @pytest.mark.parametrize(
     "text",
     [
@@ -161,6 +164,7 @@ def test_extensions_and_trailers_are_dropped_and_the_rest_kept():
     assert (out, body.done, body.rest) == (b"3\r\nabc\r\n0\r\n\r\n", True, b"GET /next")
 
 
+@pytest.mark.threat(95)
 @pytest.mark.parametrize(
     "data",
     [

@@ -18,6 +18,7 @@ TOKEN = "correct horse battery staple"
 SESSION = "ab" * 16
 
 
+@pytest.mark.threat(115)
 @pytest.mark.spec("I1")
 def test_the_token_and_nothing_else():
     authority = Authority(Verifier.from_token(TOKEN))
@@ -52,6 +53,7 @@ def test_a_capability_is_for_one_session_and_for_a_time():
     assert Authority(None).judge(f"Bearer {made}") is None
 
 
+@pytest.mark.threat(115)
 def test_a_capability_cannot_be_edited():
     authority = Authority(Verifier.from_token(TOKEN))
     body, code = authority.make_capability(SESSION, lifetime_s=60)[5:].split(".")

@@ -173,6 +173,7 @@ def writer(rel):
     return lambda tree: tree.put(rel, b"mine", mode=0o644, overwrite=True)
 
 
+@pytest.mark.threat(5)
 @pytest.mark.parametrize("kind", ["local"], indirect=True)
 def test_control_the_swap_does_fool_a_plain_open(work):
     seen = set()
@@ -183,6 +184,7 @@ def test_control_the_swap_does_fool_a_plain_open(work):
     assert seen == {b"mine", b"secret"}
 
 
+@pytest.mark.threat(5)
 def test_directory_swapped_for_a_link_never_lets_put_or_get_out(tree, work):
     with attack(FLIP_DIRECTORY, work):
         done, refused = storm(
@@ -196,6 +198,7 @@ def test_directory_swapped_for_a_link_never_lets_put_or_get_out(tree, work):
     assert refused > 200
 
 
+@pytest.mark.threat(6)
 def test_leaf_swapped_for_a_link_never_lets_put_or_get_out(tree, work):
     with attack(FLIP_LEAF, work):
         done, refused = storm(tree, reader("leaf"), writer("leaf"))
@@ -203,6 +206,7 @@ def test_leaf_swapped_for_a_link_never_lets_put_or_get_out(tree, work):
     assert refused > 20
 
 
+@pytest.mark.threat(5)
 def test_parents_that_turn_into_links_while_they_are_made(tree, work):
     def put_below_new(tree):
         tree.make_dir("new/a/b", parents=True, exist_ok=True)
@@ -221,6 +225,7 @@ def test_a_quiet_tree_serves_everything(tree, work):
     assert refused == 0
 
 
+@pytest.mark.threat(15)
 @pytest.mark.parametrize("kind", ["openat2", "walk"], indirect=True)
 def test_removal_under_attack_stays_inside(work):
     removed = 0

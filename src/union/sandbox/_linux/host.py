@@ -73,16 +73,45 @@ def shown(path: str, *, writable: bool = False, argument: str = "") -> Shown:
     try:
         found = os.stat(path)
     except OSError as exc:
-        raise SandboxUsageError(
-            f"{argument}: {path}: {exc.strerror}",
-            argument=argument,
-            hint="every path must exist when the session is opened",
-        ) from exc
+        raise _missing(path, argument, exc) from exc
     return Shown(
         source=os.path.realpath(path),
         path=os.path.normpath(path),
         writable=writable,
         is_dir=stat.S_ISDIR(found.st_mode),
+    )
+
+
+def pinned(path: str, *, writable: bool, argument: str) -> tuple[Shown, os.stat_result]:
+    """What the caller named, looked up once: its real place, its identity and its owner.
+
+    The place is that of a descriptor, not of a second look-up: in between, whoever can write to a
+    directory on the way could put a link there. A bind with this identity shows this or fails.
+    """
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as exc:
+        raise _missing(path, argument, exc) from exc
+    try:
+        found = os.fstat(fd)
+        source = os.readlink(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+    item = Shown(
+        source=source,
+        path=os.path.normpath(path),
+        writable=writable,
+        is_dir=stat.S_ISDIR(found.st_mode),
+        identity=(found.st_dev, found.st_ino),
+    )
+    return item, found
+
+
+def _missing(path: str, argument: str, exc: OSError) -> SandboxUsageError:
+    return SandboxUsageError(
+        f"{argument}: {path}: {exc.strerror}",
+        argument=argument,
+        hint="every path must exist when the session is opened",
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import threading
@@ -70,6 +71,10 @@ class WorkTree:
             if stat.S_ISLNK(os.stat(bare, follow_symlinks=False).st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), bare)
             self._fd = os.open(bare, _PIN_DIR | os.O_NOFOLLOW)
+
+    def where(self) -> tuple[str, os.stat_result]:
+        """Tell where the pinned directory really is, and what it is."""
+        return os.readlink(f"/proc/self/fd/{self._fd}"), os.fstat(self._fd)
 
     def close(self) -> None:
         """Give up files in the making, and the descriptor once no call is under way."""
@@ -212,17 +217,26 @@ class WorkTree:
                     os.chown(f"{where}/{name}", uid, gid, follow_symlinks=False)
             os.chown(base, uid, gid)
 
-    def names(self, rel: str, *, suffix: str) -> tuple[str, ...]:
-        """The names in a directory that end so, sorted; none if it cannot be read."""
+    def names(self, rel: str, *, suffix: str, most: int) -> tuple[str, ...] | None:
+        """The names in a directory that end so, sorted; none if it cannot be read.
+
+        None if the directory holds more than ``most`` names of any kind: no more are looked at.
+        """
         with self._root() as root:
             try:
                 fd = open_beneath(root, _encoded(rel), flags=_READ_DIR)
             except OSError:
                 return ()
             try:
-                return tuple(sorted(name for name in os.listdir(fd) if name.endswith(suffix)))
+                with os.scandir(fd) as entries:
+                    found = [entry.name for entry in itertools.islice(entries, most + 1)]
+            except OSError:
+                return ()
             finally:
                 os.close(fd)
+        if len(found) > most:
+            return None
+        return tuple(sorted(name for name in found if name.endswith(suffix)))
 
     def fingerprint(self, names: tuple[str, ...]) -> tuple[tuple[int, int], ...] | None:
         """(inode, change time) of each name; None if one is missing. Tells change, nothing else."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 from dataclasses import dataclass
@@ -140,9 +141,8 @@ def gather(
         ("read_write_paths", spec.read_write_paths, True),
     ):
         for path in paths:
-            item = host.shown(path, writable=writable, argument=argument)
+            item, owner = _named(path, work, writable=writable, argument=argument)
             _refuse_overlap(item, work, argument)
-            owner = os.stat(path)
             added.append(mapper.mapped(item, (owner.st_uid, owner.st_gid)))
     own = Shown(source=work.source, path=work.path, writable=True, identity=work.identity)
     added.append(mapper.mapped(own, work.owner))
@@ -211,6 +211,28 @@ def _passwd(identity: Identity, home: str) -> bytes:
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
     )
     return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+
+
+def _named(
+    path: str, work: WorkDir, *, writable: bool, argument: str
+) -> tuple[Shown, os.stat_result]:
+    """What the caller named. Where sandboxed code could have put a link, none is followed.
+
+    That is below the work dir, and on a server, whose clients may name few paths: there the mount
+    must be of the very thing that was looked at. Elsewhere a file may be replaced by its owner.
+    """
+    item, found = host.pinned(path, writable=writable, argument=argument)
+    work.check_allowed(path, item.source, argument)
+    rest = work.rest_of(path)
+    if rest is not None and item.source != f"{work.source}/{rest}":
+        raise PolicyError(
+            f"{argument}: {path} leads through a link in the work dir, to {item.source}",
+            argument=argument,
+            hint="sandboxed code may have made the link; name a path without one",
+        )
+    if rest is None and work.allowed is None:
+        item = dataclasses.replace(item, identity=(0, 0))
+    return item, found
 
 
 def _refuse_overlap(item: Shown, work: WorkDir, argument: str) -> None:

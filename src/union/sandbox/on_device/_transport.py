@@ -32,7 +32,7 @@ from union.sandbox.on_device._posture import Posture
 from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes
 from union.sandbox.on_device._venv import Venv
-from union.sandbox.on_device._workdir import WorkDir, WorkPlace
+from union.sandbox.on_device._workdir import WorkDir
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.run import Command
     from union.sandbox._session.transport import Sink
+    from union.sandbox.on_device._workdir import WorkPlace
 
 __all__ = ["LocalTransport"]
 
@@ -73,7 +74,7 @@ class LocalTransport:
     def __init__(self, spec: SessionSpec, *, place: WorkPlace | None = None) -> None:
         self._spec = spec
         # What isolates nothing can show nothing under another name.
-        bare_place = place and WorkPlace(place.directory)
+        bare_place = place and dataclasses.replace(place, shown_at=None)
         self._place = bare_place if spec.backend == "none" else place
         self._backend = registry.get(spec.backend)
         self._bare = spec.backend == "none"
@@ -82,12 +83,15 @@ class LocalTransport:
         self._postures: dict[NetworkShape, Posture] = {}
         self._facts = _probe.Facts()
         self._tried: set[NetworkShape] = set()
-        self._sandboxes = Sandboxes(
-            self._line,
-            spec.limits,
-            groups=self._wants_group(),
-            keep=0 if self._bare else spec.warm,
-        )
+        try:
+            self._sandboxes = Sandboxes(
+                self._line,
+                spec.limits,
+                groups=self._wants_group(),
+                keep=0 if self._bare else spec.warm,
+            )
+        except OSError as exc:  # there is not one descriptor left to look at this process with
+            raise self._spawn_failed("the session could not be opened", exc) from exc
         self._pythons = WaitingPythons(
             keep=0 if self._bare else min(spec.warm, 1), preload=spec.preload
         )
@@ -352,12 +356,20 @@ class LocalTransport:
     # Running.
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
+        try:
+            venv = self._venv()
+            if venv.is_new and self._dir().is_ours:
+                venv.ensure()  # nothing has run here yet, so it is a few small files
+            elif not venv.is_as_seen():
+                # What sandboxed code made of it can be large: others are served meanwhile.
+                await in_thread(venv.ensure)
+        except OSError as exc:
+            raise self._spawn_failed("the venv could not be made", exc) from exc
         shape = shape_of(spec.network)
         posture = self._posture(shape)
         if not self._bare and (shape not in self._tried or not posture.is_built):
             posture = await self._built(shape)
         try:
-            self._venv().ensure()
             command = self._build(spec, posture)
             run, sandbox = self._hand_over(posture, spec, command)
         except OSError as exc:
@@ -449,10 +461,9 @@ class LocalTransport:
     def _make_ready(self, posture: Posture, spec: RunSpec) -> None:
         if spec.kind != "python":
             self._sandboxes.fill(posture)
-        elif posture.shape != "open" and self._pythons.wants(posture):
+        elif posture.shape != "open" and self._pythons.wants(posture) and self._venv().is_as_seen():
             # A waiting Python runs what earlier runs left in the venv (.pth files), and so must not
             # have a network that a later, narrower run lacks. Filtered doors are not served yet.
-            self._venv().ensure()
             fingerprint = self._venv().fingerprint()
             plain = RunSpec(kind="python", env=self._spec.env, network=spec.network)
             command = dataclasses.replace(self._build(plain, posture), script=None)

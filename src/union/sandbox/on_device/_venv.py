@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Venv"]
 
 _MOST_BYTES: Final = 65536
+_MOST_NAMES: Final = 4096
+"""More than this in site-packages is not looked at before each run: sandboxed code could make a
+million, and keep the host busy with them. Then every Python is started afresh."""
 _OWNER: Final = 0o700
 _log = logging.getLogger("union.sandbox")
 
@@ -58,7 +62,7 @@ def _links(python: Interpreter) -> dict[str, str]:
 
 
 class Venv:
-    """The venv of one session; ``ensure()`` before each use costs a few stats."""
+    """The venv of one session; it is looked at before each use, which costs a few stats."""
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class Venv:
         run_dir: str = RUN_DIR,
     ) -> None:
         self._tree = tree
+        self._lock = threading.Lock()
         self._python = python
         self._files = _files(python, run_dir)
         self._links = _links(python)
@@ -76,30 +81,48 @@ class Venv:
         self._dirs = tuple(sorted(f"{VENV_DIR}/{d}" if d else VENV_DIR for d in dirs))
         self._watched = (*self._dirs, *(f"{VENV_DIR}/{name}" for name in names))
         self._seen: tuple[tuple[int, int], ...] | None = None
-        self._pth: tuple[str, ...] = ()
+        self._pth: tuple[str, ...] | None = ()
 
     def fingerprint(self) -> object:
         """Changes whenever packages are installed or anything that starts Python changes.
 
         As far as directories go, this is what the last ``ensure()`` saw.
         """
+        if self._pth is None:
+            return object()  # equal to no other: too much to tell whether it changed
         return self._seen, self._tree.fingerprint(self._pth)
 
-    def _pth_files(self) -> tuple[str, ...]:
+    def _pth_files(self) -> tuple[str, ...] | None:
         site = f"{VENV_DIR}/lib/python{self._python.version}/site-packages"
-        found = (f"{site}/{name}" for name in self._tree.names(site, suffix=".pth"))
+        names = self._tree.names(site, suffix=".pth", most=_MOST_NAMES)
+        if names is None:
+            return None
+        found = (f"{site}/{name}" for name in names)
         return tuple(name for name in found if name not in self._watched)
 
-    def ensure(self) -> None:
-        """Makes the venv where it is missing, repairs it where it is not as it was made."""
+    @property
+    def is_new(self) -> bool:
+        """Whether this session has not looked at it yet."""
+        return self._seen is None
+
+    def is_as_seen(self) -> bool:
+        """Whether nothing was done to it since ``ensure()``; a few stats."""
         seen = self._tree.fingerprint(self._watched)
-        if seen is not None and seen == self._seen:
-            return
-        if not self._is_whole():
-            self._repair()
-        self._seen = self._tree.fingerprint(self._watched)
-        # A name that comes or goes changes the directory, and that is watched.
-        self._pth = self._pth_files()
+        return seen is not None and seen == self._seen
+
+    def ensure(self) -> None:
+        """Makes the venv where it is missing, repairs it where it is not as it was made.
+
+        That may be to remove a tree of any size, so it is no work for the event loop.
+        """
+        with self._lock:
+            if self.is_as_seen():
+                return
+            if not self._is_whole():
+                self._repair()
+            self._seen = self._tree.fingerprint(self._watched)
+            # A name that comes or goes changes the directory, and that is watched.
+            self._pth = self._pth_files()
 
     def _is_whole(self) -> bool:
         """Compared with what was made; nothing that is read here is used."""

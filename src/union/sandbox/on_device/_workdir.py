@@ -11,14 +11,17 @@ import stat
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from union.sandbox._linux import kernel
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox._linux.tree import WorkTree
 from union.sandbox.errors import PolicyError, SandboxUsageError
 
-__all__ = ["WorkDir", "WorkPlace"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["WorkDir", "WorkPlace", "is_allowed", "not_allowed"]
 
 _RESERVED: Final = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
@@ -37,6 +40,8 @@ class WorkPlace:
 
     directory: str
     shown_at: str | None = None
+    allowed: tuple[str, ...] | None = None
+    """The paths that a session may name, with all below them; None is any."""
 
 
 class WorkDir:
@@ -53,18 +58,42 @@ class WorkDir:
             self.path = path if place is None or place.shown_at is None else place.shown_at
         else:
             path = self.path = _checked(pinned)
+        self.allowed = None if place is None else place.allowed
         self.source = os.path.realpath(path)
         try:
             self.tree = WorkTree(self.source)
+            try:
+                # What is held is what counts: a name may have come to mean something else.
+                self.source, found = self.tree.where()
+                if pinned is not None:
+                    self.check_allowed(self.path, self.source, "host_work_dir")
+            except BaseException:
+                self.tree.close()
+                raise
         except BaseException:
             if self._lock is not None:
                 os.close(self._lock)
                 os.rmdir(self.source)  # nobody knows of it yet
             raise
-        found = os.stat(self.source)
         self.identity = (found.st_dev, found.st_ino)
         self.owner = (found.st_uid, found.st_gid)
         self._tell_tree()
+
+    def check_allowed(self, path: str, source: str, argument: str) -> None:
+        """Raises if ``source``, the real place of ``path``, is not the caller's to name."""
+        if self.allowed is not None and not is_allowed(source, self.allowed):
+            raise not_allowed(argument, path)
+
+    def rest_of(self, path: str) -> str | None:
+        """What of ``path`` is below this directory, whatever its name; None if it is not there."""
+        top = os.path.normpath(path)
+        while top != "/":
+            top = os.path.dirname(top)
+            with contextlib.suppress(OSError):
+                found = os.stat(top)
+                if (found.st_dev, found.st_ino) == self.identity:
+                    return os.path.relpath(os.path.normpath(path), top)
+        return None
 
     def give_to(self, uid: int, gid: int) -> None:
         """Makes the whole tree belong to another id; only for a directory of the session's own."""
@@ -85,6 +114,18 @@ class WorkDir:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def is_allowed(path: str, allowed: Iterable[str]) -> bool:
+    return any(path == one or path.startswith(one.rstrip("/") + "/") for one in allowed)
+
+
+def not_allowed(argument: str, path: str) -> PolicyError:
+    return PolicyError(
+        f"{argument}: {path} is not among the paths that this server lets clients use",
+        argument=argument,
+        hint="start the server with --allow-path for it, or for a directory above it",
+    )
 
 
 def _place() -> str:

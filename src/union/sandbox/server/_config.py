@@ -74,6 +74,8 @@ class Config:
     max_connections: int = 512
     max_buffer_bytes: int = 256 * 1024 * 1024
     """What is kept of all runs together before each of them gets less room."""
+    max_session_s: float | None = None
+    """The most time a session may have, whatever its client asked for."""
     grace_s: float = 30.0
     drain_s: float = 30.0
     header_timeout_s: float = 10.0
@@ -162,6 +164,12 @@ def _parser() -> argparse.ArgumentParser:
         help="unread output of all runs that is kept (%(default)s)",
     )
     add(
+        "--max-session-s",
+        type=float,
+        metavar="S",
+        help="how long a session may last, also where its client asks for more (no limit)",
+    )
+    add(
         "--grace",
         type=float,
         default=30.0,
@@ -220,6 +228,7 @@ def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]
         max_runs=_count("--max-runs", told.max_runs),
         max_connections=_count("--max-connections", told.max_connections),
         max_buffer_bytes=_count("--max-buffer-mib", told.max_buffer_mib) * 1024 * 1024,
+        max_session_s=settled_timeout("--max-session-s", told.max_session_s),
         grace_s=settled_timeout("--grace", told.grace) or 0.0,
         header_timeout_s=settled_timeout("--header-timeout", told.header_timeout) or 0.0,
         drain_s=settled_timeout("--drain", told.drain) or 0.0,

@@ -23,7 +23,7 @@ from union.sandbox.errors import (
     SessionClosedError,
 )
 from union.sandbox.on_device._transport import LocalTransport
-from union.sandbox.on_device._workdir import WorkPlace
+from union.sandbox.on_device._workdir import WorkPlace, is_allowed, not_allowed
 from union.sandbox.server._records import History, SessionRecord
 from union.sandbox.server._runs import Buffers, ServerRun
 
@@ -82,8 +82,12 @@ class ServerSession:
         self.opened_at = time.time()
         self.runs: dict[int, ServerRun] = {}
         self.record = SessionRecord(owner.history)
-        shown_at = None if fixed is None else fixed.shown_at
-        place = WorkPlace(owner.config.work_dir, shown_at=shown_at or owner.config.work_dir)
+        config = owner.config
+        place = WorkPlace(
+            config.work_dir,
+            shown_at=(fixed and fixed.shown_at) or config.work_dir,
+            allowed=config.allow_paths,
+        )
         self.transport = LocalTransport(spec, place=place)
         self.listeners: set[Any] = set()
         """Connections; as long as there is one, the session has a client."""
@@ -322,19 +326,18 @@ class Sessions:
         network = spec.network
         if network.mode != "blocked":
             network = dataclasses.replace(network, deny=(*network.deny, *self.own_addresses()))
-        return dataclasses.replace(spec, network=network)
+        limits = [s for s in (spec.timeout_s, config.max_session_s) if s is not None]
+        return dataclasses.replace(spec, network=network, timeout_s=min(limits, default=None))
 
     def _check_path(self, argument: str, path: str) -> None:
-        for spelling in (os.path.normpath(path), os.path.realpath(path)):
-            if not any(
-                spelling == allowed or spelling.startswith(allowed.rstrip("/") + "/")
-                for allowed in self.config.allow_paths
-            ):
-                raise PolicyError(
-                    f"{argument}: {path} is not among the paths that this server lets clients use",
-                    argument=argument,
-                    hint="start the server with --allow-path for it, or for a directory above it",
-                )
+        """Tells early and by the client's own spelling; what is mounted is checked once more."""
+        try:
+            real = os.path.realpath(path)
+        except OSError as exc:  # something on the way is being exchanged just now
+            raise not_allowed(argument, path) from exc
+        for spelling in (os.path.normpath(path), real):
+            if not is_allowed(spelling, self.config.allow_paths):
+                raise not_allowed(argument, path)
 
     def check_accepting(self) -> None:
         if self.draining:

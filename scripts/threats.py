@@ -1,0 +1,72 @@
+"""Write docs/reference/threats.md: every row of the catalogue, with the tests that attack it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reference" / "threats.md"
+sys.path.insert(0, str(ROOT))
+
+from tests.escape.catalogue import NOT_APPLICABLE, ROWS  # noqa: E402 - the path comes first
+
+HEAD = """\
+# Threats
+
+How sandboxes break, and the tests that try it here. Each test attacks from inside, or from the
+network where the server is meant, and shows by a control that the attack would be noticed.
+`make test` ends with a line that says how many rows held.
+
+Made by `python scripts/threats.py` from `tests/escape/catalogue.py` and the marks of the tests.
+"""
+
+
+def marked(source: str) -> dict[str, set[int]]:
+    """Return the rows that each test in `source` names."""
+    found: dict[str, set[int]] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for mark in node.decorator_list:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.threat":
+                    rows = found.setdefault(node.name, set())
+                    rows.update(ast.literal_eval(argument) for argument in mark.args)
+    return found
+
+
+def attacks() -> dict[int, dict[str, list[str]]]:
+    """Return, for each row, the files that attack it and the tests in them."""
+    found: dict[int, dict[str, list[str]]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        for test, rows in marked(path.read_text(encoding="utf-8")).items():
+            for row in rows:
+                found.setdefault(row, {}).setdefault(name, []).append(test)
+    return found
+
+
+def page() -> str:
+    """Return the whole page."""
+    found = attacks()
+    total = len({(file, test) for row in found.values() for file in row for test in row[file]})
+    lines = [HEAD, f"{len(ROWS)} rows, {total} tests.", ""]
+    for kind, rows in groupby(ROWS.values(), key=lambda row: row.kind):
+        lines += [f"## {kind}", "", "| | what would break | tests |", "|---|---|---|"]
+        for row in rows:
+            told = NOT_APPLICABLE.get(row.number) or _links(found.get(row.number, {}))
+            lines.append(f"| {row.number} | {row.title} | {told} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _links(files: dict[str, list[str]]) -> str:
+    return ", ".join(
+        f"[{file.removeprefix('tests/').removesuffix('.py')}](../../{file}) ({len(tests)})"
+        for file, tests in files.items()
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

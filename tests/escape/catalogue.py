@@ -1,0 +1,179 @@
+"""How sandboxes break, numbered. A test says which row it tries: `@pytest.mark.threat(5)`.
+
+A row without a test needs a reason in `NOT_APPLICABLE`. `docs/reference/threats.md` is made from
+this file and the marks: `python scripts/threats.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FILES = "Descriptors, programs and files of the host"
+PROCESSES = "Processes, terminals, environment"
+KERNEL = "Kernel surface"
+NETWORK = "Network"
+ENDS = "Resources and ends"
+SERVER = "The server"
+
+# Row numbers are kept for good: tests name them. A new row goes to the end, with its class.
+_TITLES = {
+    FILES: {
+        1: "a descriptor that the owner left open is usable inside",
+        2: "the working directory of a command leads out",
+        3: "the launcher's or interpreter's file is overwritten through /proc",
+        4: "a helper of the host loads code from the work dir",
+        5: "a directory is exchanged for a link while the host copies",
+        6: "the last part of a copied path is a link",
+        7: "the host changes mode or owner through a link",
+        8: "`..`, doubled slashes and look-alike prefixes leave the work dir",
+        9: "NUL, surrogates and endless names are cut or left half done",
+        10: "a file of the host is hard-linked into the work dir",
+        11: "a link in the work dir is followed out",
+        12: "a FIFO, socket or device stands where a file is expected",
+        13: "a sparse or growing file outruns the size that was checked",
+        14: "an odd name means something else on the other side",
+        15: "the removal of a work dir follows links",
+        16: "a tree too deep or too wide is not removed",
+        17: "the work dir itself is exchanged for something else",
+        18: "a set-uid file is left for the host",
+        19: "mode, owner, times and attributes of a hidden file are reached",
+        20: "a file is emptied without being opened for writing",
+        21: "watches tell what the host does with its files",
+        22: "/tmp or /dev/shm is shared",
+        23: "private files of /etc are readable",
+        24: "devices of the host can be opened",
+        25: "a device node is made and opened",
+        26: "a file handle from outside is opened inside",
+        27: "a mount lands on what a planted link points to",
+        28: "what is shown read-only can be changed",
+        29: "the caller's own Python library is changed",
+        30: "an installed file, edited in place, reaches another session",
+    },
+    PROCESSES: {
+        31: "processes of the host are listed",
+        32: "a signal reaches the host or the supervisor",
+        33: "memory of another process is read or written",
+        34: "an open file is taken from another process",
+        35: "/proc entries of another process are open",
+        36: "limits, priority or processors of another process are changed",
+        37: "a run spies on a neighbour",
+        38: "System V or POSIX memory and queues are shared",
+        39: "keys are typed into the caller's terminal",
+        40: "a terminal or console of the host is written to",
+        41: "the caller's environment is inherited",
+        42: "a secret of `env` stands on a command line",
+        43: "variables of `env` act on a helper of the host",
+        44: "a value that begins with a dash is taken for an option",
+        45: "the caller's standard input is read",
+        46: "a poisoned venv acts on the host or on the next session",
+        47: "Python of the host imports from the work dir",
+        48: "settings of tools, planted in the work dir, steer the host",
+        49: "files that the product made are replaced by links",
+        50: "hooks and start-up files in the work dir are run by the product",
+        51: "policy is read again from a file that the sandbox can write",
+        52: "a death signal is bound to a thread, or comes too late",
+        53: "a process number that was used again is killed",
+    },
+    KERNEL: {
+        54: "a new user namespace gives capabilities",
+        55: "clone3 hides its flags from a filter",
+        56: "the newer mount calls were forgotten",
+        57: "32-bit calls have other numbers",
+        58: "x32 calls have other numbers",
+        59: "io_uring works behind the filter",
+        60: "rare socket families reach rarely tested code",
+        61: "AF_VSOCK reaches the hypervisor and other sandboxes",
+        62: "raw and packet sockets sniff and forge",
+        63: "netlink beyond routing",
+        64: "userfaultfd holds the kernel",
+        65: "bpf and performance events",
+        66: "keyrings keep data for the next run",
+        67: "modify_ldt and personality",
+        68: "modules, kexec, reboot, swap, clocks, ports",
+        69: "core_pattern and other settings of the kernel are written",
+        70: "cgroup files are written",
+        71: "the kernel is told which helper to run",
+        72: "memory, symbols or the log of the kernel are read",
+        73: "a program from memory escapes path rules",
+        74: "a thread, a child or a start path has no filter",
+        75: "the filter is so tight that honest programs fail",
+    },
+    NETWORK: {
+        76: "a program ignores the proxy variables",
+        77: "services on the host's loopback are reached, or ours from there",
+        78: "abstract Unix sockets of the host are reached",
+        79: "Unix sockets of the host are reached by path",
+        80: "questions for names carry data out",
+        81: "an empty list means everything",
+        82: "plain HTTP is not judged",
+        83: "a second request on a connection is not judged",
+        84: "control characters in a name split filter and resolver",
+        85: "dots, case and brackets walk around a rule",
+        86: "suffixes and wildcards match too much",
+        87: "international spellings walk around a rule",
+        88: "numbers in odd bases spell a denied address",
+        89: "an IPv4 address hides in an IPv6 one",
+        90: "userinfo, fragment or backslash hide the host",
+        91: "an allowed name leads to an inner address",
+        92: "a name changes its address after the check",
+        93: "a cloud's metadata service is reached",
+        94: "Host or TLS name differ from the connection's",
+        95: "two framings of one request",
+        96: "another run or a stranger uses the proxy",
+        97: "SOCKS BIND and UDP",
+        98: "what a wider call left serves a narrower one",
+        99: "a misspelled mode means open",
+        100: "the proxy is held up by half-open or huge requests",
+    },
+    ENDS: {
+        101: "a fork bomb",
+        102: "memory is counted by process and not by run",
+        103: "scratch space eats the memory of the host",
+        104: "one huge file",
+        105: "endless output fills the host's memory",
+        106: "odd output deadlocks or is changed",
+        107: "something survives a timeout",
+        108: "something survives the run or the session",
+        109: "a background child holds the pipe, and the call waits",
+        110: "something survives its owner",
+        111: "a command kills what holds it",
+        112: "a huge environment, argument or script",
+        113: "the host leaks descriptors, processes, mounts",
+        114: "a missing layer is left out in silence",
+    },
+    SERVER: {
+        115: "calls without credentials are served",
+        116: "it listens to every machine by default",
+        117: "a name is made to point to it (DNS rebinding)",
+        118: "a web page of another site sends it simple requests",
+        119: "its token is on show",
+        120: "sandboxed code calls its own server",
+        121: "it fetches a URL for the caller",
+        122: "one call asks for more than the session has",
+        123: "oversized, lying or garbled frames",
+        124: "half-open connections",
+        125: "the client is gone and its run goes on",
+        126: "the server is gone and its runs go on, or end well by invention",
+        127: "after a restart the files are gone or served to somebody else",
+        128: "a client asks for more time than the session has",
+    },
+}  # fmt: skip
+
+NOT_APPLICABLE: dict[int, str] = {}
+"""Rows that cannot be attacked here, with the reason. Each must have no test that names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threat:
+    """One row."""
+
+    number: int
+    kind: str
+    title: str
+
+
+ROWS = {
+    number: Threat(number, kind, title)
+    for kind, titles in _TITLES.items()
+    for number, title in titles.items()
+}

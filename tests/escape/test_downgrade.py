@@ -1,0 +1,124 @@
+"""Attacks on what the product chooses by itself: another program, another process, a weaker way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import OpenSession, eventually
+from tests.escape.plants import drive, marked
+
+from union import sandbox as sb
+
+if TYPE_CHECKING:
+    from tests.escape.plants import Victim
+
+_BARE = """#!/bin/sh
+# In the place of bwrap: it says that it can do everything, and runs the rest of its words bare.
+: > {marker}
+case "$1" in --version) echo "bubblewrap 9.9.9"; exit;; --help) exec {real} --help;; esac
+while [ "$#" -gt 0 ]; do
+    case "$1" in --) shift; exec "$@";; *) shift;; esac
+done
+"""
+
+
+@pytest.mark.threat(44, 47, 114)
+def test_a_bwrap_in_the_work_dir_is_not_found(plant: Path, work: str) -> None:
+    """By a relative entry of PATH, while the owner stands in the work dir."""
+    marker = plant / "ran-outside"
+    fake = Path(work, "bwrap")
+    fake.write_text(_BARE.format(marker=marker, real="bwrap"))
+    fake.chmod(0o755)
+    body = """
+    async with session(host_work_dir=os.getcwd()) as sbx:
+        print((await sbx.exec("echo fine")).stdout.strip())
+    """
+    for path in (".:", ":", "./:"):
+        told = drive("bubblewrap", body, cwd=work, env={"PATH": path + os.environ["PATH"]})
+        assert told == "fine\n"
+    assert not marker.exists()
+    told = drive("bubblewrap", body.replace("os.getcwd()", repr(work)), cwd="/")
+    assert told == "fine\n"
+
+
+@pytest.mark.threat(114)
+def test_a_bwrap_that_isolates_nothing_is_found_out(plant: Path, tmp_path: Path) -> None:
+    """First on PATH, with the right words and without any effect: no session, no bare run."""
+    real = shutil.which("bwrap")
+    assert real is not None
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "bwrap"
+    fake.write_text(_BARE.format(marker=tmp_path / "asked", real=real))
+    fake.chmod(0o755)
+    body = """
+    try:
+        async with session() as sbx:
+            told = await sbx.exec(["cat", sys.argv[1]])
+            print("opened", told.stdout)
+    except sb.SandboxError as exc:
+        print("refused", type(exc).__name__)
+    """
+    path = f"{fake.parent}:{os.environ['PATH']}"
+    told = drive("bubblewrap", body, args=[str(plant / "secret")], env={"PATH": path})
+    assert told == "refused BackendUnavailableError\n"
+    assert (tmp_path / "asked").exists(), "the plant was asked"
+    told = drive("bubblewrap", body, args=["/etc/hostname-of-nobody"])
+    assert told.startswith("opened")
+
+
+@pytest.mark.threat(114)
+@pytest.mark.parametrize(
+    "backend", ["", "None", "NONE", "bwrap", "user-ns", "userns ", "off", "docker", None, 0, False]
+)
+async def test_an_unknown_backend_is_refused(backend: object) -> None:
+    with pytest.raises((sb.SandboxUsageError, TypeError)):
+        await sb.on_device.session(backend=backend).open()  # type: ignore[arg-type]
+
+
+@pytest.mark.threat(53)
+async def test_a_handle_of_an_ended_run_signals_nobody(
+    jailed: OpenSession, victim: Victim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number belongs to somebody else by now: to a process of the host."""
+    async with jailed() as jail:
+        proc = await jail.run("true")
+        assert proc.returncode == 0
+        for name in ("pid", "_pid"):
+            monkeypatch.setattr(type(proc), name, victim.pid, raising=False)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            try:
+                proc.send_signal(number)
+            except (ProcessLookupError, sb.SandboxError):
+                continue
+        proc.kill()
+        proc.terminate()
+        await asyncio.sleep(0.1)
+        assert victim.report()["signals"] == []
+    assert victim.report()["signals"] == []
+    assert victim.hears(signal.SIGUSR1), "the control"
+
+
+@pytest.mark.threat(53)
+async def test_numbers_used_again_inside_are_not_mixed_up(jailed: OpenSession) -> None:
+    """Every run has the same number inside; ending one leaves the others alone."""
+    async with jailed() as jail:
+        mark = f"sbx-number-{os.getpid()}"
+        loop = ["sh", "-c", "while :; do sleep 0.1; done"]
+        ended = await jail.run("true")
+        runs = [await jail.run([*loop, f"{mark}-{n}"], background=True) for n in range(3)]
+        assert len({run.pid for run in (ended, *runs)}) == 1, "the number says nothing"
+        ended.kill()
+        runs[1].kill()
+        assert await runs[1].wait() == 137
+        ended.terminate()
+        await asyncio.sleep(0.2)
+        assert eventually(lambda: not marked(f"{mark}-1"))
+        assert marked(f"{mark}-0")
+        assert marked(f"{mark}-2")
+        assert [runs[n].returncode for n in (0, 2)] == [None, None]

@@ -1,0 +1,326 @@
+"""Attacks on a server from the network: web pages, lying bodies, URLs, a restart, endless time."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import random
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+from tests.conftest import ISOLATED, descendants, eventually
+from tests.remote.conftest import is_idle, remote
+from tests.remote.test_protocol import raw, start_of
+from tests.servers import ServerProcess
+
+from union import sandbox as sb
+from union.sandbox._core import wire
+from union.sandbox._core.wire import Kind, Offsets
+from union.sandbox.server._config import config_from_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1024 * 1024
+
+
+def exchange(server: ServerProcess, head: str, body: bytes = b"") -> tuple[int, dict[str, str]]:
+    """One request as raw text; its status and the headers of the answer."""
+    with socket.create_connection(server.address, timeout=10) as sock:
+        host, port = server.address
+        sock.sendall(f"{head}\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode() + body)
+        response = http.client.HTTPResponse(sock)
+        response.begin()
+        response.read()
+        return response.status, {k.lower(): v for k, v in response.getheaders()}
+
+
+# Web pages.
+
+SIMPLE = {
+    "text": "Content-Type: text/plain",
+    "form": "Content-Type: application/x-www-form-urlencoded",
+    "parts": "Content-Type: multipart/form-data; boundary=x",
+    "nothing": "Accept: */*",
+}
+
+
+@pytest.mark.threat(118)
+@pytest.mark.parametrize("token", [True, False], ids=["token", "no token"])
+def test_a_simple_request_of_a_page_runs_nothing(*, token: bool):
+    """What a browser sends without asking first; also where no token is needed."""
+    body = b'{"cmd": "true"}'
+    with ServerProcess(token=token) as server:
+        origins = ("Origin: https://attacker.example", "Sec-Fetch-Site: cross-site")
+        for kind, origin in itertools.product(SIMPLE, origins):
+            head = f"POST /v1/run HTTP/1.1\r\n{SIMPLE[kind]}\r\n{origin}\r\n"
+            status, headers = exchange(server, f"{head}Content-Length: {len(body)}", body)
+            assert status == 403, (kind, origin)
+            assert not [name for name in headers if name.startswith("access-control-")]
+        assert server.metric("sandbox_runs_started_total") == 0
+        status, answer = server.request("POST", "/v1/run", body, **{"Content-Type": "text/json"})
+        assert status == 200, answer
+        assert server.metric("sandbox_runs_started_total") == 1, "the control"
+
+
+@pytest.mark.threat(118)
+def test_a_preflight_is_granted_nothing(quick: ServerProcess):
+    """Of any origin, its own included: nobody needs it."""
+    for origin in ("https://attacker.example", "null", quick.endpoint):
+        for path in ("/v1/run", "/v1/sessions", "/v1/health"):
+            head = (
+                f"OPTIONS {path} HTTP/1.1\r\nOrigin: {origin}\r\n"
+                "Access-Control-Request-Method: POST\r\n"
+                "Access-Control-Request-Headers: authorization"
+            )
+            status, headers = exchange(quick, head)
+            assert status >= 400
+            assert not [name for name in headers if name.startswith("access-control-")]
+
+
+@pytest.mark.threat(115, 117)
+def test_the_token_counts_in_its_header_only(quick: ServerProcess):
+    """Not in a cookie, a query or a password, which a browser would send for another page."""
+    token = quick.token
+    for tried in (
+        f"GET /v1/sessions HTTP/1.1\r\nCookie: token={token}; Authorization=Bearer {token}",
+        f"GET /v1/sessions?token={token}&access_token={token} HTTP/1.1",
+        f"GET /v1/sessions HTTP/1.1\r\nX-Token: {token}\r\nProxy-Authorization: Bearer {token}",
+    ):
+        assert exchange(quick, tried)[0] == 401, tried
+    fine = f"GET /v1/sessions HTTP/1.1\r\nAuthorization: Bearer {token}"
+    assert exchange(quick, fine)[0] == 200
+
+
+@pytest.mark.threat(116)
+def test_it_listens_to_this_machine_unless_told_otherwise():
+    assert [bind.host for bind in config_from_arguments([], {}).binds] == ["127.0.0.1"]
+    for everybody in ("0.0.0.0:1", "[::]:1", "192.0.2.1:1"):
+        with pytest.raises(sb.SandboxUsageError, match="there is no token"):
+            config_from_arguments(["--bind", everybody], {})
+        given = {"SANDBOX_SERVER_TOKEN": "a token of enough letters"}
+        assert config_from_arguments(["--bind", everybody], given).binds, "the control"
+
+
+@pytest.mark.threat(119)
+@pytest.mark.parametrize("backend", ISOLATED)
+async def test_the_token_is_in_no_process_below_the_server(backend: str):
+    """Looked at from the host, while commands run and sandboxes wait."""
+    with ServerProcess("--backend", backend) as server:
+        token = str(server.token).encode()
+        async with remote(server, env={"OWN": "seen"}) as session:
+            proc = await session.run("echo up; sleep 30", stdout=True)
+            assert await anext(proc.iter_stdout_lines()) == "up"
+            texts = {}
+            for pid in descendants(server.pid):
+                for name in ("environ", "cmdline"):
+                    with contextlib.suppress(OSError):
+                        texts[pid, name] = Path(f"/proc/{pid}/{name}").read_bytes()
+            assert any(b"OWN=seen" in text for text in texts.values()), "the run is looked at"
+            assert not [where for where, text in texts.items() if token in text]
+        with contextlib.suppress(PermissionError):
+            own = Path(f"/proc/{server.pid}/environ").read_bytes()
+            assert token in own, "the control: here it was given"
+
+
+# URLs where a path is expected.
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        found.settimeout(0.2)
+        yield found
+
+
+@pytest.mark.threat(121)
+async def test_a_url_is_a_name_and_is_not_fetched(quick: ServerProcess, listener: socket.socket):
+    """There is no call that fetches; a URL given for a path is a file of that name."""
+    inner = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
+    async with remote(quick, lazy=False) as session:
+        name = session._transport._name  # type: ignore[union-attr]
+        for url in ("file:///etc/passwd", inner, "ftp://127.0.0.1/x", "data:,x", "gopher://x/"):
+            with pytest.raises(sb.SandboxError):
+                await session.get_bytes(url)
+            quoted = quote(url, safe="")
+            status, body = quick.request("GET", f"/v1/sessions/{name}/file?path={quoted}")
+            assert status >= 400
+            assert b"root:" not in body
+        assert await session.put_bytes(inner, b"a file") == 6
+        assert await session.get_bytes(inner) == b"a file"
+        assert (await session.exec(["cat", inner])).stdout == "a file", "the control"
+    with pytest.raises(TimeoutError):
+        listener.accept()
+
+
+# Bodies and frames.
+
+
+def _peak(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.split("VmHWM:")[1].split()[0]) * 1024
+
+
+@pytest.mark.threat(123)
+def test_a_body_of_300_megabytes_does_not_stay_in_memory():
+    """With and without the token, of a said length and in chunks; cut off or drained, not kept."""
+    chunk = bytes(MIB)
+    with ServerProcess() as server:
+        server.request("GET", "/v1/health")
+        before = _peak(server.pid)
+        for token in (server.token, "wrong"):
+            for framing in (f"Content-Length: {300 * MIB}", "Transfer-Encoding: chunked"):
+                head = (
+                    f"POST /v1/run HTTP/1.1\r\nHost: localhost\r\n"
+                    f"Authorization: Bearer {token}\r\n{framing}\r\n\r\n"
+                )
+                with (
+                    socket.create_connection(server.address, timeout=10) as sock,
+                    contextlib.suppress(OSError),
+                ):
+                    sock.sendall(head.encode())
+                    for _ in range(300):
+                        size = b"100000\r\n" if "chunked" in framing else b""
+                        sock.sendall(size + chunk + (b"\r\n" if size else b""))
+        assert _peak(server.pid) - before < 40 * MIB
+        status, _ = server.request("POST", "/v1/run", b'{"cmd": "true"}')
+        assert status == 200
+
+
+@pytest.mark.threat(123)
+def test_false_lengths_are_refused_or_cut_off(quick: ServerProcess):
+    """Ten ways to say a length that is not true; nothing runs, the next request is served."""
+    before = quick.metric("sandbox_runs_started_total")
+    body = b'{"cmd": "true"}'
+    lengths = (
+        "Content-Length: -1", "Content-Length: 1, 2", "Content-Length: 0x10", "Content-Length: 1_5",
+        "Content-Length: 99999999999999999999", f"Content-Length: {len(body)}\r\nContent-Length: 3",
+        f"Content-Length: {len(body)}\r\nTransfer-Encoding: chunked", "Transfer-Encoding: xchunked",
+        "Content-Length: +15", "Content-Length:",
+    )  # fmt: skip
+    for length in lengths:
+        head = (
+            f"POST /v1/run HTTP/1.1\r\nHost: localhost\r\n"
+            f"Authorization: Bearer {quick.token}\r\n{length}\r\n\r\n"
+        )
+        with socket.create_connection(quick.address, timeout=3) as sock:
+            sock.sendall(head.encode() + body)
+            sock.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):
+                assert b" 200 " not in sock.recv(4096), length
+    assert quick.metric("sandbox_runs_started_total") == before
+    assert quick.request("POST", "/v1/run", body)[0] == 200
+
+
+@pytest.mark.threat(123)
+async def test_300_mutations_of_good_frames(quick: ServerProcess):
+    """Bits turned, parts cut out and doubled; the server lives, and keeps nothing of it."""
+    chance = random.Random(123)
+    good = [
+        start_of(1, "true", stdin=True),
+        wire.numbered(Kind.STDIN, 1, 1, b"hello"),
+        wire.numbered(Kind.CONTROL, 1, 1, wire.to_json({"op": "eof"})),
+        wire.offsets(Kind.ACK, 1, Offsets(0, 0, 0)),
+    ]
+    sent = 0
+    while sent < 300:
+        async with raw(quick) as client:
+            # A connection ends with its first bad frame, so that few fit on one.
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+                for _ in range(10):
+                    data = bytearray(chance.choice(good))
+                    for _ in range(chance.randrange(1, 4)):
+                        at = chance.randrange(len(data))
+                        match chance.randrange(3):
+                            case 0:
+                                data[at] ^= 1 << chance.randrange(8)
+                            case 1:
+                                del data[at : at + chance.randrange(1, 9)]
+                            case _:
+                                data[at:at] = data[: chance.randrange(1, 9)]
+                        data = data or bytearray(b"\0")
+                    await client.ws.send_bytes(bytes(data))
+                    sent += 1
+    assert eventually(lambda: is_idle(quick), within_s=10)
+    assert quick.metric("sandbox_buffer_bytes") == 0
+    async with remote(quick) as session:
+        assert (await session.exec("echo fine")).stdout == "fine\n"
+
+
+# A restart.
+
+
+@pytest.mark.threat(126, 127)
+async def test_after_a_restart_files_are_there_and_sessions_are_not(tmp_path: Path):
+    """The same port and work dirs: what was pinned is served again, what was private to nobody."""
+    pinned = tmp_path / "pinned"
+    pinned.mkdir()
+    options = ("--allow-path", str(pinned), "--work-dir", str(tmp_path / "work"))
+    first = ServerProcess(*options)
+    try:
+        one, two = remote(first, lazy=False, host_work_dir=str(pinned)), remote(first, lazy=False)
+        await one.open()
+        await two.open()
+        await one.put_bytes("kept", b"kept")
+        await two.put_bytes("private", b"private")
+        names = [s._transport._name for s in (one, two)]  # type: ignore[union-attr]
+        first.process.kill()
+        first.process.wait()
+        port = first.address[1]
+        with ServerProcess(*options, bind=f"127.0.0.1:{port}") as second:
+            assert second.address == first.address
+            for name in names:
+                status, body = second.request("GET", f"/v1/sessions/{name}/file?path=private")
+                assert (status, json.loads(body)["error"]["code"]) == (404, "session-lost")
+            for lost in (one, two):
+                with pytest.raises(sb.SandboxError):
+                    await lost.exec("true")
+            async with remote(second, host_work_dir=str(pinned)) as again:
+                assert await again.get_bytes("kept") == b"kept"
+            async with remote(second) as fresh:
+                assert (await fresh.exec("ls; cat private")).stdout == ""
+        await one.close()
+        await two.close()
+    finally:
+        first.stop()
+
+
+# Time.
+
+
+@pytest.mark.threat(128)
+def test_no_call_has_more_time_than_its_session(quick: ServerProcess):
+    """Asked for by plain HTTP, where no client of ours is in the way."""
+    path = f"/v1/sessions/{os.urandom(16).hex()}"
+    assert quick.request("PUT", path, b'{"timeout_s": 0.3}')[0] == 200
+    begun = time.monotonic()
+    body = json.dumps({"cmd": "sleep 60", "timeout_s": 86_400}).encode()
+    headers = {"Content-Type": "application/json"}
+    _, answer = quick.request("POST", f"{path}/runs", body, **headers)
+    assert json.loads(answer.splitlines()[-1])["exited"]["reason"] == "timeout"
+    assert time.monotonic() - begun < 6
+
+
+@pytest.mark.threat(128)
+async def test_the_servers_own_limit_comes_before_a_clients():
+    """A day is asked for, or nothing; a session with less keeps its own."""
+    with ServerProcess("--max-session-s", "0.3", "--grace", "20") as server:
+        for asked in (86_400.0, None):
+            begun = time.monotonic()
+            async with remote(server, timeout_s=asked) as session:
+                with contextlib.suppress(sb.SandboxError):
+                    result = await session.exec("sleep 60")
+                    assert result.termination_reason == "timeout"
+            assert time.monotonic() - begun < 8
+        assert eventually(lambda: is_idle(server))
+    with ServerProcess("--max-session-s", "60") as server:
+        async with remote(server) as session:
+            assert (await session.exec("sleep 0.5; echo whole")).stdout == "whole\n"
