@@ -4,7 +4,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Prerequisites are steps in order here, also under -j.
 .NOTPARALLEL:
-.PHONY: help setup demo test lint types format bench bench-peers clean dist system-packages
+.PHONY: help setup demo test fuzz lint types format bench bench-peers clean dist system-packages
 
 venv   := .venv
 bin    := $(venv)/bin
@@ -30,6 +30,10 @@ demo: setup ## see it work
 
 test: system-packages setup lint types ## everything that must hold: style, layers, types, tests
 	@$(bin)/python scripts/test.py
+
+fuzz: setup ## search for inputs that break a parser: SECONDS=60 for each target, RECORD=1 for the docs
+	@$(pip) install --group fuzz
+	@nice -n 15 $(bin)/python -m tests.fuzz.run --seconds $(or $(SECONDS),60) $(if $(RECORD),--record)
 
 lint: setup ## style, formatting, and who imports whom
 	@$(bin)/ruff check .

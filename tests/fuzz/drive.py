@@ -1,11 +1,13 @@
-"""One Python target: ``python -m tests.fuzz.drive TARGET blind SEED RUNS KEEP FILE-OR-FOLDER...``,
-or ``... TARGET atheris LIBFUZZER-ARGUMENT...`` for a search that is guided by coverage.
+"""Python targets: ``python -m tests.fuzz.drive TARGET,TARGET... blind SEED RUNS KEEP``, or
+``... TARGET atheris LIBFUZZER-ARGUMENT...`` for a search that is guided by coverage.
 
-Blind mutation is the same on every machine and begins at once, so the tests use that.
+Blind mutation is the same on every machine and begins at once, so the tests use that. It prints
+how many inputs each target was given.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import sys
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MOST_BYTES: Final = 4096
+SLOW: Final = {"hosts": 2, "sizes": 4, "http_door": 4, "wire_server": 4, "wire_client": 2, "replay": 4}
+"""Targets of which there is time for only one run in so many."""
 ODD: Final = (
     b"\0", b"\xff", b"\r\n", b"\r\n\r\n", b".", b"..", b"/", b":", b"%", b"@", b"*", b"0", b"-1",
     b"9" * 20, b"1e999", b"null", b"[]", b"{}", b"true", b"\xe3\x80\x82", b"\xc3\x9f", b"\xed\xb2\x80",
@@ -24,11 +28,13 @@ ODD: Final = (
 )  # fmt: skip
 
 
-def inputs(places: list[str]) -> list[bytes]:
-    """The files that are named, and those of the folders that are."""
-    files = [Path(place) for place in places]
-    files += [file for folder in files if folder.is_dir() for file in sorted(folder.iterdir())]
-    return [file.read_bytes() for file in files if file.is_file()]
+def known_inputs(name: str) -> list[bytes]:
+    """What broke the target once, its corpus, and its seeds."""
+    from tests.fuzz import seeds
+
+    folders = [place / name for place in (seeds.REGRESSIONS, seeds.CORPUS)]
+    files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
+    return [*(file.read_bytes() for file in files), *seeds.seeds()[name]]
 
 
 def mutations(known: list[bytes], seed: int) -> Iterator[bytes]:
@@ -59,34 +65,21 @@ def mutations(known: list[bytes], seed: int) -> Iterator[bytes]:
         yield bytes(data[:MOST_BYTES])
 
 
-def blind(target: Callable[[bytes], None], arguments: list[str]) -> int:
-    """Runs what is known as it is, then mutations; says how many, keeps the first that fails."""
-    seed, runs, keep, *places = arguments
-    known = inputs(places)
-    done = 0
-    changed = mutations(known, int(seed))
-    for data in known:
-        if not _holds(target, data, keep):
-            return 1
-        done += 1
-    for _ in range(int(runs)):
-        if not _holds(target, next(changed), keep):
-            return 1
-        done += 1
-    print(done)
-    return 0
-
-
-def _holds(target: Callable[[bytes], None], data: bytes, keep: str) -> bool:
-    try:
-        target(data)
-    except BaseException:  # noqa: BLE001 - whatever it is, it is what is looked for
-        Path(keep).parent.mkdir(parents=True, exist_ok=True)
-        Path(keep).write_bytes(data)
-        traceback.print_exc()
-        print(f"input: {data[:400]!r}\nkept: {keep}", file=sys.stderr)
-        return False
-    return True
+def blind(
+    target: Callable[[bytes], None], known: list[bytes], *, seed: int, runs: int, keep: Path
+) -> int:
+    """Runs what is known as it is, then mutations; how many, or 0 when one failed and was kept."""
+    changed = itertools.islice(mutations(known, seed), runs)
+    for data in itertools.chain(known, changed):
+        try:
+            target(data)
+        except BaseException:  # noqa: BLE001 - whatever it is, it is what is looked for
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            keep.write_bytes(data)
+            traceback.print_exc()
+            print(f"{keep.name}: {data[:400]!r}", file=sys.stderr)
+            return 0
+    return len(known) + runs
 
 
 def guided(name: str, arguments: list[str]) -> None:
@@ -101,13 +94,21 @@ def guided(name: str, arguments: list[str]) -> None:
 
 def main() -> int:
     """Reads the command line."""
-    name, engine, *arguments = sys.argv[1:]
+    names, engine, *arguments = sys.argv[1:]
     logging.disable()
     if engine == "atheris":
-        guided(name, arguments)
+        guided(names, arguments)
     from tests.fuzz.targets import PYTHON
 
-    return blind(PYTHON[name], arguments)
+    seed, runs, keep = arguments
+    broken = False
+    for name in names.split(","):
+        most = int(runs) // SLOW.get(name, 1)
+        kept = Path(keep) / name
+        done = blind(PYTHON[name], known_inputs(name), seed=int(seed), runs=most, keep=kept)
+        print(name, done, flush=True)
+        broken |= done == 0
+    return int(broken)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+BUILT: Final = ROOT / ".cache" / "fuzz" / "bin"
 TARGETS: Final = Path(__file__).parent / "native"
 FLAGS: Final = (
     "-std=c11",
@@ -26,8 +28,8 @@ NAMES: Final = ("native_plan", "native_exec_request", "native_message", "native_
 REMEDY: Final = "apt-get install clang libclang-rt-dev"
 
 
-def build(name: str, folder: Path, *, libfuzzer: bool) -> Path | None:
-    """Returns the program; None if there is no compiler that can make it."""
+def build(name: str, *, libfuzzer: bool) -> Path | None:
+    """Returns the program, made anew if a source has changed; None if there is no compiler."""
     compiler = shutil.which("clang") if libfuzzer else shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
@@ -38,12 +40,18 @@ def build(name: str, folder: Path, *, libfuzzer: bool) -> Path | None:
         sanitize += ",fuzzer"
     else:
         sources.append(TARGETS / "standalone.c")
-    program = folder / (name if libfuzzer else f"{name}-standalone")
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [compiler, *FLAGS, sanitize, *map(str, sources), "-o", str(program)]
+    program = BUILT / (name if libfuzzer else f"{name}-standalone")
+    headers = (TARGETS / "fuzz.h", ROOT / "native" / "sbx.h")
+    newest = max(file.stat().st_mtime for file in (*sources, *headers))
+    if program.exists() and program.stat().st_mtime > newest:
+        return program
+    BUILT.mkdir(parents=True, exist_ok=True)
+    # Tests that run beside each other may build the same one: the last to be ready stays.
+    fresh = program.with_suffix(f".{os.getpid()}")
+    command = [compiler, *FLAGS, sanitize, *map(str, sources), "-o", str(fresh)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode and libfuzzer and "libclang_rt" in done.stderr:
         return None  # clang without its runtime
     if done.returncode:
         raise RuntimeError(done.stderr)
-    return program
+    return fresh.replace(program)

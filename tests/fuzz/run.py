@@ -41,7 +41,7 @@ def _command(name: str) -> list[str] | None:
         if importlib.util.find_spec("atheris") is None:
             return None
         return [sys.executable, "-m", "tests.fuzz.drive", name, "atheris"]
-    program = native.build(name, CACHE / "bin", libfuzzer=True)
+    program = native.build(name, libfuzzer=True)
     return None if program is None else [str(program)]
 
 
@@ -143,7 +143,7 @@ def main() -> int:
     for name in told.targets or (*native.NAMES, *PYTHON):
         command = _command(name)
         if command is None:
-            print(f"{name:<22} not run: make setup-fuzz, or {native.REMEDY}", flush=True)
+            print(f"{name:<22} not run; it needs atheris (pip install --group fuzz) or {native.REMEDY}", flush=True)
             continue
         result = found[name] = _search(name, command, told.seconds, told.runs)
         print(

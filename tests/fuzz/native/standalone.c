@@ -4,7 +4,7 @@
 
 #include "fuzz.h"
 
-enum { MOST = 1 << 16 };
+enum { MOST = 1 << 20 };
 
 static unsigned long long state;
 
