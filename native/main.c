@@ -37,8 +37,7 @@ static int poller, proc, life[2];
 static void tell(int channel, uint32_t type, uint32_t id, int32_t a)
 {
     struct simple_msg msg = {.type = type, .id = id, .a = a};
-    ssize_t sent = send(channel, &msg, sizeof msg, MSG_NOSIGNAL | MSG_DONTWAIT);
-    (void)sent;
+    (void)send(channel, &msg, sizeof msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 static int is_listed(pid_t pid)
@@ -75,7 +74,7 @@ static void pass_on(const struct child *c, int status)
     if (code != 0 && code < 125) /* from there on it is the end of what bwrap had started */
         size = pread(c->said, msg.text, sizeof msg.text, 0);
     if (size > 0)
-        size = send(c->socket, &msg, sizeof msg.head + (size_t)size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        (void)send(c->socket, &msg, sizeof msg.head + (size_t)size, MSG_NOSIGNAL | MSG_DONTWAIT);
     close(c->said);
     close(c->socket);
 }
@@ -163,13 +162,13 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
         return;
     int socket = fds[0], kept = -1, copies = places.copies;
     struct stat st;
-    const char *plan = MAP_FAILED;
+    void *plan = MAP_FAILED;
     struct sandbox s = {.socket = socket, .prepare = p, .steps = steps, .nfds = places.count, .said = -1,
                         .life = life[0], .proc = proc};
     memcpy(s.fds, fds + places.first, sizeof(int) * (size_t)s.nfds);
     if (fstat(fds[1], &st) < 0 || st.st_size == 0 ||
         (plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fds[1], 0)) == MAP_FAILED ||
-        (s.nsteps = plan_decode((const unsigned char *)plan, (size_t)st.st_size, steps, MAX_STEPS)) < 0) {
+        (s.nsteps = plan_decode(plan, (size_t)st.st_size, steps, MAX_STEPS)) < 0) {
         report_failure(socket, OP_PLAN, EINVAL);
         goto unmap;
     }
@@ -202,7 +201,7 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
             tell(channel, MSG_PID, p->id, pid);
         int listed = remember(pid, channel, p, s.said, kept) == 0;
         if (!listed)
-            failed = OP_FORK;
+            failed = OP_FORK; /* NOLINT(bugprone-branch-clone): each step only if those before it were done */
         else if (!copies && (p->flags & PREPARE_MAP_IDS) && write_ids(pid, p) < 0)
             failed = OP_IDS;
         else if (enter_cgroups(pid, fds + 2, places.cgroups) < 0)
@@ -226,7 +225,7 @@ trees:
     close_trees(s.nsteps);
 unmap:
     if (plan != MAP_FAILED)
-        munmap((void *)(uintptr_t)plan, (size_t)st.st_size);
+        munmap(plan, (size_t)st.st_size);
 }
 
 /* A user namespace that describes an id-mapped mount. */

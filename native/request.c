@@ -24,7 +24,7 @@ uint32_t request_type(const void *bytes, size_t size)
 
 int prepare_layout(const struct prepare_msg *p, int nfds, struct prepare_fds *out)
 {
-    out->copies = p->flags & PREPARE_COPY ? 2 : 0;
+    out->copies = (p->flags & PREPARE_COPY) != 0 ? 2 : 0;
     if (nfds < 2 + out->copies || nfds > MAX_FDS || p->cgroups > (uint32_t)(nfds - 2 - out->copies))
         return -1;
     out->cgroups = (int)p->cgroups;
@@ -38,10 +38,11 @@ int exec_layout(const struct exec_msg *h, int nfds, int nslots, struct exec_fds 
     int next = 0;
     int *const places[] = {&out->stdio[0], &out->stdio[1], &out->stdio[2], &out->script, &out->payload, &out->wait};
     for (int i = 0; i < 6; i++)
-        *places[i] = h->flags & (uint32_t)EXEC_STDIN << i ? next++ : -1;
+        *places[i] = (h->flags & ((uint32_t)EXEC_STDIN << i)) != 0 ? next++ : -1;
     if (next != nfds)
         return -1;
-    return (h->flags & (EXEC_SCRIPT | EXEC_WAIT)) && h->slot >= (uint32_t)nslots ? -1 : 0;
+    int needs_slot = (h->flags & (EXEC_SCRIPT | EXEC_WAIT)) != 0;
+    return needs_slot && h->slot >= (uint32_t)nslots ? -1 : 0;
 }
 
 int exec_decode(const struct exec_msg *h, char *body, size_t size, char **strings, struct exec_body *out)

@@ -28,8 +28,9 @@
 #define CLOSE_RANGE_CLOEXEC 4U
 #endif
 
-/* The limits in a request are read where they came: the third member keeps them aligned. */
-static union { char bytes[MAX_MESSAGE]; struct exec_msg exec; struct simple_msg simple; uint64_t align; } request;
+/* The limits in a request are read where they came, so they have to be aligned there. */
+static union { _Alignas(struct exec_rlimit) char bytes[MAX_MESSAGE]; struct exec_msg exec; struct simple_msg simple; } request;
+_Static_assert(sizeof(struct exec_msg) % _Alignof(struct exec_rlimit) == 0, "the body begins aligned");
 static char *strings[MAX_STRINGS];
 static char child_stack[65536] __attribute__((aligned(16)));
 

@@ -264,6 +264,7 @@ static int one(const struct step *step, int index, struct built *built)
     case OP_LL_RESTRICT: return (int)syscall(SYS_landlock_restrict_self, ruleset, (uint32_t)a[0]);
     case OP_SECCOMP: {
         struct sock_fprog program = {.len = (unsigned short)(step->len[0] / sizeof(struct sock_filter)),
+                                     /* NOLINTNEXTLINE(performance-no-int-to-ptr): only read, which its type does not say */
                                      .filter = (struct sock_filter *)(uintptr_t)d[0]};
         return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
     }
