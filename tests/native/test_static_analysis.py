@@ -37,8 +37,9 @@ def findings(*command: str) -> str:
     return "" if done.returncode == 0 else done.stdout or f"it exited with {done.returncode}"
 
 
-def test_clang_tidy_finds_nothing():
-    assert findings(tool("clang-tidy"), "--quiet", *SOURCES, "--", *LANGUAGE) == ""
+@pytest.mark.parametrize("source", SOURCES, ids=os.path.basename)
+def test_clang_tidy_finds_nothing(source: str):
+    assert findings(tool("clang-tidy"), "--quiet", source, "--", *LANGUAGE) == ""
 
 
 def test_cppcheck_finds_nothing():
@@ -49,13 +50,17 @@ def test_cppcheck_finds_nothing():
 def test_the_analyzer_of_gcc_finds_nothing(tmp_path: Path):
     gcc, out = tool("gcc"), str(tmp_path / "o")
     for source in SOURCES:
-        assert findings(gcc, *LANGUAGE, *WARNINGS, "-O2", "-fanalyzer", "-c", source, "-o", out) == ""
+        assert (
+            findings(gcc, *LANGUAGE, *WARNINGS, "-O2", "-fanalyzer", "-c", source, "-o", out) == ""
+        )
 
 
 def test_clang_warns_of_nothing(tmp_path: Path):
     clang, out = tool("clang"), str(tmp_path / "o")
+    # The first argument of setrlimit is an enum to one libc and an int to another.
+    options = (*LANGUAGE, *WARNINGS, "-Wno-sign-conversion", "-O2")
     for source in SOURCES:
-        assert findings(clang, *LANGUAGE, *WARNINGS, "-O2", "-c", source, "-o", out) == ""
+        assert findings(clang, *options, "-c", source, "-o", out) == ""
 
 
 def test_the_tools_are_awake(tmp_path: Path):
@@ -64,6 +69,7 @@ def test_the_tools_are_awake(tmp_path: Path):
     bad.write_text(
         "#include <stdlib.h>\n"
         "int f(int n);\n"
+        "int g(void);\n"
         "int f(int n)\n"
         "{\n"
         "    int *p = malloc(sizeof(int) * 4);\n"
@@ -73,9 +79,10 @@ def test_the_tools_are_awake(tmp_path: Path):
         "    free(p);\n"
         "    return p[0];\n"
         "}\n"
+        "int g(void) { int a[4] = {0}; return a[4]; }\n"
     )
     tidy = ("--quiet", f"--config-file={NATIVE / '.clang-tidy'}", str(bad), "--", *LANGUAGE)
     assert "released" in findings(tool("clang-tidy"), *tidy)
-    assert "freed" in findings(tool("cppcheck"), *CPPCHECK, "--error-exitcode=1", str(bad))
+    assert "out of bounds" in findings(tool("cppcheck"), *CPPCHECK, "--error-exitcode=1", str(bad))
     analyzer = ("-Werror", "-fanalyzer", "-c", str(bad), "-o", str(tmp_path / "o"))
     assert "use-after-free" in findings(tool("gcc"), *LANGUAGE, *analyzer)
