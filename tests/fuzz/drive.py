@@ -19,12 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MOST_BYTES: Final = 4096
-SLOW: Final = {"hosts": 2, "sizes": 4, "http_door": 4, "wire_server": 4, "wire_client": 2, "replay": 4}
+SLOW: Final = {
+    "hosts": 2,
+    "sizes": 4,
+    "http_door": 4,
+    "wire_server": 4,
+    "wire_client": 2,
+    "replay": 4,
+}
 """Targets of which there is time for only one run in so many."""
 ODD: Final = (
     b"\0", b"\xff", b"\r\n", b"\r\n\r\n", b".", b"..", b"/", b":", b"%", b"@", b"*", b"0", b"-1",
-    b"9" * 20, b"1e999", b"null", b"[]", b"{}", b"true", b"\xe3\x80\x82", b"\xc3\x9f", b"\xed\xb2\x80",
-    b"\xf0\x9d\x9b\x93", b"\xe1\xba\x9e", b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\xff" * 8,
+    b"9" * 20, b"1e999", b"null", b"[]", b"{}", b"true", b"\xe3\x80\x82", b"\xc3\x9f",
+    b"\xed\xb2\x80", b"\xf0\x9d\x9b\x93", b"\xe1\xba\x9e", b"\x7f\xff\xff\xff", b"\x80\0\0\0",
+    b"\xff" * 8,
 )  # fmt: skip
 
 

@@ -43,8 +43,8 @@ crash: it states what must hold, such as "what is dialled was allowed" or "read 
 same", and an input that breaks that is kept.
 
 `make fuzz SECONDS=600` gives each target ten minutes, one after the other; new inputs and crashes
-are kept below `.cache/fuzz`. `make test` runs every input of the corpus and every one that ever broke
-something, then some thousand mutations of them, the same ones each time.
+are kept below `.cache/fuzz`. `make test` runs every input of the corpus and every one that ever
+broke something, then some thousand mutations of them, the same ones each time.
 
 The table is not written by hand: `make fuzz RECORD=1` makes it from `tests/fuzz/results.json`.
 

@@ -8,7 +8,7 @@ smallest inputs that reach everything known are put into tests/fuzz/corpus.
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import importlib.util
 import json
 import platform
@@ -27,6 +27,7 @@ from tests.fuzz.targets import PYTHON
 
 ROOT: Final = native.ROOT
 CACHE: Final = ROOT / ".cache" / "fuzz"
+SEEDS: Final = CACHE / "seeds"
 RESULTS: Final = Path(__file__).parent / "results.json"
 MOST_BYTES: Final = 4096
 KEPT_BYTES: Final = 14 * 1024
@@ -49,7 +50,8 @@ def _search(name: str, command: list[str], seconds: float, runs: int) -> dict[st
     fresh, crashes = CACHE / "corpus" / name, CACHE / "crashes" / name
     for folder in (fresh, crashes):
         folder.mkdir(parents=True, exist_ok=True)
-    known = [folder / name for folder in (seeds.CORPUS, seeds.REGRESSIONS)]
+    seeds.write(name, SEEDS / name)
+    known = [folder / name for folder in (seeds.CORPUS, seeds.REGRESSIONS, SEEDS)]
     limits = [f"-max_total_time={seconds:.0f}"] if seconds else []
     limits += [f"-runs={runs}"] if runs else []
     begun = time.monotonic()
@@ -84,11 +86,12 @@ def _search(name: str, command: list[str], seconds: float, runs: int) -> dict[st
 
 
 def minimise(name: str, command: list[str]) -> None:
-    """Replaces a target's corpus by the smallest inputs that reach as much, the seeds among them."""
+    """Replaces a target's corpus by the smallest inputs that reach as much."""
     folder, scratch = seeds.CORPUS / name, CACHE / "merged" / name
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    places = [str(folder), str(CACHE / "corpus" / name)]
+    for place in (scratch, folder):
+        place.mkdir(parents=True, exist_ok=True)
+    places = [str(place / name) for place in (SEEDS, seeds.CORPUS, CACHE / "corpus")]
     merge = [*command, "-merge=1", f"-max_len={MOST_BYTES}", str(scratch), *places]
     subprocess.run(merge, check=True, cwd=ROOT, capture_output=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -102,7 +105,9 @@ def minimise(name: str, command: list[str]) -> None:
 
 def _versions() -> dict[str, str]:
     clang = shutil.which("clang")
-    said = subprocess.run([clang or "true", "--version"], check=False, capture_output=True, text=True)
+    said = subprocess.run(
+        [clang or "true", "--version"], check=False, capture_output=True, text=True
+    )
     number = re.search(r"version (\S+)", said.stdout)
     return {
         "clang": number[1] if number else "none",
@@ -115,7 +120,7 @@ def _versions() -> dict[str, str]:
 def _merged(before: dict[str, Any], found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Several runs on the same day, with the same tools, are one campaign."""
     told = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "versions": _versions(),
         "targets": found,
     }
@@ -138,12 +143,11 @@ def main() -> int:
     parser.add_argument("--minimise", action="store_true")
     parser.add_argument("targets", nargs="*", help="all, if none is named")
     told = parser.parse_args()
-    seeds.write()
     found: dict[str, dict[str, Any]] = {}
     for name in told.targets or (*native.NAMES, *PYTHON):
         command = _command(name)
         if command is None:
-            print(f"{name:<22} not run; it needs atheris (pip install --group fuzz) or {native.REMEDY}", flush=True)
+            print(f"{name:<22} not run: pip install --group fuzz, or {native.REMEDY}", flush=True)
             continue
         result = found[name] = _search(name, command, told.seconds, told.runs)
         print(

@@ -1,10 +1,12 @@
 """Where the fuzzers begin: what the product itself encodes, and what real peers send.
 
-``python -m tests.fuzz.seeds`` writes them into the corpus; what was found later stays there.
+They are made anew each time, so that they stay what is encoded now. What searches found to reach
+further is kept in the corpus.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ssl
 import struct
@@ -112,10 +114,8 @@ def _hello(name: str | None) -> bytes:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.set_ciphers("ECDHE+AESGCM")
-    try:
+    with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(incoming, outgoing, server_hostname=name).do_handshake()
-    except ssl.SSLWantReadError:
-        pass
     return outgoing.read()
 
 
@@ -127,15 +127,18 @@ def _query(name: str, kind: int, *, edns: bool = False) -> bytes:
 
 def _http() -> list[bytes]:
     a = b"Host: allowed.test\r\n"
+    chunks = b"3;x=y\r\nabc\r\n0\r\nT: u\r\n\r\n"
+    login = b"Proxy-Authorization: Basic bWU6c2VjcmV0\r\n"
     return [
         b"GET http://allowed.test/hello HTTP/1.1\r\n" + a + b"\r\n",
         b"CONNECT allowed.test:443 HTTP/1.1\r\n\r\n",
         b"POST http://allowed.test/ HTTP/1.1\r\n" + a + b"Content-Length: 3\r\n\r\nabc",
-        b"POST http://allowed.test/ HTTP/1.1\r\n" + a + b"Transfer-Encoding: chunked\r\n\r\n"
-        b"3;x=y\r\nabc\r\n0\r\nT: u\r\n\r\n",
+        b"POST http://allowed.test/ HTTP/1.1\r\n"
+        + a
+        + b"Transfer-Encoding: chunked\r\n\r\n"
+        + chunks,
         b"GET http://a.wild.test/?q HTTP/1.0\r\nConnection: close, x\r\nX: y\r\n\r\n",
-        b"GET http://[2001:db8::1]:80/ HTTP/1.1\r\nHost: [2001:db8::1]\r\n"
-        b"Proxy-Authorization: Basic bWU6c2VjcmV0\r\n\r\n",
+        b"GET http://[2001:db8::1]:80/ HTTP/1.1\r\nHost: [2001:db8::1]\r\n" + login + b"\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n",
     ]
@@ -279,7 +282,10 @@ def seeds() -> dict[str, list[bytes]]:
         ],
         "addresses": [b"127.0.0.1", b"0x7f.1", b"017700000001", b"2130706433", b"::ffff:1.2.3.4"],
         "http": [*_http(), b"allowed.test:443", b"[::1]:80"],
-        "chunked": [b"\1" + b"3;x=y\r\nabc\r\n0\r\nT: u\r\n\r\nrest", b"\4A\r\n0123456789\r\n0\r\n\r\n"],
+        "chunked": [
+            b"\1" + b"3;x=y\r\nabc\r\n0\r\nT: u\r\n\r\nrest",
+            b"\4A\r\n0123456789\r\n0\r\n\r\n",
+        ],
         "http_door": _doors(),
         "socks": [
             b"\0" + greeting + name + b"\1\xbb",
@@ -294,8 +300,20 @@ def seeds() -> dict[str, list[bytes]]:
             _query("1.0.18.198.in-addr.arpa", 12),
             _query("localhost", 28),
         ],
-        "tls": [b"\x40" + _hello("allowed.test"), b"\x05" + _hello(None), b"\xff" + _hello("a.test")],
-        "paths": [b"a/b", b"/tmp/work/d", b"../x", b"d/up/f", b"./d//e/./f", b"/a/b/c/d", b"\xff/\xc3"],
+        "tls": [
+            b"\x40" + _hello("allowed.test"),
+            b"\x05" + _hello(None),
+            b"\xff" + _hello("a.test"),
+        ],
+        "paths": [
+            b"a/b",
+            b"/tmp/work/d",
+            b"../x",
+            b"d/up/f",
+            b"./d//e/./f",
+            b"/a/b/c/d",
+            b"\xff/\xc3",
+        ],
         "endpoint": [
             b"http://127.0.0.1:8080/base/",
             b"https://example.com#sha256=" + b"ab" * 32,
@@ -313,17 +331,8 @@ def seeds() -> dict[str, list[bytes]]:
     }
 
 
-def write() -> int:
-    """Put the seeds into the corpus; returns how many there are."""
-    count = 0
-    for target, inputs in seeds().items():
-        folder = CORPUS / target
-        folder.mkdir(parents=True, exist_ok=True)
-        for data in inputs:
-            (folder / hashlib.sha1(data, usedforsecurity=False).hexdigest()).write_bytes(data)
-            count += 1
-    return count
-
-
-if __name__ == "__main__":
-    print(f"{write()} seeds")
+def write(name: str, folder: Path) -> None:
+    """Put the seeds of one target into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for data in seeds()[name]:
+        (folder / hashlib.sha1(data, usedforsecurity=False).hexdigest()).write_bytes(data)

@@ -341,5 +341,5 @@ async def _messages(data: bytes) -> None:
 
 
 def messages(data: bytes) -> None:
-    """What a sandbox says to the host; the first byte of each says how many descriptors it sends."""
+    """What a sandbox says to the host; the first byte says how many descriptors come along."""
     LOOP.run_until_complete(_messages(data))

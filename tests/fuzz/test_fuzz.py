@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.fuzz import native, page, seeds
@@ -16,6 +16,9 @@ from tests.fuzz.drive import SLOW, blind, known_inputs
 from tests.fuzz.targets import PYTHON
 
 from union.sandbox._core import plan as p
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SEED = 7
 NATIVE_RUNS = 40_000
@@ -30,7 +33,9 @@ GROUPS = {
 
 def test_every_target_is_described_and_has_seeds() -> None:
     assert set(page.WHAT) == {*native.NAMES, *PYTHON} == set(seeds.seeds())
-    kept = {folder.name for place in (seeds.CORPUS, seeds.REGRESSIONS) for folder in place.iterdir()}
+    kept = {
+        folder.name for place in (seeds.CORPUS, seeds.REGRESSIONS) for folder in place.iterdir()
+    }
     assert kept <= set(page.WHAT)
 
 
@@ -42,10 +47,10 @@ def test_the_corpus_is_small() -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_no_input_breaks_a_parser(group: str, tmp_path: Path) -> None:
     names = GROUPS[group]
+    how = ("blind", str(SEED), str(PYTHON_RUNS), str(tmp_path))
     # A process of its own: some targets count descriptors, and most keep a loop.
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.drive", ",".join(names), "blind"]
-        + [str(SEED), str(PYTHON_RUNS), str(tmp_path)],
+        [sys.executable, "-m", "tests.fuzz.drive", ",".join(names), *how],
         check=False,
         capture_output=True,
         text=True,
