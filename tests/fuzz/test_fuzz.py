@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SEED = 7
 NATIVE_RUNS = 40_000
-PYTHON_RUNS = 2000
+PYTHON_RUNS = 1200
 MOST_BYTES = 300 * 1024
 # Three processes for all of them: to start one takes longer than most targets.
 GROUPS = {
