@@ -150,7 +150,13 @@ def _doors() -> list[bytes]:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
         b"HTTP/1.0 404 No\r\n\r\nbody to the end",
     )
-    found = [b"\xff" + _http()[5]]
+    login = b"Host: allowed.test\r\nProxy-Authorization: Basic bWU6c2VjcmV0\r\n"
+    both = b"Host: allowed.test\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n"
+    found = [
+        b"\xff" + _http()[5],
+        b"\xffGET http://allowed.test/ HTTP/1.1\r\n" + login + b"\r\n\0\0\0\0" + answers[0],
+        b"\1POST http://allowed.test/ HTTP/1.1\r\n" + both + b"\r\n0\r\n\r\n\0\0\0\0" + answers[0],
+    ]
     for number, request in enumerate(_http()[:6]):
         answer = answers[number % 3]
         found += [b"\1" + request + request + b"\0\0\0\0" + answer, b"\0" + request]
@@ -223,6 +229,7 @@ def _frames() -> dict[str, list[bytes]]:
         event(0, refused),
         event(0, started) + taken + event(1, failed),
         output + output + wire.encode(Kind.UNKNOWN, 1),
+        output + wire.output(1, 1, 9, b"after a gap"),
     ]
     start = [b"".join(wire.parts(1, body)) for body in made["bodies"]]
     control = [
@@ -245,6 +252,13 @@ def _frames() -> dict[str, list[bytes]]:
         for begin in start
     ]
     server += [wire.offsets(Kind.ATTACH, 9, Offsets()), start[0][:-3]]
+    for odd in (
+        {"op": "signal", "signum": 99},
+        {"op": "signal", "signum": -1},
+        {"op": "resize", "rows": 0, "cols": 99999},
+        {"op": "end", "cause": "oom"},
+    ):
+        server.append(start[0] + wire.numbered(Kind.CONTROL, 1, 1, wire.to_json(odd)))
     return {"client": client, "server": server}
 
 
@@ -283,6 +297,7 @@ def seeds() -> dict[str, list[bytes]]:
         "addresses": [b"127.0.0.1", b"0x7f.1", b"017700000001", b"2130706433", b"::ffff:1.2.3.4"],
         "http": [*_http(), b"allowed.test:443", b"[::1]:80"],
         "chunked": [
+            b"\1" + b"3\r\nabcXY0\r\n\r\n",
             b"\1" + b"3;x=y\r\nabc\r\n0\r\nT: u\r\n\r\nrest",
             b"\4A\r\n0123456789\r\n0\r\n\r\n",
         ],
@@ -301,6 +316,7 @@ def seeds() -> dict[str, list[bytes]]:
             _query("localhost", 28),
         ],
         "tls": [
+            b"\x40" + _hello("allowed.test").replace(b"\0\x0callowed", b"\0\x7fallowed"),
             b"\x40" + _hello("allowed.test"),
             b"\x05" + _hello(None),
             b"\xff" + _hello("a.test"),

@@ -166,6 +166,21 @@ def chunked(data: bytes) -> None:
     assert again is not None
     assert again == (sent, b"")
     assert data.endswith(rest)
+    assert _payload(data) == _payload(sent)
+
+
+def _payload(data: bytes) -> bytes:
+    """What a body in chunks carries, read a second time and more simply."""
+    found = b""
+    while True:
+        line, end, data = data.partition(b"\r\n")
+        assert end
+        size = int(line.partition(b";")[0], 16)
+        if not size:
+            return found
+        found += data[:size]
+        assert data[size : size + 2] == b"\r\n"
+        data = data[size + 2 :]
 
 
 def _feed(data: bytes, step: int) -> tuple[bytes, bytes] | None:
@@ -272,6 +287,8 @@ def _check_passed_on(sent: bytes, host: str, port: int) -> None:
     assert head.values("connection") == ["close"]
     for gone in ("proxy-authorization", "proxy-connection", "te", "trailer", "upgrade"):
         assert head.values(gone) == []
+    # Not asked of body_length alone, which is what let it pass.
+    assert len(head.values("content-length")) + len(head.values("transfer-encoding")) <= 1
     length = body_length(head.headers, minor=head.minor)
     if length == "chunked":
         reader = ChunkedBody()
@@ -354,6 +371,8 @@ def tls_hello(data: bytes) -> None:
     if len(pieces) <= 60 and step <= 16_384:
         assert read_hello(framed) == hello
     if hello.server_name is not None:
+        name = hello.server_name.encode("ascii")
+        assert len(name).to_bytes(2, "big") + name in message, "shorter than it says"
         verdict = decide_server_name(RULES, hello.server_name, 443, name="allowed.test")
         if verdict.allowed:
             assert may_reach(parse_host(hello.server_name), 443)

@@ -147,7 +147,11 @@ async def _client(data: bytes) -> None:
     run.feed_stdin(bytes(10))
     try:
         for frame in wire.decode(data):
+            known = {fd: inlet.received for fd, inlet in run._inlets.items()}
             run.receive(frame)
+            if frame.kind is Kind.OUTPUT:
+                fd, offset, _ = wire.parse_output(frame.payload)
+                assert offset <= known[fd], "output with a gap before it"
             if sink.full % 3 == 0:
                 run._go_on(1)
                 run._go_on(2)
