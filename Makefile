@@ -4,7 +4,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Prerequisites are steps in order here, also under -j.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-pods lint types format bench bench-peers clean dist docs system-packages
+.PHONY: help setup demo test test-pods fuzz lint types format bench bench-peers clean dist docs system-packages
 
 venv   := .venv
 bin    := $(venv)/bin
@@ -34,6 +34,10 @@ test: system-packages setup lint types ## everything that must hold: style, laye
 
 test-pods: setup ## sessions in real pods; needs KUBECONFIG, SANDBOX_POD_IMAGE, SANDBOX_PLANE_HOST
 	@KUBECONFIG="$(KUBECONFIG)" $(bin)/python -m pytest -q tests/plane/in_pods.py
+
+fuzz: setup ## search for inputs that break a parser: SECONDS=60 for each target, RECORD=1 for the docs
+	@$(pip) install --group fuzz
+	@nice -n 15 $(bin)/python -m tests.fuzz.run --seconds $(or $(SECONDS),60) $(if $(RECORD),--record)
 
 lint: setup ## style, formatting, and who imports whom
 	@$(bin)/ruff check .

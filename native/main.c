@@ -37,8 +37,7 @@ static int poller, proc, life[2];
 static void tell(int channel, uint32_t type, uint32_t id, int32_t a)
 {
     struct simple_msg msg = {.type = type, .id = id, .a = a};
-    ssize_t sent = send(channel, &msg, sizeof msg, MSG_NOSIGNAL | MSG_DONTWAIT);
-    (void)sent;
+    (void)send(channel, &msg, sizeof msg, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 static int is_listed(pid_t pid)
@@ -75,7 +74,7 @@ static void pass_on(const struct child *c, int status)
     if (code != 0 && code < 125) /* from there on it is the end of what bwrap had started */
         size = pread(c->said, msg.text, sizeof msg.text, 0);
     if (size > 0)
-        size = send(c->socket, &msg, sizeof msg.head + (size_t)size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        (void)send(c->socket, &msg, sizeof msg.head + (size_t)size, MSG_NOSIGNAL | MSG_DONTWAIT);
     close(c->said);
     close(c->socket);
 }
@@ -158,19 +157,18 @@ static void close_trees(int n)
  * namespaces to begin with. */
 static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds)
 {
-    if (nfds < 2 || p->cgroups > (uint32_t)nfds - 2)
+    struct prepare_fds places;
+    if (prepare_layout(p, nfds, &places) < 0)
         return;
-    int socket = fds[0], first = 2 + (int)p->cgroups, kept = -1, copies = p->flags & PREPARE_COPY ? 2 : 0;
-    if (nfds < first + copies)
-        return;
+    int socket = fds[0], kept = -1, copies = places.copies;
     struct stat st;
-    const char *plan = MAP_FAILED;
-    struct sandbox s = {.socket = socket, .prepare = p, .steps = steps, .nfds = nfds - first - copies, .said = -1,
+    void *plan = MAP_FAILED;
+    struct sandbox s = {.socket = socket, .prepare = p, .steps = steps, .nfds = places.count, .said = -1,
                         .life = life[0], .proc = proc};
-    memcpy(s.fds, fds + first, sizeof(int) * (size_t)s.nfds);
+    memcpy(s.fds, fds + places.first, sizeof(int) * (size_t)s.nfds);
     if (fstat(fds[1], &st) < 0 || st.st_size == 0 ||
         (plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fds[1], 0)) == MAP_FAILED ||
-        (s.nsteps = plan_decode((const unsigned char *)plan, (size_t)st.st_size, steps, MAX_STEPS)) < 0) {
+        (s.nsteps = plan_decode(plan, (size_t)st.st_size, steps, MAX_STEPS)) < 0) {
         report_failure(socket, OP_PLAN, EINVAL);
         goto unmap;
     }
@@ -203,10 +201,10 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
             tell(channel, MSG_PID, p->id, pid);
         int listed = remember(pid, channel, p, s.said, kept) == 0;
         if (!listed)
-            failed = OP_FORK;
+            failed = OP_FORK; /* NOLINT(bugprone-branch-clone): each step only if those before it were done */
         else if (!copies && (p->flags & PREPARE_MAP_IDS) && write_ids(pid, p) < 0)
             failed = OP_IDS;
-        else if (enter_cgroups(pid, fds + 2, (int)p->cgroups) < 0)
+        else if (enter_cgroups(pid, fds + 2, places.cgroups) < 0)
             failed = OP_CGROUP;
         else if (write(s.go[1], "", 1) != 1)
             failed = OP_FORK;
@@ -227,7 +225,7 @@ trees:
     close_trees(s.nsteps);
 unmap:
     if (plan != MAP_FAILED)
-        munmap((void *)(uintptr_t)plan, (size_t)st.st_size);
+        munmap(plan, (size_t)st.st_size);
 }
 
 /* A user namespace that describes an id-mapped mount. */
@@ -257,17 +255,20 @@ static void on_channel(int channel)
         close(channel);
         return;
     }
-    if (got == (ssize_t)sizeof request.prepare && request.prepare.type == MSG_PREPARE) {
-        prepare(channel, &request.prepare, fds, nfds);
-    } else if (got == (ssize_t)sizeof request.simple && request.simple.type == MSG_KILL) {
+    switch (request_type(request.bytes, (size_t)got)) {
+    case MSG_PREPARE: prepare(channel, &request.prepare, fds, nfds); break;
+    case MSG_KILL:
         for (size_t i = 0; i < nchildren; i++)
             if (children[i].channel == channel && children[i].id == request.simple.id) {
                 children[i].notify = 1;
                 end_child(&children[i]);
             }
-    } else if (got == (ssize_t)sizeof request.simple && request.simple.type == MSG_KILL_ALL) {
+        break;
+    case MSG_KILL_ALL:
         drain_channel(channel);
         tell(channel, MSG_ALL_GONE, request.simple.id, 0);
+        break;
+    default: break;
     }
     for (int i = 0; i < nfds; i++)
         close(fds[i]);
@@ -282,11 +283,12 @@ static int on_control(int control)
         return 1;
     if (got <= 0)
         return 0;
-    if (request.simple.type == MSG_ATTACH && nfds == 1) {
+    uint32_t type = request_type(request.bytes, (size_t)got);
+    if (type == MSG_ATTACH && nfds == 1) {
         watch(fds[0]);
         return 1;
     }
-    if (request.simple.type == MSG_USERNS && got == (ssize_t)sizeof request.prepare)
+    if (type == MSG_USERNS)
         send_userns(control, &request.prepare);
     for (int i = 0; i < nfds; i++)
         close(fds[i]);

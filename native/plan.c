@@ -2,7 +2,9 @@
  *
  * A plan is a header (magic, number of steps) and that many steps. A step is a fixed head (op, two lengths, zero, four
  * integers) and two byte strings, each padded to eight bytes. Text must end in exactly one NUL. */
+#include <linux/filter.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "sbx.h"
 
@@ -21,6 +23,16 @@ static const char shapes[OP_LAST + 1][3] = {
 struct head { uint32_t op, len[2], zero; uint64_t a[4]; };
 
 static size_t padded(uint32_t n) { return ((size_t)n + 7) & ~(size_t)7; }
+
+/* What the kernel's own structures can say; a longer one would be cut without a word. */
+static int fits(uint32_t op, uint32_t len)
+{
+    switch (op) {
+    case OP_SECCOMP: return len > 0 && len % sizeof(struct sock_filter) == 0 && len / sizeof(struct sock_filter) <= BPF_MAXINSNS;
+    case OP_LISTEN: return len >= sizeof(sa_family_t) && len <= sizeof(struct sockaddr_storage);
+    default: return 1;
+    }
+}
 
 static int well_formed(char shape, const char *data, uint32_t len)
 {
@@ -61,6 +73,19 @@ int plan_decode(const unsigned char *bytes, size_t size, struct step *steps, int
                 return -1;
             at += padded(head.len[k]);
         }
+        if (!fits(head.op, head.len[0]))
+            return -1;
     }
     return at == size ? (int)count : -1;
+}
+
+/* An index is written plus one, 0 for none, in half a word each. */
+int bind_refs(const struct step *step, int nfds, int *source, int *idmap)
+{
+    uint32_t low = (uint32_t)step->a[3], high = (uint32_t)(step->a[3] >> 32);
+    if (low > (uint32_t)nfds || high > (uint32_t)nfds)
+        return -1;
+    *source = (int)low - 1;
+    *idmap = (int)high - 1;
+    return 0;
 }

@@ -158,7 +158,7 @@ long make_child(uint32_t flags)
 int make_userns(const struct prepare_msg *p)
 {
     int hold[2], fd = -1, error = 0;
-    char path[64], byte;
+    char byte;
     if (pipe2(hold, O_CLOEXEC) < 0)
         return -1;
     pid_t pid = (pid_t)make_child(CLONE_NEWUSER);
@@ -167,6 +167,7 @@ int make_userns(const struct prepare_msg *p)
         _exit(read(hold[0], &byte, 1) < 0);
     }
     if (pid > 0 && write_ids(pid, p) == 0) {
+        char path[64];
         snprintf(path, sizeof path, "/proc/%d/ns/user", (int)pid);
         fd = open(path, O_RDONLY | O_CLOEXEC);
     }

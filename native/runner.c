@@ -28,9 +28,9 @@
 #define CLOSE_RANGE_CLOEXEC 4U
 #endif
 
-enum { MAX_STRINGS = 65536 };
-
-static union { char bytes[MAX_MESSAGE]; struct exec_msg exec; struct simple_msg simple; } request;
+/* The limits in a request are read where they came, so they have to be aligned there. */
+static union { _Alignas(struct exec_rlimit) char bytes[MAX_MESSAGE]; struct exec_msg exec; struct simple_msg simple; } request;
+_Static_assert(sizeof(struct exec_msg) % _Alignof(struct exec_rlimit) == 0, "the body begins aligned");
 static char *strings[MAX_STRINGS];
 static char child_stack[65536] __attribute__((aligned(16)));
 
@@ -38,49 +38,12 @@ struct command {
     int socket;
     const struct built *built;
     const struct exec_msg *head;
-    const struct exec_rlimit *rlimits;
-    char *cwd, **programs, **argv, **envp;
+    struct exec_body body;
     int stdio[3], wait, slot;
     /* Written by the child, which shares our memory until it has exec'd or ended. */
     volatile uint32_t failed_op;
     volatile int error, unused, tell;
 };
-
-/* Splits the request's body. Returns -1 when it is not exactly what its head says. */
-static int decode(struct command *c, char *body, size_t size)
-{
-    const struct exec_msg *h = c->head;
-    size_t at = (size_t)h->rlimits * sizeof(struct exec_rlimit);
-    uint64_t count = 1ull + h->programs + h->argc + h->envc, used = 0;
-    if (h->rlimits > 32 || at > size || count + 3 > MAX_STRINGS || h->argc == 0 || h->programs == 0)
-        return -1;
-    c->rlimits = (const struct exec_rlimit *)body;
-    char **next = strings;
-    c->cwd = NULL;
-    while (used < count) {
-        char *end = memchr(body + at, 0, size - at);
-        if (!end)
-            return -1;
-        if (used == 0)
-            c->cwd = body + at;
-        else
-            *next++ = body + at;
-        if (used == 0)
-            c->programs = next;
-        used++;
-        if (used == 1ull + h->programs) {
-            *next++ = NULL;
-            c->argv = next;
-        }
-        if (used == 1ull + h->programs + h->argc) {
-            *next++ = NULL;
-            c->envp = next;
-        }
-        at = (size_t)(end + 1 - body);
-    }
-    *next = NULL;
-    return at == size ? 0 : -1;
-}
 
 static _Noreturn void child_fail(struct command *c, uint32_t op, int error)
 {
@@ -103,42 +66,53 @@ static int fill_slot(int slot, int source)
     return 0;
 }
 
+/* A large request comes in a file of its own. A size that is not the file's would be a fault later, on reading. */
+static char *map_payload(int fd, size_t size)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return NULL;
+    if (st.st_size < 0 || (size_t)st.st_size != size) {
+        errno = EPROTO;
+        return NULL;
+    }
+    char *body = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    return body == MAP_FAILED ? NULL : body;
+}
+
 /* Waits for the request and takes it apart, with its descriptors. */
 static void take_request(struct command *c)
 {
-    int fds[MAX_FDS], nfds, next = 0, wanted = 0;
+    int fds[MAX_FDS], nfds;
+    struct exec_fds places;
     ssize_t got = receive_message(c->socket, request.bytes, sizeof request, fds, &nfds, 0);
     if (got <= 0) {
         c->unused = got == 0; /* never used: the host closed it */
         _exit(125);
     }
     const struct exec_msg *h = c->head = &request.exec;
-    if (got < (ssize_t)sizeof *h || h->type != MSG_EXEC)
+    if (request_type(request.bytes, (size_t)got) != MSG_EXEC)
         child_fail(c, OP_REQUEST, EPROTO);
     /* Sandboxed code will share the other process's ids: no look into it, whatever else allows it. */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
-    for (uint32_t bit = EXEC_STDIN; bit <= EXEC_WAIT; bit <<= 1)
-        wanted += (h->flags & bit) != 0;
-    if (wanted != nfds)
+    if (exec_layout(h, nfds, c->built->nslots, &places) < 0)
         child_fail(c, OP_REQUEST, EPROTO);
     for (int i = 0; i < 3; i++)
-        c->stdio[i] = h->flags & (EXEC_STDIN << i) ? fds[next++] : -1;
-    if ((h->flags & (EXEC_SCRIPT | EXEC_WAIT)) && h->slot >= (uint32_t)c->built->nslots)
-        child_fail(c, OP_REQUEST, EPROTO);
-    if ((h->flags & EXEC_SCRIPT) && fill_slot(c->built->slots[h->slot], fds[next++]) < 0)
+        c->stdio[i] = places.stdio[i] >= 0 ? fds[places.stdio[i]] : -1;
+    if (places.script >= 0 && fill_slot(c->built->slots[h->slot], fds[places.script]) < 0)
         child_fail(c, OP_SCRIPT, errno);
     char *body = request.bytes + sizeof *h;
     size_t size = (size_t)got - sizeof *h;
-    if (h->flags & EXEC_PAYLOAD) {
+    if (places.payload >= 0) {
         size = h->size;
-        body = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fds[next++], 0);
-        if (body == MAP_FAILED)
+        body = map_payload(fds[places.payload], size);
+        if (!body)
             child_fail(c, OP_REQUEST, errno);
     }
-    c->wait = h->flags & EXEC_WAIT ? fds[next] : -1;
-    c->slot = h->flags & EXEC_WAIT ? c->built->slots[h->slot] : -1;
+    c->wait = places.wait >= 0 ? fds[places.wait] : -1;
+    c->slot = places.wait >= 0 ? c->built->slots[h->slot] : -1;
     c->tell = (h->flags & EXEC_TELL) != 0;
-    if (decode(c, body, size) < 0)
+    if (exec_decode(h, body, size, strings, &c->body) < 0)
         child_fail(c, OP_REQUEST, EPROTO);
 }
 
@@ -167,19 +141,19 @@ static int child(void *arg)
     if (terminal >= 0 && ioctl(0, TIOCSCTTY, 0) < 0)
         child_fail(c, OP_TTY, errno);
     for (uint32_t i = 0; i < c->head->rlimits; i++) {
-        struct rlimit limit = {.rlim_cur = c->rlimits[i].soft, .rlim_max = c->rlimits[i].hard};
-        if (setrlimit((int)c->rlimits[i].resource, &limit) < 0)
+        struct rlimit limit = {.rlim_cur = c->body.rlimits[i].soft, .rlim_max = c->body.rlimits[i].hard};
+        if (setrlimit((int)c->body.rlimits[i].resource, &limit) < 0)
             child_fail(c, OP_RLIMIT, errno);
     }
-    if (chdir(c->cwd) < 0)
+    if (chdir(c->body.cwd) < 0)
         child_fail(c, OP_CHDIR, errno);
     /* All but these is closed by the exec, not before: that is how the other process learns of it. */
     syscall(SYS_close_range, 3U, c->wait >= 0 ? WAIT_FD - 1U : ~0U, CLOSE_RANGE_CLOEXEC);
     if (c->wait >= 0)
         syscall(SYS_close_range, SLOT_FD + 1U, ~0U, CLOSE_RANGE_CLOEXEC);
     int denied = 0;
-    for (char **program = c->programs; *program; program++) {
-        execve(*program, c->argv, c->envp);
+    for (char **program = c->body.programs; *program; program++) {
+        execve(*program, c->body.argv, c->body.envp);
         if (errno == EACCES)
             denied = 1;
         else if (errno != ENOENT && errno != ENOTDIR)
@@ -237,7 +211,7 @@ static _Noreturn void supervise(int socket, pid_t main_child, int signals, int l
                 close(fds[i]);
             if (got == 0 || (got < 0 && errno != EAGAIN))
                 break; /* the host let go: end with everything */
-            if (got == (ssize_t)sizeof request.simple && request.simple.type == MSG_SIGNAL)
+            if (got > 0 && request_type(request.bytes, (size_t)got) == MSG_SIGNAL)
                 signal_tree(request.simple.a);
         }
     }

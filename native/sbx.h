@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { MAX_STEPS = 768, MAX_FDS = 64, MAX_LISTENERS = 8, MAX_SLOTS = 2, MAX_MESSAGE = 131072 };
+enum { MAX_STEPS = 768, MAX_FDS = 64, MAX_LISTENERS = 8, MAX_SLOTS = 2, MAX_MESSAGE = 131072, MAX_STRINGS = 65536 };
 
 /* Operations of a plan. The numbers are the wire format shared with _core/plan.py. */
 enum op {
@@ -59,6 +59,8 @@ struct step {
 
 /* plan.c: returns the number of steps, or -1 when the bytes are not exactly a plan. */
 int plan_decode(const unsigned char *bytes, size_t size, struct step *steps, int most);
+/* Which descriptors a bind refers to, -1 for none; returns -1 when there is no such descriptor. */
+int bind_refs(const struct step *step, int nfds, int *source, int *idmap);
 
 /* Messages. Host to launcher, on the control socket: */
 enum { MSG_ATTACH = 1, MSG_USERNS = 2 };
@@ -97,6 +99,23 @@ struct exec_rlimit { uint32_t resource, zero; uint64_t soft, hard; };
 
 struct exited_msg { uint32_t type; int32_t status; uint64_t user_us, system_us, maxrss_kib; };
 
+/* request.c: what a message is, by its first word and its size; 0 when it is nothing that a host sends. */
+uint32_t request_type(const void *bytes, size_t size);
+
+/* Where the descriptors of a request are, by index; -1 for one that it has not. Both return -1 when there are not exactly
+ * those that its head says. */
+struct prepare_fds { int cgroups, first, count, copies; };
+struct exec_fds { int stdio[3], script, payload, wait; };
+int prepare_layout(const struct prepare_msg *p, int nfds, struct prepare_fds *out);
+int exec_layout(const struct exec_msg *h, int nfds, int nslots, struct exec_fds *out);
+
+/* Splits a request's body; `strings` has room for MAX_STRINGS. Returns -1 when it is not exactly what its head says. */
+struct exec_body {
+    const struct exec_rlimit *rlimits;
+    char *cwd, **programs, **argv, **envp;
+};
+int exec_decode(const struct exec_msg *h, char *body, size_t size, char **strings, struct exec_body *out);
+
 /* What the steps of a plan left open; `life` is a pipe that ends with the launcher, or -1. */
 struct built { int listeners[MAX_LISTENERS], nlisteners, slots[MAX_SLOTS], nslots, namespaces[2], shares, life; };
 
@@ -122,6 +141,10 @@ extern int tree_fds[MAX_STEPS];
 int open_source(const struct step *step, const int *fds, int nfds);
 int open_sources(struct step *steps, int n, const int *fds, int nfds, int idmapped);
 int perform(struct step *steps, int n, struct built *built, uint32_t *failed_op);
+
+/* netlink.c: how many acknowledgements a reply holds, or -1 with what the kernel refused. */
+int netlink_acks(const char *reply, size_t size, int *error);
+int netlink(int protocol, int acks, const char *bytes, size_t size);
 
 /* copy.c: like make_child, from inside the two namespaces. */
 pid_t make_copy(struct sandbox *s, int userns, int mounts);

@@ -8,7 +8,6 @@
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/landlock.h>
-#include <linux/netlink.h>
 #include <linux/seccomp.h>
 #include <linux/securebits.h>
 #include <sched.h>
@@ -46,8 +45,8 @@ int tree_fds[MAX_STEPS];
 
 int open_source(const struct step *step, const int *fds, int nfds)
 {
-    int source = (int)(step->a[3] & 0xffffffff) - 1, idmap = (int)(step->a[3] >> 32) - 1;
-    if (source >= nfds || idmap >= nfds) {
+    int source, idmap;
+    if (bind_refs(step, nfds, &source, &idmap) < 0) {
         errno = EBADF;
         return -1;
     }
@@ -197,43 +196,6 @@ static int lockdown(unsigned long securebits)
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }
 
-static int netlink(int protocol, int acks, const char *bytes, size_t size)
-{
-    char reply[8192] __attribute__((aligned(4)));
-    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol), result = -1;
-    if (fd < 0)
-        return -1;
-    if (send(fd, bytes, size, 0) != (ssize_t)size)
-        goto out;
-    while (acks > 0) {
-        ssize_t got = recv(fd, reply, sizeof reply, 0);
-        if (got <= 0)
-            goto out;
-        for (size_t at = 0; at + sizeof(struct nlmsghdr) + sizeof(int32_t) <= (size_t)got;) {
-            struct nlmsghdr head;
-            int32_t error;
-            memcpy(&head, reply + at, sizeof head);
-            memcpy(&error, reply + at + sizeof head, sizeof error);
-            if (head.nlmsg_len < sizeof head)
-                break;
-            if (head.nlmsg_type == NLMSG_ERROR) {
-                if (error != 0) {
-                    errno = -error;
-                    goto out;
-                }
-                acks--;
-            }
-            at += NLMSG_ALIGN(head.nlmsg_len);
-        }
-    }
-    result = 0;
-out:;
-    int saved = errno;
-    close(fd);
-    errno = saved;
-    return result;
-}
-
 static int listener(const struct step *step)
 {
     int on = 1, fd = socket((int)step->a[0], (int)step->a[1] | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -302,6 +264,7 @@ static int one(const struct step *step, int index, struct built *built)
     case OP_LL_RESTRICT: return (int)syscall(SYS_landlock_restrict_self, ruleset, (uint32_t)a[0]);
     case OP_SECCOMP: {
         struct sock_fprog program = {.len = (unsigned short)(step->len[0] / sizeof(struct sock_filter)),
+                                     /* NOLINTNEXTLINE(performance-no-int-to-ptr): only read, which its type does not say */
                                      .filter = (struct sock_filter *)(uintptr_t)d[0]};
         return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
     }

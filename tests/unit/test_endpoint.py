@@ -33,7 +33,7 @@ def test_endpoints(text, expected):
     [
         "", "h:80", "ftp://h", "http://", "http://h:x", "http://h:99999", "unix://x", "unix:",
         f"http://h#sha256={DIGEST}", "https://h#sha256=12", "https://h#md5=12", "http://h?q=1",
-        None, 80, b"http://h",
+        None, 80, b"http://h", "unix:///run/a\0b", "ht\ntp://h", "http://a b", " http://h", "http://\udce5",
     ],
 )  # fmt: skip
 def test_what_is_none(text):

@@ -111,6 +111,7 @@ def test_every_spelling_of_a_name_is_the_same_name(host):
         "08.1.1.1",
         "a.1",
         "fa\u00df.de",
+        "fa\u1e9e.de",
         "a" * 64 + ".com",
         "\ud800.com",
     ],

@@ -72,6 +72,14 @@ def test_wrong_sizes(value):
     assert caught.value.argument == "resources"
 
 
+@pytest.mark.parametrize("name", ["memory", "file_size", "tmp", "shm"])
+@pytest.mark.parametrize("value", ["500m", 0.5, 10**400, 2**63, "9" * 400])
+def test_a_size_is_one_that_the_kernel_can_be_told(name, value):
+    """Less than a byte would be written as 0, which to a tmpfs means no limit at all."""
+    with pytest.raises(SandboxUsageError, match=name):
+        limits_from(Resources(**{name: value}))
+
+
 @pytest.mark.parametrize(
     "value, cpus", [(1, 1.0), (0.5, 0.5), ("500m", 0.5), ("2", 2.0), ((1, 4), 4.0)]
 )
@@ -82,7 +90,7 @@ def test_processors(value, cpus):
 @pytest.mark.parametrize("name", ["processes", "open_files"])
 def test_counts(name):
     assert getattr(limits_from(Resources(**{name: 7})), name) == 7
-    for value in (0, -1, 1.5, "7", True):
+    for value in (0, -1, 1.5, "7", True, 2**63):
         with pytest.raises(SandboxUsageError, match=name):
             limits_from(Resources(**{name: value}))
 

@@ -178,3 +178,19 @@ def test_any_error_is_an_error(told):
 
 def test_an_unknown_error_is_one_of_execution():
     assert type(error_from({"type": "Strange", "message": "m"})) is errors.SandboxExecutionError
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"backend": 1},
+        {"backend": "x", "root": []},
+        {"backend": "x", "landlock_abi": {}},
+        {"backend": "x", "capabilities": "all"},
+        {"backend": "x", "no_new_privs": 1},
+    ],
+)
+def test_a_report_of_other_types_is_refused(told):
+    with pytest.raises(WireError):
+        values.isolation_from(told)

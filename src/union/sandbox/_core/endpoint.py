@@ -66,6 +66,9 @@ def parse_endpoint(endpoint: object) -> Endpoint:
     """Reads an endpoint; ``#sha256=...`` behind an ``https://`` one pins its certificate."""
     if not isinstance(endpoint, str):
         raise _wrong(endpoint)
+    if not endpoint.isprintable() or " " in endpoint:
+        # Some of these urlsplit takes out without a word: what is left is another address.
+        raise _wrong(endpoint, "it holds a space or a control character")
     try:
         url = urlsplit(endpoint)
         port = url.port

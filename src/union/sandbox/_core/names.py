@@ -17,8 +17,11 @@ __all__ = ["NameSyntaxError", "normalise_name"]
 _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 _LONGEST_NAME: Final = 253
 _LONGEST_INPUT: Final = 1024
-_DEVIATIONS: Final = frozenset("\u00df\u03c2\u200c\u200d")
-"""IDNA 2003 maps these away and IDNA 2008 keeps them: two different hosts for one spelling."""
+_DEVIATIONS: Final = frozenset("\u00df\u1e9e\u03c2\u200c\u200d")
+"""IDNA 2003 maps these away and IDNA 2008 keeps them: two different hosts for one spelling.
+
+The second is the first as a capital letter, which newer tables keep as the small one.
+"""
 
 
 class NameSyntaxError(ValueError):

@@ -27,6 +27,8 @@ _UNITS: Final = {
 }
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)(m|[kKMGT]i?|)")
 _LEAST_MEMORY: Final = 8 * 2**20
+_MOST: Final = 2**62
+"""Of anything: the kernel counts in 64 bits, with a sign."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +71,23 @@ def _quantity(name: str, value: Any) -> float:
         scale = 0.001 if match[2] == "m" else _UNITS[match[2]]
         number = float(match[1]) * scale
     else:
-        number = float(value)
-    if not math.isfinite(number) or number <= 0:
+        # A whole number may be too large to be a float.
+        number = float(value) if abs(value) <= _MOST else math.inf
+    if not math.isfinite(number) or not 0 < number <= _MOST:
         raise _wrong(name, value, accepted)
     return number
 
 
+def _bytes(name: str, value: Any) -> int:
+    """A size; to the kernel, none at all would mean as much as there is."""
+    size = int(_quantity(name, value))
+    if size < 1:
+        raise _wrong(name, value, "at least one byte")
+    return size
+
+
 def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
         raise _wrong(name, value, "a whole number of at least 1")
     return value
 
@@ -127,7 +138,7 @@ def limits_from(resources: object) -> Limits:
     ):
         value = getattr(resources, name)
         if value is not None:
-            limits = dataclasses.replace(limits, **{field: int(_quantity(name, value))})
+            limits = dataclasses.replace(limits, **{field: _bytes(name, value)})
     if resources.gpu is not None and (resources.gpu != 0 or isinstance(resources.gpu, bool)):
         limits = dataclasses.replace(limits, gpus=_count("gpu", resources.gpu))
     for name in ("processes", "open_files"):

@@ -36,7 +36,7 @@ def parse_upstream(url: str, *, argument: str) -> Upstream:
 
     """
     accepted = "accepted is http://, socks5:// or socks5h://, a host, and an optional port"
-    if any(ord(c) <= 0x20 or ord(c) == 0x7F for c in url):
+    if not url.isprintable() or " " in url:
         raise PolicyError(
             f"{argument} holds a space or a control character", argument=argument, hint=accepted
         )

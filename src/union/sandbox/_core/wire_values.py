@@ -59,6 +59,18 @@ def _checked(value: object, kind: type | tuple[type, ...], what: str) -> Any:
     return value
 
 
+def _number(value: object, what: str) -> float:
+    """A number as a float; JSON has whole numbers that are too large to be one."""
+    try:
+        return float(_checked(value, (int, float), what))
+    except OverflowError as exc:
+        raise WireError(f"{what} is too large") from exc
+
+
+def _texts(value: object, what: str) -> tuple[str, ...]:
+    return tuple(_checked(item, str, what) for item in _checked(value, list, what))
+
+
 def _only(value: dict[str, Any], known: frozenset[str], what: str) -> None:
     if unknown := value.keys() - known:
         raise WireError(f"{what} has no {min(unknown)!r:.100}")
@@ -253,10 +265,10 @@ def facts_from(told: dict[str, Any]) -> Facts:
             work_dir=_checked(told["work_dir"], str, "work_dir"),
             isolation=isolation_from(_checked(told["isolation"], dict, "isolation")),
             fs_allowlist={
-                name: tuple(_checked(path, str, "a path") for path in told["fs_allowlist"][name])
+                name: _texts(told["fs_allowlist"][name], "paths")
                 for name in ("read_only", "read_write")
             },
-            grace_s=float(_checked(told["grace_s"], (int, float), "grace_s")),
+            grace_s=_number(told["grace_s"], "grace_s"),
         )
     except (KeyError, TypeError, AttributeError) as exc:
         raise WireError(f"this does not describe an open session: {exc!r}") from exc
@@ -264,14 +276,24 @@ def facts_from(told: dict[str, Any]) -> Facts:
 
 def isolation_from(told: dict[str, Any]) -> Isolation:
     """A report; what a newer server adds to it is left out."""
-    names = {field.name for field in dataclasses.fields(Isolation)}
-    known = {name: value for name, value in told.items() if name in names}
-    for name, value in known.items():
-        if isinstance(value, list):
-            known[name] = tuple(_checked(item, str, name) for item in value)
-    limits = _checked(known.get("limits", {}), dict, "limits")
-    known["limits"] = tuple((str(name), str(by)) for name, by in limits.items())
+    if "backend" not in told:
+        raise WireError("a report lacks its backend")
+    known: dict[str, Any] = {
+        name: _checked(told[name], kind, name) for name, kind in _REPORT.items() if name in told
+    }
+    for name in ("namespaces", "capabilities"):
+        if told.get(name) is not None:
+            known[name] = _texts(told[name], name)
+    limits = _checked(told.get("limits", {}), dict, "limits")
+    known["limits"] = tuple((name, str(by)) for name, by in limits.items())
     return Isolation(**known)
+
+
+_REPORT: Final[dict[str, type]] = {
+    **dict.fromkeys(("backend", "root", "proc", "ids", "seccomp", "egress"), str),
+    "landlock_abi": int,
+    "no_new_privs": bool,
+}
 
 
 # What happens to a run.
@@ -337,10 +359,9 @@ def event_from(data: bytes) -> tuple[str, Any]:
 
 def _usage_from(told: dict[str, Any]) -> Usage:
     peak = told.get("peak_memory_bytes")
-    number = (int, float)
     return Usage(
-        cpu_user_s=float(_checked(told["cpu_user_s"], number, "cpu_user_s")),
-        cpu_system_s=float(_checked(told["cpu_system_s"], number, "cpu_system_s")),
+        cpu_user_s=_number(told["cpu_user_s"], "cpu_user_s"),
+        cpu_system_s=_number(told["cpu_system_s"], "cpu_system_s"),
         max_rss_bytes=_checked(told["max_rss_bytes"], int, "max_rss_bytes"),
         peak_memory_bytes=None if peak is None else _checked(peak, int, "peak_memory_bytes"),
     )
@@ -377,7 +398,7 @@ def file_from(told: object) -> FileInfo:
             kind=cast("FileKind", kind),
             size=_checked(value["size"], int, "size"),
             mode=_checked(value["mode"], int, "mode"),
-            mtime=float(_checked(value["mtime"], (int, float), "mtime")),
+            mtime=_number(value["mtime"], "mtime"),
         )
     except KeyError as exc:
         raise WireError(f"a file lacks {exc}") from exc

@@ -124,6 +124,10 @@ class Sandbox:
         self.doors = []
 
 
+class _GarbledError(Exception):
+    """The sandbox's first process said what it never says: it is not to be believed any more."""
+
+
 class _Nobody:
     """Listens to a run that has not been handed to anybody yet."""
 
@@ -278,6 +282,8 @@ class LocalRun:
     def _on_message(self) -> None:
         try:
             self._take_messages()
+        except _GarbledError:
+            self._fail(Failed("stream", "what the sandbox said makes no sense"))
         except Exception:
             # A fault of ours must end this run, not be repeated for as long as it has something
             # to say.
@@ -299,20 +305,32 @@ class LocalRun:
             kind = int.from_bytes(data[:4], sys.byteorder)
             if kind == READY:
                 self.on_doors(fds)
-            elif kind == _STARTED:
-                self._sink.event(Started(_SIMPLE.unpack(data)[2]))
+            elif kind == _TERMINAL and self._terminal is not None and len(fds) == 2:
+                self._take_terminal(self._terminal, *fds)
+            else:
+                _close_all(fds)  # none comes with anything else
+                self._take_word(kind, data)
+
+    def _take_word(self, kind: int, data: bytes) -> None:
+        try:
+            if kind == _STARTED:
+                pid = _SIMPLE.unpack(data)[2]
+                self._sink.event(Started(pid))
                 _settle(self.started)
             elif kind == _EXITED:
-                self._on_exit(data)
-            elif kind == _TERMINAL and self._terminal is not None:
-                self._take_terminal(self._terminal, *fds)
+                self._on_exit(*_EXIT.unpack(data)[1:])
             elif kind == _FAILED:
                 _, where, error, _ = _SIMPLE.unpack_from(data)
                 self.failure = (where, error)
                 self._fail(explain(where, error, self._program, data[_SIMPLE.size :]))
+            else:
+                raise _GarbledError
+        except struct.error as exc:
+            raise _GarbledError from exc
 
-    def _on_exit(self, data: bytes) -> None:
-        _, status, user_us, system_us, maxrss_kib = _EXIT.unpack(data)
+    def _on_exit(self, status: int, user_us: int, system_us: int, maxrss_kib: int) -> None:
+        if not (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
+            raise _GarbledError
         self._drain_pipes()
         code = os.waitstatus_to_exitcode(status)
         usage = Usage(

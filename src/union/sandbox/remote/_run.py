@@ -217,6 +217,9 @@ class RemoteRun:
             return
         self._events += 1
         name, value = event_from(data)
+        if self._ended:
+            # The end is the last event: a second one would change how it was said to have ended.
+            raise WireError(f"{name} after the end of a run")
         match name:
             case "started":
                 event, isolation = value

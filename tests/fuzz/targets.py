@@ -1,0 +1,31 @@
+"""The fuzz targets by name. A target takes bytes, and raises when a promise is broken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tests.fuzz import targets_net as net
+from tests.fuzz import targets_text as text
+from tests.fuzz import targets_wire as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PYTHON: Final[dict[str, Callable[[bytes], None]]] = {
+    "hosts": net.hosts,
+    "addresses": net.addresses,
+    "http": net.http,
+    "chunked": net.chunked,
+    "http_door": net.http_door,
+    "socks": net.socks,
+    "dns": net.dns_query,
+    "tls": net.tls_hello,
+    "paths": text.paths,
+    "endpoint": text.endpoint,
+    "sizes": text.sizes,
+    "wire_values": wire.values,
+    "wire_client": wire.client,
+    "wire_server": wire.server,
+    "replay": wire.replay,
+    "sandbox_messages": wire.messages,
+}

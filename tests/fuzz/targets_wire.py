@@ -1,0 +1,347 @@
+"""Both ends of the wire between a remote session and its server, each against a hostile other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import types
+from typing import Any
+
+from aiohttp import WSMsgType
+
+from union.sandbox._core import wire, wire_values
+from union.sandbox._core.events import Exited, Failed, Started
+from union.sandbox._core.isolation import Isolation
+from union.sandbox._core.replay import RunLog, StreamLog
+from union.sandbox._core.spec import RunSpec, SessionSpec
+from union.sandbox._core.wire import Kind, Offsets, WireError
+from union.sandbox._core.wire_errors import error_from, error_to
+from union.sandbox._linux.run import LocalRun, Sandbox
+from union.sandbox.errors import SandboxError, SandboxUsageError
+from union.sandbox.remote._run import RemoteRun
+from union.sandbox.server._link import Link
+from union.sandbox.server._metrics import Metrics
+from union.sandbox.server._runs import Buffers, ServerRun
+
+SESSION = SessionSpec(backend="userns", env=(("A", "b"),))
+ISOLATION = Isolation(backend="scripted")
+BACKENDS = ("userns", "bubblewrap")
+LOOP = asyncio.new_event_loop()
+NEXT_MESSAGE = b"\xff\xfe\xfd\xfc"
+PATTERN = bytes(range(251)) * 6000
+
+
+# Values.
+
+
+def _session(told: dict[str, Any]) -> None:
+    spec = wire_values.session_from(told, backends=BACKENDS, default_backend="userns")
+    again = wire.parse_json(wire.to_json(wire_values.session_to(spec)))
+    assert spec == wire_values.session_from(again, backends=BACKENDS, default_backend="userns")
+
+
+def _run(body: bytes) -> None:
+    spec = wire_values.run_from(body, SESSION)
+    assert wire_values.run_from(wire_values.run_to(spec, SESSION), SESSION) == spec
+
+
+def _event(data: bytes) -> None:
+    name, value = wire_values.event_from(data)
+    if name in {"exited", "failed"}:
+        assert wire_values.event_from(wire_values.event_to(value)) == (name, value)
+    elif name == "decision":
+        assert wire_values.event_from(wire_values.decision_to(value)) == (name, value)
+    elif name == "refused":
+        _error(value)
+    elif isinstance(value[1], dict):
+        wire_values.isolation_from(value[1])
+
+
+def _facts(told: dict[str, Any]) -> None:
+    facts = wire_values.facts_from(told)
+    again = wire.parse_json(wire.to_json(wire_values.facts_to(facts)))
+    assert wire_values.facts_from(again) == facts
+    assert str(facts.isolation)
+
+
+def _file(told: dict[str, Any]) -> None:
+    info = wire_values.file_from(told)
+    again = wire.parse_json(wire.to_json(wire_values.file_to(info)))
+    assert wire_values.file_from(again) == info
+
+
+def _error(told: dict[str, Any]) -> None:
+    error = error_from(told)
+    assert isinstance(error, SandboxError)
+    assert type(error_from(wire.parse_json(wire.to_json(error_to(error))))) is type(error)
+    assert str(error)
+
+
+def values(data: bytes) -> None:
+    """A letter that says what it is, and the value."""
+    kind, data = data[:1], data[1:]
+    try:
+        if kind == b"r":
+            _run(data)
+        elif kind == b"e":
+            _event(data)
+        else:
+            told = wire.parse_json(data)
+            {b"s": _session, b"f": _facts, b"i": _file}.get(kind, _error)(told)
+    except (WireError, SandboxUsageError):
+        return
+
+
+# The client's end.
+
+
+class _Sink:
+    """Hears of one end, of nothing after it, and of no output after that stream's end."""
+
+    def __init__(self) -> None:
+        self.ends = 0
+        self.open = {1, 2}
+        self.heard = {1: 0, 2: 0}
+        self.full = 0
+
+    def event(self, event: object) -> None:
+        if isinstance(event, Exited | Failed):
+            self.ends += 1
+        assert self.ends == 0 or isinstance(event, Exited | Failed)
+        assert self.ends <= 1
+
+    def output(self, fd: int, data: bytes) -> bool:
+        assert fd in self.open
+        assert data
+        self.heard[fd] += len(data)
+        self.full += 1
+        return self.full % 3 != 0
+
+    def end_of_output(self, fd: int) -> None:
+        assert fd in self.open
+        self.open.discard(fd)
+
+    def decision(self, decision: object) -> None: ...
+
+
+class _ClientLink:
+    def __init__(self) -> None:
+        self.forgotten = 0
+
+    def forget(self, _run: object) -> None:
+        self.forgotten += 1
+
+    def ack_now(self, run: RemoteRun) -> None:
+        list(wire.decode(run.ack()))
+
+    ack_later = ack_now
+
+    def send(self, frame: bytes) -> None:
+        list(wire.decode(frame))
+
+
+async def _client(data: bytes) -> None:
+    sink = _Sink()
+    run = RemoteRun(1, b"body", sink, link=_ClientLink(), isolation=ISOLATION, fds={1, 2})  # type: ignore[arg-type]
+    run.feed_stdin(bytes(10))
+    try:
+        for frame in wire.decode(data):
+            known = {fd: inlet.received for fd, inlet in run._inlets.items()}
+            run.receive(frame)
+            if frame.kind is Kind.OUTPUT:
+                fd, offset, _ = wire.parse_output(frame.payload)
+                assert offset <= known[fd], "output with a gap before it"
+            if sink.full % 3 == 0:
+                run._go_on(1)
+                run._go_on(2)
+    except WireError:
+        run.fail("not of this protocol")
+    list(run.opening_frames())
+    if run.started.done():
+        run.started.exception()
+    assert sink.ends <= 1
+
+
+def client(data: bytes) -> None:
+    """What a server sends about one run."""
+    LOOP.run_until_complete(_client(data))
+
+
+# The server's end.
+
+
+class _Engine:
+    """A transport and its runs, which take everything that they are told."""
+
+    isolation = ISOLATION
+
+    async def start(self, _spec: RunSpec, sink: ServerRun) -> _Engine:
+        sink.event(Started(2))
+        for fd, stream in sink.log.streams.items():
+            sink.output(fd, bytes(range(fd, 200)))
+            assert stream.end
+        return self
+
+    def resume(self, fd: int) -> None:
+        assert fd in {1, 2}
+
+    def signal(self, signum: int) -> None:
+        assert 0 < signum < 65
+
+    def end(self, cause: str) -> None:
+        assert cause in {"closed", "timeout"}
+
+    def resize(self, rows: int, cols: int) -> None:
+        assert 0 < rows < 65536
+        assert 0 < cols < 65536
+
+    def feed_stdin(self, data: bytes) -> None:
+        assert isinstance(data, bytes)
+
+    async def drain_stdin(self) -> None: ...
+
+    def close_stdin(self) -> None: ...
+
+
+class _ServerSession:
+    def __init__(self, buffers: Buffers) -> None:
+        self.runs: dict[int, ServerRun] = {}
+        self.buffers = buffers
+        self.name = "fuzz"
+
+    def start(self, number: int, body: bytes) -> ServerRun:
+        run = ServerRun(number, wire_values.run_from(body, SESSION), self.buffers)
+        self.runs[number] = run
+        try:
+            run.start(_Engine()).send(None)  # type: ignore[arg-type]
+        except StopIteration:
+            return run
+        raise AssertionError("the engine of this test never waits")
+
+    def refused(self, number: int, error: SandboxError) -> ServerRun:
+        run = ServerRun(number, RunSpec(kind="shell", text="x"), self.buffers)
+        run.refuse(error)
+        self.runs[number] = run
+        return run
+
+    def forget_if_over(self, run: ServerRun) -> None:
+        del self.runs[run.number]
+
+
+class _Socket:
+    """A connection that brings these messages; what the server has to say is read in between."""
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self.messages = messages
+        self.link: Link | None = None
+
+    async def __aiter__(self) -> Any:
+        for message in self.messages:
+            yield types.SimpleNamespace(type=WSMsgType.BINARY, data=message)
+            await asyncio.sleep(0)
+            assert self.link is not None
+            for frame in wire.decode(self.link._next_message()):
+                assert frame.kind >= Kind.OUTPUT
+                if frame.kind is Kind.OUTPUT:
+                    fd, offset, data = wire.parse_output(frame.payload)
+                    assert data == bytes(range(fd, 200))[offset : offset + len(data)]
+
+
+async def _server(data: bytes) -> None:
+    buffers = Buffers(1 << 30)
+    session = _ServerSession(buffers)
+    sessions = types.SimpleNamespace(
+        buffers=buffers,
+        metrics=Metrics(),
+        config=types.SimpleNamespace(max_runs=4),
+        close_soon=lambda *_: None,
+    )
+    ws = _Socket(data.split(NEXT_MESSAGE)[:8])
+    link = ws.link = Link(ws, session, sessions, may_close=data[:1] != b"\1")  # type: ignore[arg-type]
+    try:
+        await link._receive()
+    except WireError:
+        pass
+    finally:
+        assert buffers.held >= 0
+        for run in session.runs.values():
+            run.let_go()
+        await asyncio.sleep(0)
+        assert buffers.held == sum(map(len, link._parts.values()))
+
+
+def server(data: bytes) -> None:
+    """What a client sends: messages, four odd bytes between them."""
+    LOOP.run_until_complete(_server(data))
+
+
+# What is kept for a client that may come back.
+
+
+def replay(data: bytes) -> None:
+    """Two bytes a step: whatever is acknowledged, lost and sent again, nothing changes."""
+    log = RunLog({1: StreamLog()})
+    stream, said, have = log.streams[1], 0, 0
+    for at in range(0, min(len(data), 128) - 1, 2):
+        op, number = data[at] % 6, data[at + 1]
+        try:
+            if op == 0:
+                size = number * (80 if at % 9 == 0 else 1)
+                stream.append(PATTERN[said : said + size])
+                said += size
+                log.events.append(b"e")
+            elif op == 1:
+                for offset, piece in stream.unsent(number * 50):
+                    assert PATTERN[offset : offset + len(piece)] == piece
+                    have = max(have, offset + len(piece))
+                assert all(event == b"e" for _, event in log.events.unsent(number))
+            elif op == 2:
+                log.ack(Offsets(number * have // 255, 0, number * log.events.sent // 255))
+            elif op == 3:
+                log.rewind(Offsets(number * have // 255, 0, log.events.acked))
+            elif op == 4:
+                log.ack(Offsets(number * number, 0, number))
+            else:
+                log.rewind(Offsets(number * number, 0, number))
+        except WireError:
+            pass
+        assert 0 <= stream.acked <= stream.sent <= stream.end == said
+        assert sum(map(len, stream._kept)) == stream.end - stream.acked
+        assert sum(map(len, stream._waiting)) == stream.end - stream.sent
+        assert 0 <= log.events.acked <= log.events.sent <= log.events.end
+
+
+# The first process of a sandbox, should someone have taken it over.
+
+
+class _LocalSink(_Sink):
+    def output(self, fd: int, data: bytes) -> bool:
+        return True
+
+    def end_of_output(self, fd: int) -> None: ...
+
+
+async def _messages(data: bytes) -> None:
+    # Counted, as the lowest free number would not do: the socket of a run that ends is closed.
+    before = len(os.listdir("/proc/self/fd"))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        ours.setblocking(False)
+        sandbox = Sandbox(1, ours, kill=lambda _: None, owner=None)
+        run = LocalRun(sandbox, pipes=(False, False), isolation=ISOLATION)
+        run._sink = _LocalSink()
+        for piece in data.split(NEXT_MESSAGE)[:6]:
+            if len(piece) > 1:
+                count = piece[0] % 4
+                socket.send_fds(theirs, [piece[1:]], [theirs.fileno()] * count)
+        run._on_message()
+    finally:
+        ours.close()
+        theirs.close()
+    assert len(os.listdir("/proc/self/fd")) == before, "a descriptor was left open"
+
+
+def messages(data: bytes) -> None:
+    """What a sandbox says to the host; the first byte says how many descriptors come along."""
+    LOOP.run_until_complete(_messages(data))
