@@ -102,9 +102,14 @@ async def test_what_an_earlier_run_installed_is_there(taken: list[bool], tmp_pat
         assert done.ok, done.stderr
         code = "import late, sys; print(late.VALUE, sys.late_pth)"
         assert await sbx.run_code(code) == "late True\n"
-        assert await sbx.run_code(code) == "late True\n"
-    # The one that was waiting while the package came was not used; the next one was.
-    assert taken == [False, False, True]
+        # The one that was waiting while the package came was not used; one of the next is. Not
+        # always the very next: the first import of a package changes the venv once more.
+        assert taken == [False, False]
+        for _ in range(10):
+            assert await sbx.run_code(code) == "late True\n"
+            if taken[-1]:
+                break
+    assert taken[-1]
 
 
 @pytest.mark.spec("C5")
