@@ -158,19 +158,24 @@ static void close_trees(int n)
  * namespaces to begin with. */
 static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds)
 {
-    if (nfds < 2 || p->cgroups > (uint32_t)nfds - 2)
+    int copies = p->flags & PREPARE_COPY ? 2 : 0;
+    if (nfds < 2 + copies || p->cgroups > (uint32_t)(nfds - 2 - copies)) {
+        if (nfds > 0)
+            report_failure(fds[0], OP_PLAN, EPROTO);
         return;
-    int socket = fds[0], first = 2 + (int)p->cgroups, kept = -1, copies = p->flags & PREPARE_COPY ? 2 : 0;
-    if (nfds < first + copies)
-        return;
+    }
+    int socket = fds[0], first = 2 + (int)p->cgroups, kept = -1;
     struct stat st;
     const char *plan = MAP_FAILED;
     struct sandbox s = {.socket = socket, .prepare = p, .steps = steps, .nfds = nfds - first - copies, .said = -1,
                         .life = life[0], .proc = proc};
     memcpy(s.fds, fds + first, sizeof(int) * (size_t)s.nfds);
-    if (fstat(fds[1], &st) < 0 || st.st_size == 0 ||
-        (plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fds[1], 0)) == MAP_FAILED ||
-        (s.nsteps = plan_decode((const unsigned char *)plan, (size_t)st.st_size, steps, MAX_STEPS)) < 0) {
+    if (fstat(fds[1], &st) < 0 ||
+        (plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fds[1], 0)) == MAP_FAILED) {
+        report_failure(socket, OP_PLAN, errno);
+        goto unmap;
+    }
+    if ((s.nsteps = plan_decode((const unsigned char *)plan, (size_t)st.st_size, steps, MAX_STEPS)) < 0) {
         report_failure(socket, OP_PLAN, EINVAL);
         goto unmap;
     }
@@ -240,10 +245,19 @@ static void send_userns(int control, const struct prepare_msg *p)
         close(fd);
 }
 
-static void watch(int fd)
+static int watch(int fd)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
-    epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event);
+    return epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event);
+}
+
+/* A message that did not come whole: what it asked for is not done, and whoever waits for it learns that. */
+static void refuse(int *fds, int nfds, int error)
+{
+    if (nfds > 0)
+        report_failure(fds[0], OP_FDS, error);
+    for (int i = 0; i < nfds; i++)
+        close(fds[i]);
 }
 
 static void on_channel(int channel)
@@ -252,6 +266,10 @@ static void on_channel(int channel)
     ssize_t got = receive_message(channel, request.bytes, sizeof request, fds, &nfds, MSG_DONTWAIT);
     if (got < 0 && errno == EAGAIN)
         return;
+    if (got < 0 && (errno == EMSGSIZE || errno == EMFILE)) {
+        refuse(fds, nfds, errno);
+        return;
+    }
     if (got <= 0) {
         drain_channel(channel);
         close(channel);
@@ -280,17 +298,30 @@ static int on_control(int control)
     ssize_t got = receive_message(control, request.bytes, sizeof request, fds, &nfds, MSG_DONTWAIT);
     if (got < 0 && errno == EAGAIN)
         return 1;
-    if (got <= 0)
-        return 0;
-    if (request.simple.type == MSG_ATTACH && nfds == 1) {
-        watch(fds[0]);
+    if (got < 0 && (errno == EMSGSIZE || errno == EMFILE)) {
+        refuse(fds, nfds, errno);
         return 1;
     }
-    if (request.simple.type == MSG_USERNS && got == (ssize_t)sizeof request.prepare)
+    if (got <= 0)
+        return 0;
+    if (got == (ssize_t)sizeof request.simple && request.simple.type == MSG_ATTACH && nfds == 1) {
+        if (watch(fds[0]) == 0)
+            return 1;
+        refuse(fds, nfds, errno);
+        return 1;
+    }
+    if (got == (ssize_t)sizeof request.prepare && request.prepare.type == MSG_USERNS)
         send_userns(control, &request.prepare);
     for (int i = 0; i < nfds; i++)
         close(fds[i]);
     return 1;
+}
+
+/* Without this there is nothing to do; the host finds the message when it wonders about our end. */
+static _Noreturn void cannot_start(int control)
+{
+    report_failure(control, OP_PROCESS, errno);
+    _exit(2);
 }
 
 static int move_up(int fd)
@@ -298,7 +329,7 @@ static int move_up(int fd)
     int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (moved < 0 || null < 0 || (null != fd && dup2(null, fd) < 0))
-        _exit(2);
+        cannot_start(moved < 0 ? 0 : moved);
     if (null > 2)
         close(null);
     return moved;
@@ -325,7 +356,7 @@ int main(int argc, char **argv)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     setsid(); /* a Ctrl-C at the host's terminal is the host's to handle */
     if (chdir("/") < 0)
-        return 2;
+        cannot_start(control);
     sigemptyset(&mask);
     sigaddset(&mask, SIGCHLD);
     sigprocmask(SIG_BLOCK, &mask, NULL);
@@ -333,14 +364,14 @@ int main(int argc, char **argv)
     poller = epoll_create1(EPOLL_CLOEXEC);
     proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
     /* Nobody else has the writing end, so the other one tells of our end whatever came of us. */
-    if (signals < 0 || poller < 0 || proc < 0 || pipe2(life, O_CLOEXEC) < 0)
-        return 2;
-    watch(control);
-    watch(host);
-    watch(signals);
+    if (signals < 0 || poller < 0 || proc < 0 || pipe2(life, O_CLOEXEC) < 0 || watch(control) < 0 || watch(host) < 0 ||
+        watch(signals) < 0)
+        cannot_start(control);
     for (;;) {
         struct epoll_event events[32];
         int n = epoll_wait(poller, events, 32, -1);
+        if (n < 0 && errno != EINTR)
+            goto end;
         for (int i = 0; i < n; i++) {
             int fd = events[i].data.fd;
             if (fd == host || (fd == control && !on_control(control)))

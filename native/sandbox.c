@@ -41,7 +41,8 @@ _Noreturn void sandbox_main(struct sandbox *s)
     close(s->go[1]);
     if (read(s->go[0], &byte, 1) != 1)
         _exit(125);
-    setsid();
+    if (setsid() < 0)
+        fail(s->socket, OP_PROCESS);
     const struct step *last = s->nsteps > 0 ? &s->steps[s->nsteps - 1] : NULL;
     int wrapped = last && last->op == OP_WRAP;
     if (wrapped && find_program(s, last) < 0)
@@ -70,10 +71,10 @@ _Noreturn void sandbox_main(struct sandbox *s)
 _Noreturn void sandbox_ready(int socket, const struct built *built)
 {
     /* Changing ids clears the parent-death signal, so it is set now; a launcher that died before is seen as the end of
-     * the socket. It is safe to rely on here because the launcher has a single thread. */
-    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    /* It also hides this process from a host without privileges, which wants to look at it before it is used. */
-    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+     * the socket. It is safe to rely on here because the launcher has a single thread. Changing ids also hides this
+     * process from a host without privileges, which wants to look at it before it is used. */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) < 0)
+        fail(socket, OP_PROCESS);
 
     if (built->shares) {
         struct simple_msg shared = {.type = MSG_SHARED};
@@ -88,6 +89,7 @@ _Noreturn void sandbox_ready(int socket, const struct built *built)
         keep[n++] = built->life;
     for (int i = 0; i < built->nslots; i++)
         keep[n++] = built->slots[i];
-    close_all_but(keep, n);
+    if (close_all_but(keep, n) < 0)
+        fail(socket, OP_FDS);
     runner_main(socket, built);
 }

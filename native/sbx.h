@@ -48,6 +48,7 @@ enum op {
     /* Not steps of a plan, but places where a sandbox can fail. */
     OP_PLAN = 100, OP_CLONE = 101, OP_IDMAP = 102, OP_CGROUP = 103, OP_IDS = 104, OP_PRIVATE = 105, OP_FDS = 106,
     OP_REQUEST = 107, OP_SCRIPT = 108, OP_FORK = 109, OP_CHDIR = 110, OP_EXEC = 111, OP_STDIO = 112, OP_TTY = 113, OP_COPY = 114,
+    OP_PROCESS = 115,
 };
 
 struct step {
@@ -133,7 +134,7 @@ _Noreturn void runner_main(int socket, const struct built *built);
 int give_terminal(int socket, uint32_t rows, uint32_t cols);
 
 /* proc.c */
-void close_all_but(int *keep, int n);
+int close_all_but(int *keep, int n);
 int kill_children(int signum, int (*spare)(pid_t));
 int kill_only_child(pid_t pid);
 int write_own_ids(int proc, const struct prepare_msg *p);

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Group", "Hierarchy", "hierarchy"]
 
 _NUMBERS = itertools.count(1)
+_PREFIX: Final = "sandbox-"
+_SWEEP_AFTER_S: Final = 5.0
 _CPU_PERIOD_US: Final = 100_000
 _V1_CONTROLLERS: Final = (
     ("memory", "memory.limit_in_bytes"),
@@ -50,7 +53,30 @@ def hierarchy() -> Hierarchy | None:
         for name in names.split(","):
             memberships[name] = path
     mounts = tuple(_mounts())
-    return _find_v2(mounts, memberships) or _find_v1(mounts, memberships)
+    found = _find_v2(mounts, memberships) or _find_v1(mounts, memberships)
+    if found is not None:
+        for place in {place for _, place in found.places}:
+            sweep(place)
+    return found
+
+
+def sweep(place: str) -> None:
+    """Removes the groups that a host which was killed has left: nobody else would.
+
+    Only those whose maker is gone, and not new ones: a maker in another pid namespace is not
+    visible, but puts a process into its group at once. A group with a process in it stays.
+    """
+    now = time.time()
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if not entry.name.startswith(_PREFIX):
+                continue
+            maker = entry.name.removeprefix(_PREFIX).partition("-")[0]
+            if not maker.isdecimal() or os.path.exists(f"/proc/{maker}"):
+                continue
+            with contextlib.suppress(OSError):
+                if now - entry.stat(follow_symlinks=False).st_mtime > _SWEEP_AFTER_S:
+                    os.rmdir(entry.path)
 
 
 def _lines(path: str) -> list[str]:
@@ -108,7 +134,7 @@ def _find_v1(
 
 
 def _usable(place: Path, needed: str) -> bool:
-    trial = place / f"sandbox-{os.getpid()}-trial"
+    trial = place / f"{_PREFIX}{os.getpid()}-trial"
     try:
         trial.mkdir()
     except OSError:
@@ -127,7 +153,7 @@ class Group:
 
     def __init__(self, where: Hierarchy, limits: Limits, *, own: int) -> None:
         self._version = where.version
-        name = f"sandbox-{os.getpid()}-{next(_NUMBERS)}"
+        name = f"{_PREFIX}{os.getpid()}-{next(_NUMBERS)}"
         self._dirs: dict[str, Path] = {}
         self.procs: list[int] = []
         self._end: tuple[bool, int | None] | None = None

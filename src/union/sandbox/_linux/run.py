@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import os
 import signal
-import socket
 import struct
 import sys
 from dataclasses import dataclass
@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._linux.failures import explain
-from union.sandbox._linux.launcher import sealed_memfd, send_with_fds
+from union.sandbox._linux.launcher import receive, sealed_memfd, send_with_fds
 from union.sandbox._linux.stdin import StdinPipe
 from union.sandbox._linux.terminal import Terminal, read_some
 from union.sandbox.constants import KILL_GRACE_S
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from union.sandbox._core.decision import Decision
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._session.transport import Sink
 
-__all__ = ["READY", "Command", "LocalRun", "Sandbox"]
+__all__ = ["FAILED", "READY", "Command", "LocalRun", "Sandbox"]
 
 _EXEC, _SIGNAL = 30, 31
-READY, _STARTED, _EXITED, _FAILED, _TERMINAL = 40, 41, 42, 43, 45
+READY, _STARTED, _EXITED, FAILED, _TERMINAL = 40, 41, 42, 43, 45
 _HAS_STDIN, _HAS_SCRIPT, _HAS_PAYLOAD, _HAS_WAIT, _TTY, _TELL = 1, 8, 16, 32, 64, 128
 _SIMPLE = struct.Struct("=IIii")
 _EXIT = struct.Struct("=IiQQQ")
@@ -108,7 +109,7 @@ class Sandbox:
         """Before anybody listens: whether it is ready, or on its way."""
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self.sock, _MESSAGE, _MOST_DOORS)
+                data, fds = receive(self.sock, _MESSAGE, _MOST_DOORS)
             except BlockingIOError:
                 return True
             except OSError:
@@ -196,8 +197,8 @@ class LocalRun:
 
     def _send(self, command: Command, *, stdin: bytes | str | None, wait: int | None) -> None:
         self._program = command.argv[0]
-        given: dict[int, int] = {}
-        """Far ends by what they are for; in the order in which they are sent, too."""
+        given: dict[int, int] = {} if wait is None else {_HAS_WAIT: wait}
+        """Far ends by what they are for; they are sent in the order of these bits."""
         try:
             if (far := self._make_stdin(stdin)) is not None:
                 given[_HAS_STDIN] = far
@@ -211,8 +212,6 @@ class LocalRun:
             if size > _INLINE:
                 given[_HAS_PAYLOAD] = sealed_memfd("request", body)
                 body = b""
-            if wait is not None:
-                given[_HAS_WAIT] = wait
             flags = sum(given) | (0 if self.started is None else _TELL)
             window = (0, 0)
             if self._terminal is not None:
@@ -228,7 +227,8 @@ class LocalRun:
                 size,
                 *window,
             )
-            send_with_fds(self._sandbox.sock, head + body, tuple(given.values()))
+            far_ends = [given[bit] for bit in sorted(given)]
+            send_with_fds(self._sandbox.sock, head + body, far_ends)
         finally:
             _close_all(given.values())
 
@@ -236,8 +236,12 @@ class LocalRun:
         """Begins to listen."""
         self._sink = sink
         if self._sandbox.doors:
-            self.on_doors(self._sandbox.doors)
-            self._sandbox.doors = []
+            doors, self._sandbox.doors = self._sandbox.doors, []
+            try:
+                self.on_doors(doors)
+            except OSError as exc:
+                self._fail(Failed("spawn", f"network door: {exc.strerror}"))
+                return
         self._loop.add_reader(self._sandbox.sock.fileno(), self._on_message)
         for fd in tuple(self._pipes):
             self._loop.add_reader(self._pipes[fd], self._on_output, fd)
@@ -287,26 +291,32 @@ class LocalRun:
     def _take_messages(self) -> None:
         while not self._ended:
             try:
-                data, fds, _, _ = socket.recv_fds(self._sandbox.sock, _MESSAGE, _MOST_DOORS)
+                data, fds = receive(self._sandbox.sock, _MESSAGE, _MOST_DOORS)
             except BlockingIOError:
                 return
             except ConnectionResetError:
                 # It ended with a message of ours unread. Said once; its last words still come.
                 continue
+            except OSError as exc:
+                self._fail(_no_room(exc))
+                return
             if not data:
                 self._on_lost()
                 return
             kind = int.from_bytes(data[:4], sys.byteorder)
             if kind == READY:
                 self.on_doors(fds)
-            elif kind == _STARTED:
+                continue
+            if kind == _TERMINAL and self._terminal is not None and len(fds) == 2:
+                self._take_terminal(self._terminal, *fds)
+                continue
+            _close_all(fds)  # nothing else comes with any
+            if kind == _STARTED:
                 self._sink.event(Started(_SIMPLE.unpack(data)[2]))
                 _settle(self.started)
             elif kind == _EXITED:
                 self._on_exit(data)
-            elif kind == _TERMINAL and self._terminal is not None:
-                self._take_terminal(self._terminal, *fds)
-            elif kind == _FAILED:
+            elif kind == FAILED:
                 _, where, error, _ = _SIMPLE.unpack_from(data)
                 self.failure = (where, error)
                 self._fail(explain(where, error, self._program, data[_SIMPLE.size :]))
@@ -500,6 +510,13 @@ class LocalRun:
     def close_stdin(self) -> None:
         if self._stdin is not None:
             self._stdin.close()
+
+
+def _no_room(exc: OSError) -> Failed:
+    """For what a sandbox has sent and this process could not take."""
+    hint = "raise the limit on open files (ulimit -n)" if exc.errno == errno.EMFILE else ""
+    code = f"spawn-{errno.errorcode.get(exc.errno or 0, 'unknown')}"
+    return Failed("spawn", f"descriptors of the sandbox: {exc.strerror}", code, hint)
 
 
 def _read_only(fd: int) -> int:

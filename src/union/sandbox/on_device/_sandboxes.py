@@ -81,16 +81,16 @@ class Sandboxes:
         group = None
         if self._groups is not None:
             group = cgroup.Group(self._groups, self._limits, own=posture.own_processes)
-        channel = self._line()
         pid: asyncio.Future[int] | None = None
         if group is None and self._limits.memory_bytes is not None:
             pid = asyncio.get_running_loop().create_future()
         try:
+            channel = self._line()
             number, sock = posture.prepare(
                 channel,
                 cgroups=group.procs if group else (),
                 on_gone=None if group is None else lambda: _remove(group),
-                on_pid=pid.set_result if pid else None,
+                pid=pid,
                 terminals=terminals,
             )
         except BaseException:
@@ -165,7 +165,7 @@ class Sandboxes:
             return
 
         def begin(found: asyncio.Future[int]) -> None:
-            if run.finished.done():
+            if run.finished.done() or found.exception() is not None:
                 return
             watch = MemoryWatch(found.result(), limit, run.kill_tree)
             sandbox.was_out_of_memory = lambda: watch.exceeded

@@ -108,8 +108,6 @@ class LocalTransport:
             if not self._bare:
                 await self._try_out(shape_of(self._spec.network))
         except OSError as exc:
-            if exc.errno not in _NO_DESCRIPTORS:
-                raise
             raise self._spawn_failed("the session could not be opened", exc) from exc
 
     def _spawn_failed(self, what: str, exc: OSError) -> SandboxExecutionError:
@@ -218,7 +216,7 @@ class LocalTransport:
         if outcome.failure is not None:
             return outcome, None
         looked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        number, sock = posture.prepare(line, on_pid=looked.set_result)
+        number, sock = posture.prepare(line, pid=looked)
         try:
             outcome = await _probe.look(sock, looked, posture.isolation)
         except BaseException:
@@ -347,10 +345,10 @@ class LocalTransport:
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
         shape = shape_of(spec.network)
-        posture = self._posture(shape)
-        if not self._bare and (shape not in self._tried or not posture.is_built):
-            posture = await self._built(shape)
         try:
+            posture = self._posture(shape)
+            if not self._bare and (shape not in self._tried or not posture.is_built):
+                posture = await self._built(shape)
             self._venv().ensure()
             command = self._build(spec, posture)
             run, sandbox = self._hand_over(posture, spec, command)
