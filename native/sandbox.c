@@ -80,16 +80,20 @@ _Noreturn void sandbox_ready(int socket, const struct built *built)
         struct simple_msg shared = {.type = MSG_SHARED};
         _exit(send_message(socket, &shared, sizeof shared, built->namespaces, 2) < 0 ? 125 : 0);
     }
-    struct simple_msg ready = {.type = MSG_READY, .a = (int32_t)getpid()};
-    if (send_message(socket, &ready, sizeof ready, built->listeners, built->nlisteners) < 0)
-        _exit(125);
-    int keep[2 + MAX_SLOTS], n = 0;
+    int keep[2 + MAX_SLOTS + MAX_LISTENERS], n = 0;
     keep[n++] = socket;
     if (built->life >= 0)
         keep[n++] = built->life;
     for (int i = 0; i < built->nslots; i++)
         keep[n++] = built->slots[i];
+    for (int i = 0; i < built->nlisteners; i++)
+        keep[n++] = built->listeners[i];
     if (close_all_but(keep, n) < 0)
         fail(socket, OP_FDS);
+    struct simple_msg ready = {.type = MSG_READY, .a = (int32_t)getpid()};
+    if (send_message(socket, &ready, sizeof ready, built->listeners, built->nlisteners) < 0)
+        _exit(125);
+    for (int i = 0; i < built->nlisteners; i++)
+        close(built->listeners[i]);
     runner_main(socket, built);
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from scripts.soaking.state import children_of
 
+from union import sandbox as sb
 from union.sandbox._linux.launcher import BINARY
 
 __all__ = ["OwnServer"]
@@ -72,14 +73,22 @@ class OwnServer:
 
     async def close_sessions(self) -> None:
         """Waits until the server has missed every client that was killed."""
-        while self.is_running() and self._work_dirs():  # noqa: ASYNC110 - another process's doing
+        while self.is_running() and self._work_dirs(self.pids[-1:]):  # noqa: ASYNC110 - another process's doing
             await asyncio.sleep(0.1)
         if not self.is_running():
             await self.start_again()
 
-    def _work_dirs(self) -> list[Path]:
+    def _work_dirs(self, makers: list[int]) -> list[str]:
         work = self._place / "work"
-        return list(work.iterdir()) if work.exists() else []
+        return [str(path) for pid in makers for path in work.glob(f"sandbox-{pid}-*")]
+
+    async def left(self) -> list[str]:
+        """Work dirs of servers that were killed, and that the next one has not removed."""
+        if not self.is_running():
+            await self.start_again()
+        # That is done when the first session of a server is opened.
+        async with sb.remote.session(endpoint=self.endpoint, token=self.token, lazy=False):
+            return self._work_dirs(self.pids[:-1])
 
     def _let_go(self) -> None:
         if self._process is not None and self._process.stdout is not None:

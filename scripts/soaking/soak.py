@@ -71,6 +71,7 @@ class Soak:
         self.jobs: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.wrong: list[str] = []
+        self.left: list[str] = []
         self.looks: list[State] = []
         self._runs_at: list[int] = []
         self._hosts: list[int] = []
@@ -85,6 +86,8 @@ class Soak:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if not self.wrong:
+            self.left += await self.server.left()
         self.server.stop()
         self._hosts += self.server.pids
         self._service.close()
@@ -252,7 +255,7 @@ class Soak:
 
     def summary(self, seconds: float) -> Summary:
         """Everything that is told; also looks for what killed programs have left."""
-        left = self._left()
+        left = self.left + self._left()
         before = self.looks[min(WARM_ROUNDS, len(self.looks)) - 1]
         after = self.looks[-1]
         growth = {name: round(self._slope(name), 2) for name in State.__annotations__}

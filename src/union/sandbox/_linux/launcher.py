@@ -331,7 +331,7 @@ class Channel:
         reaped; ``pid`` becomes the number on the host of the process that all others descend from.
         """
         if self.lost:
-            raise self._end()
+            raise self.end()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ids += 1
         number = self._ids
@@ -349,7 +349,7 @@ class Channel:
             ours.close()
             if isinstance(exc, BrokenPipeError | ConnectionResetError):
                 self._on_lost()
-                raise self._end() from exc
+                raise self.end() from exc
             raise
         finally:
             theirs.close()
@@ -360,7 +360,7 @@ class Channel:
         ours.setblocking(False)
         return number, ours
 
-    def _end(self) -> OSError:
+    def end(self) -> OSError:
         """Why nothing can be asked of this line any more."""
         return self._refused or self._launcher.why_it_ended()
 
@@ -438,7 +438,7 @@ class Channel:
             _finish(future)
         for pid in self._pids.values():
             if not pid.done():
-                pid.set_exception(self._end())
+                pid.set_exception(self.end())
                 pid.exception()  # whether or not anybody still waits for it
         self._pids.clear()
         callbacks, self._gone = tuple(self._gone.values()), {}

@@ -8,11 +8,13 @@ is reported (a masked /proc, a file system without id-mapped mounts), or ends in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import os
 import socket
 import struct
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -77,10 +79,17 @@ async def look(sock: socket.socket, pid: asyncio.Future[int], isolation: Isolati
         try:
             _verify(_first_inside(first), isolation)
         except (FileNotFoundError, ProcessLookupError, ValueError) as exc:
-            raise OSError(
-                errno.ECHILD, "a sandbox was killed before it could be looked at"
-            ) from exc
+            return _last_words(sock, exc)
     return outcome
+
+
+def _last_words(sock: socket.socket, exc: Exception) -> Outcome:
+    """What a sandbox said that was ready and then ended all the same."""
+    with contextlib.suppress(BlockingIOError, ConnectionResetError):
+        while data := sock.recv(_MESSAGE):
+            if int.from_bytes(data[:4], sys.byteorder) != READY:
+                return _outcome(data, READY)
+    raise OSError(errno.ECHILD, "a sandbox was killed before it could be looked at") from exc
 
 
 async def ready(sock: socket.socket) -> Outcome:

@@ -111,6 +111,8 @@ class LocalTransport:
             raise self._spawn_failed("the session could not be opened", exc) from exc
 
     def _spawn_failed(self, what: str, exc: OSError) -> SandboxExecutionError:
+        if exc.errno == errno.ECHILD and self._channel is not None and self._channel.lost:
+            exc = self._channel.end()  # nothing but the launcher is to blame
         return SandboxExecutionError(
             f"{what}: {exc.strerror or exc}",
             backend=self._spec.backend,
