@@ -39,9 +39,10 @@ _Noreturn void sandbox_main(struct sandbox *s)
 
     /* Nothing may be touched before the launcher has written the id maps and the cgroups. */
     close(s->go[1]);
-    if (read(s->go[0], &byte, 1) != 1)
-        _exit(125);
-    if (setsid() < 0)
+    ssize_t told = read(s->go[0], &byte, 1);
+    if (told == 0)
+        _exit(125); /* the launcher could not do it, and has said so */
+    if (told < 0 || setsid() < 0)
         fail(s->socket, OP_PROCESS);
     const struct step *last = s->nsteps > 0 ? &s->steps[s->nsteps - 1] : NULL;
     int wrapped = last && last->op == OP_WRAP;

@@ -8,6 +8,7 @@ changed, and no process of the host is moved.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import os
@@ -82,7 +83,9 @@ def sweep(place: str) -> None:
 def _lines(path: str) -> list[str]:
     try:
         return Path(path).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
+    except OSError as exc:
+        if exc.errno in {errno.EMFILE, errno.ENFILE}:
+            raise  # not an answer, and what is found here is kept
         return []
 
 
@@ -209,7 +212,7 @@ class Group:
 
     def _saw_oom_kill(self) -> bool:
         name = "memory.events" if self._version == 2 else "memory.oom_control"
-        for line in _lines(str(self._dirs["memory"] / name)):
+        for line in self._said(name):
             key, _, value = line.partition(" ")
             if key == "oom_kill" and int(value) > 0:
                 return True
@@ -218,8 +221,14 @@ class Group:
     def _peak(self) -> int | None:
         v2 = self._version == 2
         name = "memory.peak" if v2 else "memory.max_usage_in_bytes"
-        lines = _lines(str(self._dirs["memory"] / name))
+        lines = self._said(name)
         return int(lines[0]) if lines else None
+
+    def _said(self, name: str) -> list[str]:
+        try:
+            return _lines(str(self._dirs["memory"] / name))
+        except OSError:  # no descriptor is left to ask with
+            return []
 
     def remove(self) -> None:
         """Removes the group; its processes must be gone."""

@@ -82,12 +82,7 @@ class LocalTransport:
         self._postures: dict[NetworkShape, Posture] = {}
         self._facts = _probe.Facts()
         self._tried: set[NetworkShape] = set()
-        self._sandboxes = Sandboxes(
-            self._line,
-            spec.limits,
-            groups=self._wants_group(),
-            keep=0 if self._bare else spec.warm,
-        )
+        self._sandboxes = self._make_sandboxes()
         self._pythons = WaitingPythons(
             keep=0 if self._bare else min(spec.warm, 1), preload=spec.preload
         )
@@ -96,6 +91,13 @@ class LocalTransport:
         self._ahead: asyncio.Task[None] | None = None
         self._scratch: str | None = None
         self._kept_venv: Venv | None = None
+
+    def _make_sandboxes(self) -> Sandboxes:
+        keep = 0 if self._bare else self._spec.warm
+        try:
+            return Sandboxes(self._line, self._spec.limits, groups=self._wants_group(), keep=keep)
+        except OSError as exc:
+            raise self._spawn_failed("the session could not be opened", exc) from exc
 
     # Opening and closing.
 
