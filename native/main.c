@@ -358,6 +358,10 @@ int main(int argc, char **argv)
     if (chdir("/") < 0)
         cannot_start(control);
     sigemptyset(&mask);
+    /* A sandbox that was killed at its start must not take us along when we tell it to go on. */
+    sigaddset(&mask, SIGPIPE);
+    sigprocmask(SIG_BLOCK, &mask, NULL);
+    sigdelset(&mask, SIGPIPE);
     sigaddset(&mask, SIGCHLD);
     sigprocmask(SIG_BLOCK, &mask, NULL);
     int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);

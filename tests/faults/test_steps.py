@@ -192,7 +192,7 @@ async def test_a_step_that_fails_is_named(
         pytest.skip(f"{call} is not used here")
     failed = 0
     for place in places:
-        expressions = f"trace={call},{PROGRAMS}", f"inject={call}:error={NAME}:when={place}"
+        expressions = f"trace={call},{PROGRAMS}", f"inject={call}:error={NAME}:when={place}+"
         what = f"{call} {place}"
         with Strace(Launcher.current().pid, tmp_path / "log", *expressions) as strace:
             seen = await attempt(SHAPES[shape])

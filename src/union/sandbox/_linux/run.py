@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._session.transport import Sink
 
-__all__ = ["FAILED", "READY", "Command", "LocalRun", "Sandbox"]
+__all__ = ["FAILED", "READY", "Command", "LocalRun", "NotBuiltError", "Sandbox"]
 
 _EXEC, _SIGNAL = 30, 31
 READY, _STARTED, _EXITED, FAILED, _TERMINAL = 40, 41, 42, 43, 45
@@ -118,11 +118,28 @@ class Sandbox:
             if int.from_bytes(data[:4], sys.byteorder) != READY:
                 return False
 
+    def last_words(self) -> tuple[int, int, bytes] | None:
+        """Of one that has ended: the step that failed, its errno, and what bwrap said."""
+        with contextlib.suppress(OSError):
+            while data := self.sock.recv(_MESSAGE):
+                if int.from_bytes(data[:4], sys.byteorder) == FAILED and len(data) >= _SIMPLE.size:
+                    _, where, error, _ = _SIMPLE.unpack_from(data)
+                    return where, error, data[_SIMPLE.size :]
+        return None
+
     def let_go(self) -> None:
         """Lets an unused sandbox go: its processes see that, and end."""
         self.sock.close()
         _close_all(self.doors)
         self.doors = []
+
+
+class NotBuiltError(BrokenPipeError):
+    """A command could not be handed over because its sandbox could not be built."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(errno.EPIPE, failed.reason)
+        self.failed = failed
 
 
 class _Nobody:
@@ -191,6 +208,12 @@ class LocalRun:
             self.started = self._loop.create_future()
         try:
             self._send(command, stdin=stdin, wait=wait)
+        except (BrokenPipeError, ConnectionResetError) as exc:
+            words = self._sandbox.last_words()
+            self.discard()
+            if words is None:
+                raise
+            raise NotBuiltError(explain(*words[:2], self._program, words[2])) from exc
         except BaseException:
             self.discard()
             raise

@@ -21,7 +21,7 @@ from union.sandbox._linux import host, kernel
 from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import Channel, NamespaceRefusedError
 from union.sandbox._linux.removal import remove_tree
-from union.sandbox._linux.run import LocalRun, Sandbox
+from union.sandbox._linux.run import LocalRun, NotBuiltError, Sandbox
 from union.sandbox._session.threads import in_thread
 from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
 
     from union.sandbox._backends.base import Backend, NetworkShape
+    from union.sandbox._core.events import Failed
     from union.sandbox._core.files import FileInfo
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import SessionSpec
@@ -339,11 +340,17 @@ class LocalTransport:
                 await self._try_out(shape)
             outcome = await self._posture(shape).build(self._line())
         if outcome.failure is not None:
-            failed = explain(*outcome.failure, "", outcome.said.encode())
-            raise SandboxExecutionError(
-                failed.reason, backend=self._spec.backend, stage=failed.stage, code=failed.code
-            )
+            raise self._failed(explain(*outcome.failure, "", outcome.said.encode()))
         return self._posture(shape)
+
+    def _failed(self, failed: Failed) -> SandboxExecutionError:
+        return SandboxExecutionError(
+            failed.reason,
+            backend=self._spec.backend,
+            stage=failed.stage,
+            code=failed.code,
+            hint=failed.hint,
+        )
 
     # Running.
 
@@ -356,6 +363,8 @@ class LocalTransport:
             self._venv().ensure()
             command = self._build(spec, posture)
             run, sandbox = self._hand_over(posture, spec, command)
+        except NotBuiltError as exc:
+            raise self._failed(exc.failed) from exc
         except OSError as exc:
             raise self._spawn_failed("the command could not be handed over", exc) from exc
         if shape == "filtered" and not self._bare:
