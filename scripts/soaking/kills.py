@@ -91,40 +91,30 @@ class Killer:
         role = self._chance.choices(roles, weights)[0]
         pid = self._chance.choice(sorted(found[role]))
         how = self._chance.choices(("kill", "stop", "stop and kill"), (7, 2, 1))[0]
-        if not self._send(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP):
+        handle = _held(pid)
+        if handle is None:
             return
-        if how != "kill":
-            task = asyncio.create_task(self._end_stop(pid, final=how == "stop and kill"))
+        sent = _send(handle, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        if how == "kill" or not sent:
+            os.close(handle)
+        else:
+            task = asyncio.create_task(self._end_stop(handle, final=how == "stop and kill"))
             self._later.add(task)
             task.add_done_callback(self._later.discard)
-        self.note(role + STOPPED if how == "stop" else role)
+        if sent:
+            self.note(role + STOPPED if how == "stop" else role)
 
-    async def _end_stop(self, pid: int, *, final: bool) -> None:
+    async def _end_stop(self, handle: int, *, final: bool) -> None:
         wait_s = self._chance.uniform(*STOPPED_S)
 
         def end() -> None:
             # In a thread: what was stopped may be what the loop itself is waiting for.
             time.sleep(wait_s)
-            self._send(pid, signal.SIGKILL if final else signal.SIGCONT)
+            _send(handle, signal.SIGKILL if final else signal.SIGCONT)
+            os.close(handle)
 
         await asyncio.to_thread(end)
         self._last = time.monotonic()
-
-    def _send(self, pid: int, signum: int) -> bool:
-        try:
-            handle = os.pidfd_open(pid)
-        except OSError:
-            return False
-        try:
-            # Now that it is held, its number cannot pass to another: still below us, it is ours.
-            if pid not in descendants(os.getpid()):
-                return False
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(handle, signum)
-                return True
-            return False
-        finally:
-            os.close(handle)
 
     async def settle(self) -> None:
         """Waits until whatever is stopped goes on, or is dead."""
@@ -133,3 +123,23 @@ class Killer:
 
 
 STOPPED = ", stopped for a while"
+
+
+def _held(pid: int) -> int | None:
+    """A handle of a process that is surely below this one."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return None
+    # Now that it is held, its number cannot pass to another: still below us, it is ours.
+    if pid in descendants(os.getpid()):
+        return handle
+    os.close(handle)
+    return None
+
+
+def _send(handle: int, signum: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, signum)
+        return True
+    return False

@@ -22,6 +22,7 @@ from union.sandbox._linux.launcher import Launcher
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Coroutine
 
 __all__ = ["Soak", "Summary"]
 
@@ -36,6 +37,7 @@ LEVEL = ("descriptors", "threads", "processes", "mounts", "groups", "dirs")
 GROWTH_KIB = 16 * 1024
 GROWTH_KIB_PER_1000 = 60.0
 WARM_ROUNDS = 2
+PATIENCE_S = 60
 STUCK_S = 120.0
 
 
@@ -55,6 +57,7 @@ class Summary(TypedDict):
     before: State
     after: State
     resident_kib: list[int]
+    runs_at: list[int]
     growth_per_1000_runs: dict[str, float]
     left: list[str]
 
@@ -158,7 +161,7 @@ class Soak:
             job = chance.choices(JOBS, [job.weight for job in JOBS])[0]
             before, begun = scene.runs, time.monotonic()
             try:
-                await asyncio.wait_for(job.do(scene), STUCK_S / 2)
+                await _patiently(job.do(scene))
                 self.jobs[job.name] += 1
             except Exception as exc:  # noqa: BLE001 - whatever it is, it is judged
                 self._judge(f"{way} {job.name}", exc, begun)
@@ -167,7 +170,7 @@ class Soak:
     async def _close(self, session: sb.Session, way: str) -> None:
         begun = time.monotonic()
         try:
-            await asyncio.wait_for(session.close(), STUCK_S / 2)
+            await _patiently(session.close())
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is judged
             self._judge(f"{way} close", exc, begun)
 
@@ -256,7 +259,7 @@ class Soak:
     def summary(self, seconds: float) -> Summary:
         """Everything that is told; also looks for what killed programs have left."""
         left = self.left + self._left()
-        before = self.looks[min(WARM_ROUNDS, len(self.looks)) - 1]
+        before = self.looks[self._warm()]
         after = self.looks[-1]
         growth = {name: round(self._slope(name), 2) for name in State.__annotations__}
         grown = after["resident_kib"] - before["resident_kib"]
@@ -275,6 +278,7 @@ class Soak:
             before=before,
             after=after,
             resident_kib=[look["resident_kib"] for look in self.looks],
+            runs_at=self._runs_at,
             growth_per_1000_runs=growth,
             left=left,
         )
@@ -293,12 +297,16 @@ class Soak:
             subprocess.run([sys.executable, "-c", code], check=True)
         return [path for pid in self._hosts for path in left_by(pid)]
 
+    def _warm(self) -> int:
+        """The first look that counts: by then caches are full, and the allocator has its arenas."""
+        return max(min(WARM_ROUNDS, len(self.looks)) - 1, len(self.looks) // 3)
+
     def _slope(self, name: str) -> float:
-        """Growth per 1,000 runs, by least squares over all rounds after the first ones."""
-        looks = self.looks[WARM_ROUNDS - 1 :]
+        """Growth per 1,000 runs, by least squares over all rounds after the warm-up."""
+        warm = self._warm()
         points = [
             (runs / 1000, float(look[name]))  # type: ignore[literal-required]  # its own keys
-            for runs, look in zip(self._runs_at[WARM_ROUNDS - 1 :], looks, strict=True)
+            for runs, look in zip(self._runs_at[warm:], self.looks[warm:], strict=True)
         ]
         if len(points) < 2:
             return 0.0
@@ -310,6 +318,17 @@ class Soak:
 
 def _told(exc: BaseException | None) -> str:
     return "".join(traceback.format_exception(exc))[-2000:] if exc is not None else ""
+
+
+async def _patiently(work: Coroutine[Any, Any, None]) -> None:
+    """Waits for a job, but not for ever. A machine that was suspended takes one second of it."""
+    task = asyncio.ensure_future(work)
+    for _ in range(PATIENCE_S):
+        if (await asyncio.wait([task], timeout=1))[0]:
+            return await task
+    task.cancel()
+    await asyncio.wait([task])
+    raise TimeoutError(f"{work!r} is still not done")
 
 
 async def _eventually(check: Any, within_s: float) -> bool:

@@ -305,6 +305,8 @@ class LocalRun:
     def _on_message(self) -> None:
         try:
             self._take_messages()
+        except OSError as exc:  # no descriptor for what came, or for what must be made of it
+            self._fail(_no_room(exc))
         except Exception:
             # A fault of ours must end this run, not be repeated for as long as it has something
             # to say.
@@ -320,9 +322,6 @@ class LocalRun:
             except ConnectionResetError:
                 # It ended with a message of ours unread. Said once; its last words still come.
                 continue
-            except OSError as exc:
-                self._fail(_no_room(exc))
-                return
             if not data:
                 self._on_lost()
                 return

@@ -52,6 +52,7 @@ _SETTLED_S: Final = {"python": 0.006}
 _SETTLED_OTHER_S: Final = 0.002
 """A short command has ended by then; making the next sandboxes would only have slowed it."""
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
+_NOBODY_THERE: Final = (errno.EPIPE, errno.ECONNRESET)
 _BUILD_AHEAD: Final = 4
 _log = logging.getLogger("union.sandbox")
 _FIRST_INSIDE: Final = 2
@@ -116,8 +117,11 @@ class LocalTransport:
     def _spawn_failed(self, what: str, exc: OSError) -> SandboxExecutionError:
         if exc.errno == errno.ECHILD and self._channel is not None and self._channel.lost:
             exc = self._channel.end()  # nothing but the launcher is to blame
+        why = exc.strerror or str(exc)
+        if exc.errno in _NOBODY_THERE and why == os.strerror(exc.errno):
+            why = "its sandbox ended before it could take it"
         return SandboxExecutionError(
-            f"{what}: {exc.strerror or exc}",
+            f"{what}: {why}",
             backend=self._spec.backend,
             stage="spawn",
             code=f"spawn-{errno.errorcode.get(exc.errno or 0, 'unknown')}",
