@@ -4,7 +4,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Prerequisites are steps in order here, also under -j.
 .NOTPARALLEL:
-.PHONY: help setup demo test lint types format bench bench-peers clean dist system-packages
+.PHONY: help setup demo test soak lint types format bench bench-peers clean dist system-packages
 
 venv   := .venv
 bin    := $(venv)/bin
@@ -30,6 +30,9 @@ demo: setup ## see it work
 
 test: system-packages setup lint types ## everything that must hold: style, layers, types, tests
 	@$(bin)/python scripts/test.py
+
+soak: setup ## mixed load and kills for MINUTES=3; SOAK=--record writes docs/reference/soak.md
+	@$(bin)/python -m scripts.soak --minutes $(or $(MINUTES),3) $(SOAK)
 
 lint: setup ## style, formatting, and who imports whom
 	@$(bin)/ruff check .

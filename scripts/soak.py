@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import platform
 import random
@@ -96,6 +97,8 @@ def machine() -> dict[str, object]:
 def main() -> int:
     """Returns 0 if every result was right, nothing has grown and nothing is left."""
     asked = arguments()
+    # Refusals and lost servers are part of the load, not news.
+    logging.getLogger("union.sandbox").addHandler(logging.NullHandler())
     summary = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
