@@ -168,7 +168,7 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
     struct stat st;
     const char *plan = MAP_FAILED;
     struct sandbox s = {.socket = socket, .prepare = p, .steps = steps, .nfds = nfds - first - copies, .said = -1,
-                        .life = life[0], .proc = proc};
+                        .life = life[0], .launchers_end = life[1], .proc = proc};
     memcpy(s.fds, fds + first, sizeof(int) * (size_t)s.nfds);
     if (fstat(fds[1], &st) < 0 ||
         (plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fds[1], 0)) == MAP_FAILED) {

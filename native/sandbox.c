@@ -1,6 +1,7 @@
 /* The first process of a sandbox, from its clone until it is ready for a command. */
 #include <errno.h>
 #include <grp.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -39,6 +40,7 @@ _Noreturn void sandbox_main(struct sandbox *s)
 
     /* Nothing may be touched before the launcher has written the id maps and the cgroups. */
     close(s->go[1]);
+    close(s->launchers_end);
     ssize_t told = read(s->go[0], &byte, 1);
     if (told == 0)
         _exit(125); /* the launcher could not do it, and has said so */
@@ -66,16 +68,19 @@ _Noreturn void sandbox_main(struct sandbox *s)
         fail(s->socket, failed_op);
     if (wrapped)
         wrap(s, last);
-    sandbox_ready(s->socket, &built);
+    sandbox_ready(s->socket, &built, s->life);
 }
 
-_Noreturn void sandbox_ready(int socket, const struct built *built)
+_Noreturn void sandbox_ready(int socket, const struct built *built, int life)
 {
-    /* Changing ids clears the parent-death signal, so it is set now; a launcher that died before is seen as the end of
-     * the socket. It is safe to rely on here because the launcher has a single thread. Changing ids also hides this
+    /* Changing ids clears the parent-death signal, so it is set now; that a launcher died before is seen at the end of
+     * its life line. It is safe to rely on here because the launcher has a single thread. Changing ids also hides this
      * process from a host without privileges, which wants to look at it before it is used. */
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) < 0)
+    struct pollfd launcher = {.fd = life};
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) < 0 || poll(&launcher, 1, 0) < 0)
         fail(socket, OP_PROCESS);
+    if (launcher.revents)
+        _exit(125);
 
     if (built->shares) {
         struct simple_msg shared = {.type = MSG_SHARED};

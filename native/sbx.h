@@ -103,7 +103,7 @@ struct built { int listeners[MAX_LISTENERS], nlisteners, slots[MAX_SLOTS], nslot
 
 /* sandbox.c: the life of a cloned child, from its first instruction; does not return. */
 struct sandbox {
-    int socket, go[2], proc, nfds, nsteps, said, program, life;
+    int socket, go[2], proc, nfds, nsteps, said, program, life, launchers_end;
     int fds[MAX_FDS];
     const struct prepare_msg *prepare;
     struct step *steps;
@@ -111,7 +111,7 @@ struct sandbox {
 _Noreturn void sandbox_main(struct sandbox *s);
 int leave_groups(const struct prepare_msg *p);
 int take_ids(const struct prepare_msg *p);
-_Noreturn void sandbox_ready(int socket, const struct built *built);
+_Noreturn void sandbox_ready(int socket, const struct built *built, int life);
 
 /* wrap.c: another program (bwrap) builds the sandbox and starts us again as its first process; these do not return. */
 int find_program(struct sandbox *s, const struct step *step);

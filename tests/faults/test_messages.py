@@ -253,7 +253,7 @@ async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         run = LocalRun(
-            Sandbox(1, ours, kill=lambda _: None, owner=None),
+            Sandbox(1, ours, kill=lambda _: True, owner=None),
             pipes=(False, False),
             isolation=isolation,
         )

@@ -364,16 +364,18 @@ class Channel:
         """Why nothing can be asked of this line any more."""
         return self._refused or self._launcher.why_it_ended()
 
-    def kill(self, number: int) -> None:
-        """Kills a sandbox from outside, whatever its first process is doing."""
+    def kill(self, number: int) -> bool:
+        """Kills a sandbox from outside, whatever its first process does; False: nobody can."""
         if self.lost:
-            return
+            return False
         try:
             self._sock.send(_SIMPLE.pack(_KILL, number, 0, 0))
         except BlockingIOError:  # hundreds of messages were not taken: it has been stopped
             self._loop.call_later(_AGAIN_S, self.kill, number)
-        except OSError:  # the launcher has died, and what it had started with it
+        except OSError:
             self._on_lost()
+            return False
+        return True
 
     async def drain(self) -> None:
         """Kills everything of this session; returns when every process has been reaped."""

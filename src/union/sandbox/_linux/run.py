@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import signal
+import socket
 import struct
 import sys
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ from union.sandbox._linux.terminal import Terminal, read_some
 from union.sandbox.constants import KILL_GRACE_S
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from union.sandbox._core.decision import Decision
@@ -86,7 +86,7 @@ class Sandbox:
         number: int,
         sock: socket.socket,
         *,
-        kill: Callable[[int], None],
+        kill: Callable[[int], bool],
         owner: int | None,
         first_pid: asyncio.Future[int] | None = None,
     ) -> None:
@@ -103,7 +103,11 @@ class Sandbox:
         """Listeners inside that it has handed out, and nobody serves yet."""
 
     def kill(self) -> None:
-        self._kill(self.number)
+        if not self._kill(self.number) and self.sock.fileno() >= 0:
+            # The launcher has died, and nearly everything with it. One that was being made just
+            # then lives on; it ends when it hears nothing from us any more.
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_WR)
 
     def is_well(self) -> bool:
         """Before anybody listens: whether it is ready, or on its way."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Sandboxes"]
 
 _AGAIN_S: Final = 0.02
-_TRIES: Final = 250
+_SELDOM_S: Final = 5.0
 
 
 class _Spare:
@@ -175,11 +175,12 @@ class Sandboxes:
         sandbox.first_pid.add_done_callback(begin)
 
 
-def _remove(group: cgroup.Group, tries: int = _TRIES) -> None:
+def _remove(group: cgroup.Group, after_s: float = _AGAIN_S) -> None:
     """Removes a group whose processes are gone, or soon will be if the launcher died."""
     try:
         group.remove()
     except OSError as exc:
-        if exc.errno != errno.EBUSY or tries == 0:
+        if exc.errno != errno.EBUSY:
             raise
-        asyncio.get_running_loop().call_later(_AGAIN_S, _remove, group, tries - 1)
+        loop = asyncio.get_running_loop()
+        loop.call_later(after_s, _remove, group, min(after_s * 1.1, _SELDOM_S))

@@ -255,6 +255,7 @@ class LocalTransport:
         if self._channel is not None:
             await self._channel.drain()
             for run in tuple(self._runs):
+                run.end_now("closed")  # once more: the launcher may have died before it heard us
                 await run.finished
                 run.abandon()
             self._channel.close()
