@@ -4,7 +4,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Prerequisites are steps in order here, also under -j.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-pods fuzz lint types format bench bench-peers clean dist docs system-packages
+.PHONY: help setup demo test test-pods fuzz soak lint types format bench bench-peers clean dist docs system-packages
 
 venv   := .venv
 bin    := $(venv)/bin
@@ -38,6 +38,9 @@ test-pods: setup ## sessions in real pods; needs KUBECONFIG, SANDBOX_POD_IMAGE, 
 fuzz: setup ## search for inputs that break a parser: SECONDS=60 for each target, RECORD=1 for the docs
 	@$(pip) install --group fuzz
 	@nice -n 15 $(bin)/python -m tests.fuzz.run --seconds $(or $(SECONDS),60) $(if $(RECORD),--record)
+
+soak: setup ## mixed load and kills for MINUTES=3; SOAK=--record writes docs/reference/soak.md
+	@$(bin)/python -m scripts.soak --minutes $(or $(MINUTES),3) $(SOAK)
 
 lint: setup ## style, formatting, and who imports whom
 	@$(bin)/ruff check .

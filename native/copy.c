@@ -42,7 +42,8 @@ static int enter(void *arg)
 pid_t make_copy(struct sandbox *s, int userns, int mounts)
 {
     static char stack[65536] __attribute__((aligned(16)));
-    struct entering e = {.sandbox = s, .userns = userns, .mounts = mounts, .pid = -1};
+    /* The error of a helper that was killed before it could say more. */
+    struct entering e = {.sandbox = s, .userns = userns, .mounts = mounts, .pid = -1, .error = ECHILD};
     pid_t helper = clone(enter, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, &e);
     if (helper < 0)
         return -1;

@@ -158,17 +158,23 @@ static void close_trees(int n)
 static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds)
 {
     struct prepare_fds places;
-    if (prepare_layout(p, nfds, &places) < 0)
+    if (prepare_layout(p, nfds, &places) < 0) {
+        if (nfds > 0)
+            report_failure(fds[0], OP_PLAN, EPROTO);
         return;
+    }
     int socket = fds[0], kept = -1, copies = places.copies;
     struct stat st;
     void *plan = MAP_FAILED;
     struct sandbox s = {.socket = socket, .prepare = p, .steps = steps, .nfds = places.count, .said = -1,
-                        .life = life[0], .proc = proc};
+                        .life = life[0], .launchers_end = life[1], .proc = proc};
     memcpy(s.fds, fds + places.first, sizeof(int) * (size_t)s.nfds);
-    if (fstat(fds[1], &st) < 0 || st.st_size == 0 ||
-        (plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fds[1], 0)) == MAP_FAILED ||
-        (s.nsteps = plan_decode(plan, (size_t)st.st_size, steps, MAX_STEPS)) < 0) {
+    if (fstat(fds[1], &st) < 0 || (st.st_size > 0 && (plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE,
+                                                                  fds[1], 0)) == MAP_FAILED)) {
+        report_failure(socket, OP_PLAN, errno);
+        goto unmap;
+    }
+    if (st.st_size == 0 || (s.nsteps = plan_decode(plan, (size_t)st.st_size, steps, MAX_STEPS)) < 0) {
         report_failure(socket, OP_PLAN, EINVAL);
         goto unmap;
     }
@@ -238,10 +244,19 @@ static void send_userns(int control, const struct prepare_msg *p)
         close(fd);
 }
 
-static void watch(int fd)
+static int watch(int fd)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
-    epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event);
+    return epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event);
+}
+
+/* A message that did not come whole: what it asked for is not done, and whoever waits for it learns that. */
+static void refuse(int *fds, int nfds, int error)
+{
+    if (nfds > 0)
+        report_failure(fds[0], OP_FDS, error);
+    for (int i = 0; i < nfds; i++)
+        close(fds[i]);
 }
 
 static void on_channel(int channel)
@@ -250,6 +265,10 @@ static void on_channel(int channel)
     ssize_t got = receive_message(channel, request.bytes, sizeof request, fds, &nfds, MSG_DONTWAIT);
     if (got < 0 && errno == EAGAIN)
         return;
+    if (got < 0 && (errno == EMSGSIZE || errno == EMFILE)) {
+        refuse(fds, nfds, errno);
+        return;
+    }
     if (got <= 0) {
         drain_channel(channel);
         close(channel);
@@ -281,11 +300,17 @@ static int on_control(int control)
     ssize_t got = receive_message(control, request.bytes, sizeof request, fds, &nfds, MSG_DONTWAIT);
     if (got < 0 && errno == EAGAIN)
         return 1;
+    if (got < 0 && (errno == EMSGSIZE || errno == EMFILE)) {
+        refuse(fds, nfds, errno);
+        return 1;
+    }
     if (got <= 0)
         return 0;
     uint32_t type = request_type(request.bytes, (size_t)got);
     if (type == MSG_ATTACH && nfds == 1) {
-        watch(fds[0]);
+        if (watch(fds[0]) == 0)
+            return 1;
+        refuse(fds, nfds, errno);
         return 1;
     }
     if (type == MSG_USERNS)
@@ -295,12 +320,19 @@ static int on_control(int control)
     return 1;
 }
 
+/* Without this there is nothing to do; the host finds the message when it wonders about our end. */
+static _Noreturn void cannot_start(int control)
+{
+    report_failure(control, OP_PROCESS, errno);
+    _exit(2);
+}
+
 static int move_up(int fd)
 {
     int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (moved < 0 || null < 0 || (null != fd && dup2(null, fd) < 0))
-        _exit(2);
+        cannot_start(moved < 0 ? 0 : moved);
     if (null > 2)
         close(null);
     return moved;
@@ -327,22 +359,26 @@ int main(int argc, char **argv)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     setsid(); /* a Ctrl-C at the host's terminal is the host's to handle */
     if (chdir("/") < 0)
-        return 2;
+        cannot_start(control);
     sigemptyset(&mask);
+    /* A sandbox that was killed at its start must not take us along when we tell it to go on. */
+    sigaddset(&mask, SIGPIPE);
+    sigprocmask(SIG_BLOCK, &mask, NULL);
+    sigdelset(&mask, SIGPIPE);
     sigaddset(&mask, SIGCHLD);
     sigprocmask(SIG_BLOCK, &mask, NULL);
     int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     poller = epoll_create1(EPOLL_CLOEXEC);
     proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
     /* Nobody else has the writing end, so the other one tells of our end whatever came of us. */
-    if (signals < 0 || poller < 0 || proc < 0 || pipe2(life, O_CLOEXEC) < 0)
-        return 2;
-    watch(control);
-    watch(host);
-    watch(signals);
+    if (signals < 0 || poller < 0 || proc < 0 || pipe2(life, O_CLOEXEC) < 0 || watch(control) < 0 || watch(host) < 0 ||
+        watch(signals) < 0)
+        cannot_start(control);
     for (;;) {
         struct epoll_event events[32];
         int n = epoll_wait(poller, events, 32, -1);
+        if (n < 0 && errno != EINTR)
+            goto end;
         for (int i = 0; i < n; i++) {
             int fd = events[i].data.fd;
             if (fd == host || (fd == control && !on_control(control)))

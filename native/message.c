@@ -28,7 +28,8 @@ int send_message(int socket, const void *bytes, size_t size, const int *fds, int
     return sent == (ssize_t)size ? 0 : -1;
 }
 
-/* Returns the size, 0 at the end, -1 with errno (EAGAIN when asked not to wait, EMSGSIZE for a cut message). */
+/* Returns the size, 0 at the end, -1 with errno: EAGAIN when asked not to wait; for a message that was cut, EMSGSIZE, or
+ * EMFILE when there was no room for its descriptors. Those that did come are the caller's to close, also then. */
 ssize_t receive_message(int socket, void *bytes, size_t size, int *fds, int *nfds, int flags)
 {
     union { char space[CMSG_SPACE(sizeof(int) * MAX_FDS)]; struct cmsghdr align; } control;
@@ -49,10 +50,7 @@ ssize_t receive_message(int socket, void *bytes, size_t size, int *fds, int *nfd
         *nfds += n;
     }
     if (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
-        for (int i = 0; i < *nfds; i++)
-            close(fds[i]);
-        *nfds = 0;
-        errno = EMSGSIZE;
+        errno = msg.msg_flags & MSG_TRUNC ? EMSGSIZE : EMFILE;
         return -1;
     }
     return got;

@@ -14,7 +14,7 @@
 #include "sbx.h"
 
 /* Closes every descriptor from 3 up that is not in `keep` (which is sorted here). */
-void close_all_but(int *keep, int n)
+int close_all_but(int *keep, int n)
 {
     for (int i = 1; i < n; i++)
         for (int k = i; k > 0 && keep[k - 1] > keep[k]; k--) {
@@ -24,12 +24,12 @@ void close_all_but(int *keep, int n)
         }
     unsigned int from = 3;
     for (int i = 0; i < n; i++) {
-        if ((unsigned int)keep[i] > from)
-            syscall(SYS_close_range, from, (unsigned int)keep[i] - 1, 0);
+        if ((unsigned int)keep[i] > from && syscall(SYS_close_range, from, (unsigned int)keep[i] - 1, 0) < 0)
+            return -1;
         if ((unsigned int)keep[i] >= from)
             from = (unsigned int)keep[i] + 1;
     }
-    syscall(SYS_close_range, from, ~0U, 0);
+    return (int)syscall(SYS_close_range, from, ~0U, 0);
 }
 
 /* Reads the numbers of a process's children, of all its threads, into `pids`. */
@@ -174,8 +174,10 @@ int make_userns(const struct prepare_msg *p)
     error = errno;
     close(hold[0]);
     close(hold[1]);
-    if (pid > 0)
+    if (pid > 0) {
+        kill(pid, SIGKILL); /* it ends by itself, unless somebody has stopped it */
         waitpid(pid, NULL, 0);
+    }
     errno = error;
     return fd;
 }

@@ -41,7 +41,7 @@ struct command {
     struct exec_body body;
     int stdio[3], wait, slot;
     /* Written by the child, which shares our memory until it has exec'd or ended. */
-    volatile uint32_t failed_op;
+    volatile uint32_t failed_op, at;
     volatile int error, unused, tell;
 };
 
@@ -86,15 +86,19 @@ static void take_request(struct command *c)
     int fds[MAX_FDS], nfds;
     struct exec_fds places;
     ssize_t got = receive_message(c->socket, request.bytes, sizeof request, fds, &nfds, 0);
-    if (got <= 0) {
-        c->unused = got == 0; /* never used: the host closed it */
+    if (got < 0)
+        child_fail(c, OP_REQUEST, errno);
+    if (got == 0) {
+        c->unused = 1; /* the host closed it */
         _exit(125);
     }
+    c->at = OP_STDIO;
     const struct exec_msg *h = c->head = &request.exec;
     if (request_type(request.bytes, (size_t)got) != MSG_EXEC)
         child_fail(c, OP_REQUEST, EPROTO);
     /* Sandboxed code will share the other process's ids: no look into it, whatever else allows it. */
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
+        child_fail(c, OP_PROCESS, errno);
     if (exec_layout(h, nfds, c->built->nslots, &places) < 0)
         child_fail(c, OP_REQUEST, EPROTO);
     for (int i = 0; i < 3; i++)
@@ -123,7 +127,8 @@ static int child(void *arg)
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    setsid();
+    if (setsid() < 0)
+        child_fail(c, OP_PROCESS, errno);
     take_request(c);
     int terminal = -1;
     if ((c->head->flags & EXEC_TTY) && (terminal = give_terminal(c->socket, c->head->rows, c->head->cols)) < 0)
@@ -148,10 +153,11 @@ static int child(void *arg)
     if (chdir(c->body.cwd) < 0)
         child_fail(c, OP_CHDIR, errno);
     /* All but these is closed by the exec, not before: that is how the other process learns of it. */
-    syscall(SYS_close_range, 3U, c->wait >= 0 ? WAIT_FD - 1U : ~0U, CLOSE_RANGE_CLOEXEC);
-    if (c->wait >= 0)
-        syscall(SYS_close_range, SLOT_FD + 1U, ~0U, CLOSE_RANGE_CLOEXEC);
+    if (syscall(SYS_close_range, 3U, c->wait >= 0 ? WAIT_FD - 1U : ~0U, CLOSE_RANGE_CLOEXEC) < 0 ||
+        (c->wait >= 0 && syscall(SYS_close_range, SLOT_FD + 1U, ~0U, CLOSE_RANGE_CLOEXEC) < 0))
+        child_fail(c, OP_FDS, errno);
     int denied = 0;
+    c->at = OP_EXEC;
     for (char **program = c->body.programs; *program; program++) {
         execve(*program, c->body.argv, c->body.envp);
         if (errno == EACCES)
@@ -256,6 +262,7 @@ _Noreturn void runner_main(int socket, const struct built *built)
         fail(socket, OP_FDS, errno);
     c.socket = socket;
     c.built = built;
+    c.at = OP_REQUEST;
     pid_t pid = clone(child, child_stack + sizeof child_stack, CLONE_VM | SIGCHLD, &c);
     if (pid < 0)
         fail(socket, OP_FORK, errno);
@@ -267,6 +274,9 @@ _Noreturn void runner_main(int socket, const struct built *built)
         _exit(0);
     if (c.failed_op)
         fail(socket, c.failed_op, c.error);
+    /* Somebody killed it before it was the command: that is not how the command ended. */
+    if (c.at != OP_EXEC)
+        fail(socket, c.at, ECHILD);
     struct simple_msg started = {.type = MSG_STARTED, .a = (int32_t)pid};
     if (c.tell && send_message(socket, &started, sizeof started, NULL, 0) < 0) {
         end_everything();

@@ -1,6 +1,7 @@
 /* The first process of a sandbox, from its clone until it is ready for a command. */
 #include <errno.h>
 #include <grp.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -39,9 +40,12 @@ _Noreturn void sandbox_main(struct sandbox *s)
 
     /* Nothing may be touched before the launcher has written the id maps and the cgroups. */
     close(s->go[1]);
-    if (read(s->go[0], &byte, 1) != 1)
-        _exit(125);
-    setsid();
+    close(s->launchers_end);
+    ssize_t told = read(s->go[0], &byte, 1);
+    if (told == 0)
+        _exit(125); /* the launcher could not do it, and has said so */
+    if (told < 0 || setsid() < 0)
+        fail(s->socket, OP_PROCESS);
     const struct step *last = s->nsteps > 0 ? &s->steps[s->nsteps - 1] : NULL;
     int wrapped = last && last->op == OP_WRAP;
     if (wrapped && find_program(s, last) < 0)
@@ -64,30 +68,38 @@ _Noreturn void sandbox_main(struct sandbox *s)
         fail(s->socket, failed_op);
     if (wrapped)
         wrap(s, last);
-    sandbox_ready(s->socket, &built);
+    sandbox_ready(s->socket, &built, s->life);
 }
 
-_Noreturn void sandbox_ready(int socket, const struct built *built)
+_Noreturn void sandbox_ready(int socket, const struct built *built, int life)
 {
-    /* Changing ids clears the parent-death signal, so it is set now; a launcher that died before is seen as the end of
-     * the socket. It is safe to rely on here because the launcher has a single thread. */
-    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    /* It also hides this process from a host without privileges, which wants to look at it before it is used. */
-    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+    /* Changing ids clears the parent-death signal, so it is set now; that a launcher died before is seen at the end of
+     * its life line. It is safe to rely on here because the launcher has a single thread. Changing ids also hides this
+     * process from a host without privileges, which wants to look at it before it is used. */
+    struct pollfd launcher = {.fd = life};
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) < 0 || poll(&launcher, 1, 0) < 0)
+        fail(socket, OP_PROCESS);
+    if (launcher.revents)
+        _exit(125);
 
     if (built->shares) {
         struct simple_msg shared = {.type = MSG_SHARED};
         _exit(send_message(socket, &shared, sizeof shared, built->namespaces, 2) < 0 ? 125 : 0);
     }
-    struct simple_msg ready = {.type = MSG_READY, .a = (int32_t)getpid()};
-    if (send_message(socket, &ready, sizeof ready, built->listeners, built->nlisteners) < 0)
-        _exit(125);
-    int keep[2 + MAX_SLOTS], n = 0;
+    int keep[2 + MAX_SLOTS + MAX_LISTENERS], n = 0;
     keep[n++] = socket;
     if (built->life >= 0)
         keep[n++] = built->life;
     for (int i = 0; i < built->nslots; i++)
         keep[n++] = built->slots[i];
-    close_all_but(keep, n);
+    for (int i = 0; i < built->nlisteners; i++)
+        keep[n++] = built->listeners[i];
+    if (close_all_but(keep, n) < 0)
+        fail(socket, OP_FDS);
+    struct simple_msg ready = {.type = MSG_READY, .a = (int32_t)getpid()};
+    if (send_message(socket, &ready, sizeof ready, built->listeners, built->nlisteners) < 0)
+        _exit(125);
+    for (int i = 0; i < built->nlisteners; i++)
+        close(built->listeners[i]);
     runner_main(socket, built);
 }

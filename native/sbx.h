@@ -48,6 +48,7 @@ enum op {
     /* Not steps of a plan, but places where a sandbox can fail. */
     OP_PLAN = 100, OP_CLONE = 101, OP_IDMAP = 102, OP_CGROUP = 103, OP_IDS = 104, OP_PRIVATE = 105, OP_FDS = 106,
     OP_REQUEST = 107, OP_SCRIPT = 108, OP_FORK = 109, OP_CHDIR = 110, OP_EXEC = 111, OP_STDIO = 112, OP_TTY = 113, OP_COPY = 114,
+    OP_PROCESS = 115,
 };
 
 struct step {
@@ -121,7 +122,7 @@ struct built { int listeners[MAX_LISTENERS], nlisteners, slots[MAX_SLOTS], nslot
 
 /* sandbox.c: the life of a cloned child, from its first instruction; does not return. */
 struct sandbox {
-    int socket, go[2], proc, nfds, nsteps, said, program, life;
+    int socket, go[2], proc, nfds, nsteps, said, program, life, launchers_end;
     int fds[MAX_FDS];
     const struct prepare_msg *prepare;
     struct step *steps;
@@ -129,7 +130,7 @@ struct sandbox {
 _Noreturn void sandbox_main(struct sandbox *s);
 int leave_groups(const struct prepare_msg *p);
 int take_ids(const struct prepare_msg *p);
-_Noreturn void sandbox_ready(int socket, const struct built *built);
+_Noreturn void sandbox_ready(int socket, const struct built *built, int life);
 
 /* wrap.c: another program (bwrap) builds the sandbox and starts us again as its first process; these do not return. */
 int find_program(struct sandbox *s, const struct step *step);
@@ -156,7 +157,7 @@ _Noreturn void runner_main(int socket, const struct built *built);
 int give_terminal(int socket, uint32_t rows, uint32_t cols);
 
 /* proc.c */
-void close_all_but(int *keep, int n);
+int close_all_but(int *keep, int n);
 int kill_children(int signum, int (*spare)(pid_t));
 int kill_only_child(pid_t pid);
 int write_own_ids(int proc, const struct prepare_msg *p);

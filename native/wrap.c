@@ -56,16 +56,12 @@ _Noreturn void wrap(const struct sandbox *s, const struct step *step)
     int socket = s->socket, userns = (step->a[0] & WRAP_USERNS) != 0;
     struct prepare_msg ids = {.uid_in = (uint32_t)(step->a[1] >> 32), .uid_out = (uint32_t)step->a[1],
                               .gid_in = (uint32_t)(step->a[2] >> 32), .gid_out = (uint32_t)step->a[2]};
-    int from[] = {
-        [ARGS_FD] = memory_file(step->data[0] + used, step->len[0] - used),
-        [PLAN_FD] = memory_file(step->data[1], step->len[1]),
-        [SOCKET_FD] = socket,
-        [SELF_FD] = open("/proc/self/exe", O_PATH | O_CLOEXEC),
-        [USERNS_FD] = userns ? make_userns(&ids) : -1,
-        [PROGRAM_FD] = s->program,
-        [LIFE_FD] = s->life,
-    };
-    if (userns && (from[USERNS_FD] < 0 || setgroups(0, NULL) < 0))
+    int from[FIRST_FREE] = {[SOCKET_FD] = socket, [USERNS_FD] = -1, [PROGRAM_FD] = s->program, [LIFE_FD] = s->life};
+    if ((from[ARGS_FD] = memory_file(step->data[0] + used, step->len[0] - used)) < 0 ||
+        (from[PLAN_FD] = memory_file(step->data[1], step->len[1])) < 0 ||
+        (from[SELF_FD] = open("/proc/self/exe", O_PATH | O_CLOEXEC)) < 0)
+        fail(socket, OP_FDS, errno);
+    if (userns && ((from[USERNS_FD] = make_userns(&ids)) < 0 || setgroups(0, NULL) < 0))
         fail(socket, OP_IDS, errno);
     /* First all of them out of the way, so that none is overwritten before its turn. */
     for (int fd = ARGS_FD; fd < FIRST_FREE; fd++)
@@ -80,7 +76,8 @@ _Noreturn void wrap(const struct sandbox *s, const struct step *step)
             fail(socket, OP_FDS, errno);
     if (!userns)
         close(USERNS_FD);
-    syscall(SYS_close_range, FIRST_FREE, ~0U, 0);
+    if (syscall(SYS_close_range, FIRST_FREE, ~0U, 0) < 0)
+        fail(SOCKET_FD, OP_FDS, errno);
     char *const argv[] = {"bwrap", "--args", "3", "--", "/proc/self/fd/6", "inside", NULL};
     char *const envp[] = {NULL};
     syscall(SYS_execveat, PROGRAM_FD, "", argv, envp, AT_EMPTY_PATH);
@@ -97,16 +94,19 @@ _Noreturn void inside_main(void)
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     prctl(PR_SET_NAME, "sandbox", 0, 0, 0);
-    setsid();
+    if (setsid() < 0)
+        fail(SOCKET_FD, OP_PROCESS, errno);
     umask(022);
     if (dup2(0, 2) < 0 || fstat(PLAN_FD, &st) < 0)
         fail(SOCKET_FD, OP_FDS, errno);
     const unsigned char *plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, PLAN_FD, 0);
-    int nsteps = plan == MAP_FAILED ? -1 : plan_decode(plan, (size_t)st.st_size, steps, MAX_STEPS);
+    if (plan == MAP_FAILED)
+        fail(SOCKET_FD, OP_PLAN, errno);
+    int nsteps = plan_decode(plan, (size_t)st.st_size, steps, MAX_STEPS);
     if (nsteps < 0)
         fail(SOCKET_FD, OP_PLAN, EINVAL);
     built.life = LIFE_FD;
     if (perform(steps, nsteps, &built, &failed_op) < 0)
         fail(SOCKET_FD, failed_op, errno);
-    sandbox_ready(SOCKET_FD, &built);
+    sandbox_ready(SOCKET_FD, &built, LIFE_FD);
 }

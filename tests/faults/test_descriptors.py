@@ -47,7 +47,8 @@ asyncio.run(main(sys.argv[1]))
 @pytest.mark.spec("D8")
 def test_no_descriptor_left_is_said_and_leaves_nothing(backend: str) -> None:
     command = [sys.executable, "-c", PROGRAM, backend]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert 3 <= found["opened"] < 100, "the positive control: some sessions did open"
     assert found["told"], "opening, or the run after it, has failed"

@@ -436,6 +436,7 @@ OP_NAMES: dict[int, str] = {
     112: "standard streams",
     113: "terminal",
     114: "entering the shared view",
+    115: "process set-up",
 }
 """What each operation is called in an error."""
 

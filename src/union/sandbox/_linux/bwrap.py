@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import stat
@@ -100,6 +101,8 @@ def _told(program: str, option: str) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
+        if isinstance(exc, OSError) and exc.errno in {errno.EMFILE, errno.ENFILE}:
+            raise  # it says nothing about bwrap
         raise BackendUnavailableError(
             f"the {_BACKEND!r} backend does not work here: {program} does not start: {exc}",
             backend=_BACKEND,

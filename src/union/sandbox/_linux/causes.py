@@ -62,6 +62,8 @@ def cause(op: int, error: int) -> Cause:
     """What stands behind a step that failed."""
     if kernel.is_gvisor():
         return _GVISOR
+    if error in _USED_UP:
+        return _USED_UP[error]
     if op in {WRAP, ATTRS, RESIZE}:
         return _of_bwrap(op, error)
     if op == CLONE:
@@ -182,6 +184,17 @@ def too_old() -> Cause:
     return Cause(f"the kernel {os.uname().release} is too old", "Linux 5.12 or newer is needed")
 
 
+_NO_ROOM: Final = "raise the limit on open files (ulimit -n), or close sessions that are done"
+_USED_UP: Final = {
+    errno.EAGAIN: Cause(
+        "no more processes may be started",
+        "raise the limit on processes (ulimit -u, or pids.max of the control group)",
+    ),
+    errno.ENOMEM: Cause("there is not enough memory", "free some, or raise the limit (ulimit -v)"),
+    errno.EMFILE: Cause("no descriptor is left", _NO_ROOM),
+    errno.ENFILE: Cause("no descriptor is left on this machine", "as root: sysctl fs.file-max"),
+}
+"""What says nothing about the machine's kind, whatever the step."""
 _MASKED_PROC: Final = Cause(
     "this container masks /proc, so a fresh one is refused",
     "run the container with an unmasked /proc (Kubernetes: procMount: Unmasked with hostUsers: "

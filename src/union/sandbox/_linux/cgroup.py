@@ -8,9 +8,11 @@ changed, and no process of the host is moved.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Group", "Hierarchy", "hierarchy"]
 
 _NUMBERS = itertools.count(1)
+_PREFIX: Final = "sandbox-"
+_SWEEP_AFTER_S: Final = 5.0
 _CPU_PERIOD_US: Final = 100_000
 _V1_CONTROLLERS: Final = (
     ("memory", "memory.limit_in_bytes"),
@@ -50,13 +54,38 @@ def hierarchy() -> Hierarchy | None:
         for name in names.split(","):
             memberships[name] = path
     mounts = tuple(_mounts())
-    return _find_v2(mounts, memberships) or _find_v1(mounts, memberships)
+    found = _find_v2(mounts, memberships) or _find_v1(mounts, memberships)
+    if found is not None:
+        for place in {place for _, place in found.places}:
+            sweep(place)
+    return found
+
+
+def sweep(place: str) -> None:
+    """Removes the groups that a host which was killed has left: nobody else would.
+
+    Only those whose maker is gone, and not new ones: a maker in another pid namespace is not
+    visible, but puts a process into its group at once. A group with a process in it stays.
+    """
+    now = time.time()
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if not entry.name.startswith(_PREFIX):
+                continue
+            maker = entry.name.removeprefix(_PREFIX).partition("-")[0]
+            if not maker.isdecimal() or os.path.exists(f"/proc/{maker}"):
+                continue
+            with contextlib.suppress(OSError):
+                if now - entry.stat(follow_symlinks=False).st_mtime > _SWEEP_AFTER_S:
+                    os.rmdir(entry.path)
 
 
 def _lines(path: str) -> list[str]:
     try:
         return Path(path).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
+    except OSError as exc:
+        if exc.errno in {errno.EMFILE, errno.ENFILE}:
+            raise  # not an answer, and what is found here is kept
         return []
 
 
@@ -108,7 +137,7 @@ def _find_v1(
 
 
 def _usable(place: Path, needed: str) -> bool:
-    trial = place / f"sandbox-{os.getpid()}-trial"
+    trial = place / f"{_PREFIX}{os.getpid()}-trial"
     try:
         trial.mkdir()
     except OSError:
@@ -127,7 +156,7 @@ class Group:
 
     def __init__(self, where: Hierarchy, limits: Limits, *, own: int) -> None:
         self._version = where.version
-        name = f"sandbox-{os.getpid()}-{next(_NUMBERS)}"
+        name = f"{_PREFIX}{os.getpid()}-{next(_NUMBERS)}"
         self._dirs: dict[str, Path] = {}
         self.procs: list[int] = []
         self._end: tuple[bool, int | None] | None = None
@@ -183,7 +212,7 @@ class Group:
 
     def _saw_oom_kill(self) -> bool:
         name = "memory.events" if self._version == 2 else "memory.oom_control"
-        for line in _lines(str(self._dirs["memory"] / name)):
+        for line in self._said(name):
             key, _, value = line.partition(" ")
             if key == "oom_kill" and int(value) > 0:
                 return True
@@ -192,8 +221,14 @@ class Group:
     def _peak(self) -> int | None:
         v2 = self._version == 2
         name = "memory.peak" if v2 else "memory.max_usage_in_bytes"
-        lines = _lines(str(self._dirs["memory"] / name))
+        lines = self._said(name)
         return int(lines[0]) if lines else None
+
+    def _said(self, name: str) -> list[str]:
+        try:
+            return _lines(str(self._dirs["memory"] / name))
+        except OSError:  # no descriptor is left to ask with
+            return []
 
     def remove(self) -> None:
         """Removes the group; its processes must be gone."""

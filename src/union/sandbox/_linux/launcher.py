@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from union.sandbox._linux import causes
-from union.sandbox.errors import BackendUnavailableError, SandboxExecutionError
+from union.sandbox.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +36,7 @@ __all__ = [
     "Channel",
     "Launcher",
     "NamespaceRefusedError",
+    "receive",
     "sealed_memfd",
     "send_with_fds",
 ]
@@ -46,13 +47,32 @@ _ATTACH, _USERNS = 1, 2
 _PREPARE, _KILL, _KILL_ALL = 10, 11, 12
 _GONE, _ALL_GONE, _USERNS_READY, _PID = 20, 21, 22, 23
 _DENY_SETGROUPS, _NOTIFY, _MAP_IDS, _TELL_PID, _WRAPPED, _COPY = 1, 2, 4, 8, 16, 32
+_FAILED = 43
 _SIMPLE = struct.Struct("=IIii")
 _PREPARE_MSG = struct.Struct("=10I")
+_PATIENCE_S: Final = 10.0
+"""For an answer that takes a millisecond; a launcher that owes it for so long has been stopped."""
+_AGAIN_S: Final = 0.1
+_DRAIN_S: Final = 30.0
+"""The same for the end of all processes of a session, which may be many."""
 
 
 def send_with_fds(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
     """One message with descriptors; they stay the caller's."""
     sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+
+
+def receive(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+    """One message with its descriptors, all of them: fewer than were sent is EMFILE, and none.
+
+    The kernel drops what a process at its limit has no room for, and only sets a flag.
+    """
+    data, fds, flags, _ = socket.recv_fds(sock, size, most)
+    if flags & socket.MSG_CTRUNC:
+        for fd in fds:
+            os.close(fd)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return data, fds
 
 
 def sealed_memfd(name: str, content: bytes, *, owner: int | None = None) -> int:
@@ -88,7 +108,11 @@ class Launcher:
         _check_binary()
         self.pid_of_host = os.getpid()
         me = _pidfd(self.pid_of_host)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            os.close(me)
+            raise
         try:
             self._process = subprocess.Popen(
                 ["sandbox"],  # noqa: S607 - what processes inside see as the name of process 1
@@ -101,13 +125,15 @@ class Launcher:
             )
         except OSError as exc:
             ours.close()
+            if exc.errno in {errno.EMFILE, errno.ENFILE}:
+                raise  # it says nothing about the launcher
             raise _cannot_start(exc) from exc
         finally:
             theirs.close()
             os.close(me)
         self._control = ours
         atexit.register(self._end_with_host)
-        self._control.settimeout(10)
+        self._control.settimeout(_PATIENCE_S)
         self._userns: dict[tuple[int, int, int, int], int] = {}
 
     @classmethod
@@ -137,7 +163,33 @@ class Launcher:
         """At interpreter exit: let go, and wait until the launcher has ended everything."""
         if os.getpid() == self.pid_of_host:
             self._control.close()
-            self._process.wait(timeout=10)
+            try:
+                self._process.wait(timeout=_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self.give_up()
+
+    def give_up(self) -> None:
+        """Ends a launcher that does not answer, and with it everything it has started."""
+        if self.is_usable():
+            self._process.kill()
+            self._process.wait()
+
+    def why_it_ended(self) -> OSError:
+        """What is known about the end of a launcher."""
+        with self._lock:
+            return self._why_it_ended()
+
+    def _why_it_ended(self) -> OSError:
+        kind, error = 0, 0
+        try:
+            self._control.settimeout(0)
+            kind, _, error, _ = _SIMPLE.unpack(self._control.recv(_SIMPLE.size))
+            self._control.settimeout(_PATIENCE_S)
+        except (OSError, struct.error):
+            pass  # it was killed, or another session has noticed before
+        if kind == _FAILED:
+            return OSError(error, f"the launcher could not set itself up: {os.strerror(error)}")
+        return OSError(errno.EPIPE, "the launcher has ended, or was killed")
 
     @property
     def pid(self) -> int:
@@ -168,14 +220,28 @@ class Launcher:
     def _make_userns(self, key: tuple[int, int, int, int]) -> int:
         uid_in, gid_in, uid_out, gid_out = key
         message = _PREPARE_MSG.pack(_USERNS, 0, 0, 0, uid_in, uid_out, gid_in, gid_out, 0, 0)
-        self._control.send(message)
-        data, fds, _, _ = socket.recv_fds(self._control, _SIMPLE.size, 1)
-        if len(data) != _SIMPLE.size:
-            raise SandboxExecutionError("the launcher ended unexpectedly", stage="spawn")
-        _, _, error, _ = _SIMPLE.unpack(data)
-        if error:
-            raise NamespaceRefusedError(error, os.strerror(error))
-        return int(fds[0])
+        try:
+            self._control.send(message)
+            data, fds = receive(self._control, _SIMPLE.size, 1)
+        except TimeoutError as exc:
+            # Its answer, should it come, would be taken for that to the next question.
+            self.give_up()
+            raise OSError(errno.ETIMEDOUT, "the launcher does not answer") from exc
+        except (BrokenPipeError, ConnectionResetError) as exc:
+            raise self._why_it_ended() from exc
+        if not data:
+            raise self._why_it_ended()
+        error = errno.EPROTO
+        if len(data) == _SIMPLE.size:
+            kind, _, error, _ = _SIMPLE.unpack(data)
+            if kind == _USERNS_READY and not error and len(fds) == 1:
+                return fds[0]
+        for fd in fds:
+            os.close(fd)
+        if error == errno.EPROTO:
+            self.give_up()
+            raise OSError(error, "the launcher gave an answer that is none")
+        raise NamespaceRefusedError(error, os.strerror(error))
 
 
 def _pidfd(pid: int) -> int:
@@ -238,10 +304,11 @@ class Channel:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._sock = Launcher.current().attach()
+        self._launcher, self._sock = _attached()
+        self._refused: OSError | None = None
         self._ids = 0
         self._gone: dict[int, Callable[[], None]] = {}
-        self._pids: dict[int, Callable[[int], None]] = {}
+        self._pids: dict[int, asyncio.Future[int]] = {}
         self._drained: dict[int, asyncio.Future[None]] = {}
         self.lost = False
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
@@ -255,18 +322,20 @@ class Channel:
         fds: Sequence[int] = (),
         shared: Sequence[int] = (),
         on_gone: Callable[[], None] | None = None,
-        on_pid: Callable[[int], None] | None = None,
+        pid: asyncio.Future[int] | None = None,
     ) -> tuple[int, socket.socket]:
         """Begins a sandbox. Returns its number and the socket to its first process.
 
         ``encoded`` is a descriptor of the encoded plan; ``shared`` are the namespaces that hold
         what it begins with; ``on_gone`` is called when every process of the sandbox has been
-        reaped, ``on_pid`` with the number on the host of the process that all others descend from.
+        reaped; ``pid`` becomes the number on the host of the process that all others descend from.
         """
+        if self.lost:
+            raise self.end()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ids += 1
         number = self._ids
-        flags = (_NOTIFY if on_gone is not None else 0) | (_TELL_PID if on_pid is not None else 0)
+        flags = (_NOTIFY if on_gone is not None else 0) | (_TELL_PID if pid is not None else 0)
         flags |= (_WRAPPED if plan.is_wrapped else 0) | (_COPY if shared else 0)
         uid, gid = plan.uid or (0, 0), plan.gid or (0, 0)
         if plan.uid is not None:
@@ -280,20 +349,33 @@ class Channel:
             ours.close()
             if isinstance(exc, BrokenPipeError | ConnectionResetError):
                 self._on_lost()
+                raise self.end() from exc
             raise
         finally:
             theirs.close()
         if on_gone is not None:
             self._gone[number] = on_gone
-        if on_pid is not None:
-            self._pids[number] = on_pid
+        if pid is not None:
+            self._pids[number] = pid
         ours.setblocking(False)
         return number, ours
 
-    def kill(self, number: int) -> None:
-        """Kills a sandbox from outside, whatever its first process is doing."""
-        if not self.lost:
+    def end(self) -> OSError:
+        """Why nothing can be asked of this line any more."""
+        return self._refused or self._launcher.why_it_ended()
+
+    def kill(self, number: int) -> bool:
+        """Kills a sandbox from outside, whatever its first process does; False: nobody can."""
+        if self.lost:
+            return False
+        try:
             self._sock.send(_SIMPLE.pack(_KILL, number, 0, 0))
+        except BlockingIOError:  # hundreds of messages were not taken: it has been stopped
+            self._loop.call_later(_AGAIN_S, self.kill, number)
+        except OSError:
+            self._on_lost()
+            return False
+        return True
 
     def drain(self) -> asyncio.Future[None]:
         """Kills everything of this session; done when every process has been reaped."""
@@ -305,14 +387,22 @@ class Channel:
         self._drained[self._ids] = done
         try:
             self._sock.send(_SIMPLE.pack(_KILL_ALL, self._ids, 0, 0))
+        except BlockingIOError:  # the last messages it will take; closing the line says the same
+            self._launcher.give_up()
         except OSError:  # the launcher has died, and what it had started with it
             self._on_lost()
+        if not done.done():
+            # Stopped, or worse: every session of this process waits for it in vain. Then it is
+            # replaced, and what it has started ends with it.
+            patience = self._loop.call_later(_DRAIN_S, self._launcher.give_up)
+            done.add_done_callback(lambda _: patience.cancel())
         return done
 
     def close(self) -> None:
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
+        self._end_all()
 
     def _on_readable(self) -> None:
         while True:
@@ -322,12 +412,16 @@ class Channel:
                 return
             except ConnectionResetError:
                 continue  # ended with a message of ours unread; said once, what it sent still comes
-            if not data:
+            if len(data) != _SIMPLE.size:
+                # Its end, or nonsense; closing the line kills whatever is behind it either way.
                 self._on_lost()
                 return
             kind, number, value, _ = _SIMPLE.unpack(data)
-            if kind == _PID and (on_pid := self._pids.pop(number, None)) is not None:
-                on_pid(value)
+            if kind == _PID and (pid := self._pids.pop(number, None)) is not None:
+                if not pid.done():
+                    pid.set_result(value)
+            elif kind == _FAILED:
+                self._refused = OSError(value, f"the launcher refuses: {os.strerror(value)}")
             elif kind == _GONE and (callback := self._gone.pop(number, None)) is not None:
                 callback()
             elif kind == _ALL_GONE and (future := self._drained.pop(number, None)) is not None:
@@ -338,11 +432,35 @@ class Channel:
             return
         self.lost = True
         self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """Nothing more will be said: everything behind this line is gone, or about to be."""
         for future in self._drained.values():
             _finish(future)
+        for pid in self._pids.values():
+            if not pid.done():
+                pid.set_exception(self.end())
+                pid.exception()  # whether or not anybody still waits for it
+        self._pids.clear()
         callbacks, self._gone = tuple(self._gone.values()), {}
         for callback in callbacks:
             callback()
+
+
+def _attached() -> tuple[Launcher, socket.socket]:
+    """The launcher and a line to it; another one in the place of one that died just now."""
+    launcher = Launcher.current()
+    try:
+        return launcher, launcher.attach()
+    except (BrokenPipeError, ConnectionResetError):
+        launcher.give_up()
+    launcher = Launcher.current()
+    try:
+        return launcher, launcher.attach()
+    except (BrokenPipeError, ConnectionResetError) as exc:
+        raise launcher.why_it_ended() from exc
 
 
 def _finish(future: asyncio.Future[None]) -> None:

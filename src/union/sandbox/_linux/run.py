@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import os
 import signal
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._linux.failures import explain
-from union.sandbox._linux.launcher import sealed_memfd, send_with_fds
+from union.sandbox._linux.launcher import receive, sealed_memfd, send_with_fds
 from union.sandbox._linux.stdin import StdinPipe
 from union.sandbox._linux.terminal import Terminal, read_some
 from union.sandbox.constants import KILL_GRACE_S
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._session.transport import Sink
 
-__all__ = ["READY", "Command", "LocalRun", "Sandbox"]
+__all__ = ["FAILED", "READY", "Command", "LocalRun", "NotBuiltError", "Sandbox"]
 
 _EXEC, _SIGNAL = 30, 31
-READY, _STARTED, _EXITED, _FAILED, _TERMINAL = 40, 41, 42, 43, 45
+READY, _STARTED, _EXITED, FAILED, _TERMINAL = 40, 41, 42, 43, 45
 _HAS_STDIN, _HAS_SCRIPT, _HAS_PAYLOAD, _HAS_WAIT, _TTY, _TELL = 1, 8, 16, 32, 64, 128
 _SIMPLE = struct.Struct("=IIii")
 _EXIT = struct.Struct("=IiQQQ")
@@ -85,7 +86,7 @@ class Sandbox:
         number: int,
         sock: socket.socket,
         *,
-        kill: Callable[[int], None],
+        kill: Callable[[int], bool],
         owner: int | None,
         first_pid: asyncio.Future[int] | None = None,
     ) -> None:
@@ -102,13 +103,17 @@ class Sandbox:
         """Listeners inside that it has handed out, and nobody serves yet."""
 
     def kill(self) -> None:
-        self._kill(self.number)
+        if not self._kill(self.number) and self.sock.fileno() >= 0:
+            # The launcher has died, and nearly everything with it. One that was being made just
+            # then lives on; it ends when it hears nothing from us any more.
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_WR)
 
     def is_well(self) -> bool:
         """Before anybody listens: whether it is ready, or on its way."""
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self.sock, _MESSAGE, _MOST_DOORS)
+                data, fds = receive(self.sock, _MESSAGE, _MOST_DOORS)
             except BlockingIOError:
                 return True
             except OSError:
@@ -116,6 +121,15 @@ class Sandbox:
             self.doors += fds
             if int.from_bytes(data[:4], sys.byteorder) != READY:
                 return False
+
+    def last_words(self) -> tuple[int, int, bytes] | None:
+        """Of one that has ended: the step that failed, its errno, and what bwrap said."""
+        with contextlib.suppress(OSError):
+            while data := self.sock.recv(_MESSAGE):
+                if int.from_bytes(data[:4], sys.byteorder) == FAILED and len(data) >= _SIMPLE.size:
+                    _, where, error, _ = _SIMPLE.unpack_from(data)
+                    return where, error, data[_SIMPLE.size :]
+        return None
 
     def let_go(self) -> None:
         """Lets an unused sandbox go: its processes see that, and end."""
@@ -126,6 +140,14 @@ class Sandbox:
 
 class _GarbledError(Exception):
     """The sandbox's first process said what it never says: it is not to be believed any more."""
+
+
+class NotBuiltError(BrokenPipeError):
+    """A command could not be handed over because its sandbox could not be built."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(errno.EPIPE, failed.reason)
+        self.failed = failed
 
 
 class _Nobody:
@@ -194,14 +216,20 @@ class LocalRun:
             self.started = self._loop.create_future()
         try:
             self._send(command, stdin=stdin, wait=wait)
+        except (BrokenPipeError, ConnectionResetError) as exc:
+            words = self._sandbox.last_words()
+            self.discard()
+            if words is None:
+                raise
+            raise NotBuiltError(explain(*words[:2], self._program, words[2])) from exc
         except BaseException:
             self.discard()
             raise
 
     def _send(self, command: Command, *, stdin: bytes | str | None, wait: int | None) -> None:
         self._program = command.argv[0]
-        given: dict[int, int] = {}
-        """Far ends by what they are for; in the order in which they are sent, too."""
+        given: dict[int, int] = {} if wait is None else {_HAS_WAIT: wait}
+        """Far ends by what they are for; they are sent in the order of these bits."""
         try:
             if (far := self._make_stdin(stdin)) is not None:
                 given[_HAS_STDIN] = far
@@ -215,8 +243,6 @@ class LocalRun:
             if size > _INLINE:
                 given[_HAS_PAYLOAD] = sealed_memfd("request", body)
                 body = b""
-            if wait is not None:
-                given[_HAS_WAIT] = wait
             flags = sum(given) | (0 if self.started is None else _TELL)
             window = (0, 0)
             if self._terminal is not None:
@@ -232,7 +258,8 @@ class LocalRun:
                 size,
                 *window,
             )
-            send_with_fds(self._sandbox.sock, head + body, tuple(given.values()))
+            far_ends = [given[bit] for bit in sorted(given)]
+            send_with_fds(self._sandbox.sock, head + body, far_ends)
         finally:
             _close_all(given.values())
 
@@ -240,8 +267,12 @@ class LocalRun:
         """Begins to listen."""
         self._sink = sink
         if self._sandbox.doors:
-            self.on_doors(self._sandbox.doors)
-            self._sandbox.doors = []
+            doors, self._sandbox.doors = self._sandbox.doors, []
+            try:
+                self.on_doors(doors)
+            except OSError as exc:
+                self._fail(Failed("spawn", f"network door: {exc.strerror}"))
+                return
         self._loop.add_reader(self._sandbox.sock.fileno(), self._on_message)
         for fd in tuple(self._pipes):
             self._loop.add_reader(self._pipes[fd], self._on_output, fd)
@@ -284,6 +315,8 @@ class LocalRun:
             self._take_messages()
         except _GarbledError:
             self._fail(Failed("stream", "what the sandbox said makes no sense"))
+        except OSError as exc:  # no descriptor for what came, or for what must be made of it
+            self._fail(_no_room(exc))
         except Exception:
             # A fault of ours must end this run, not be repeated for as long as it has something
             # to say.
@@ -293,7 +326,7 @@ class LocalRun:
     def _take_messages(self) -> None:
         while not self._ended:
             try:
-                data, fds, _, _ = socket.recv_fds(self._sandbox.sock, _MESSAGE, _MOST_DOORS)
+                data, fds = receive(self._sandbox.sock, _MESSAGE, _MOST_DOORS)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -319,7 +352,7 @@ class LocalRun:
                 _settle(self.started)
             elif kind == _EXITED:
                 self._on_exit(*_EXIT.unpack(data)[1:])
-            elif kind == _FAILED:
+            elif kind == FAILED:
                 _, where, error, _ = _SIMPLE.unpack_from(data)
                 self.failure = (where, error)
                 self._fail(explain(where, error, self._program, data[_SIMPLE.size :]))
@@ -518,6 +551,13 @@ class LocalRun:
     def close_stdin(self) -> None:
         if self._stdin is not None:
             self._stdin.close()
+
+
+def _no_room(exc: OSError) -> Failed:
+    """For what a sandbox has sent and this process could not take."""
+    hint = "raise the limit on open files (ulimit -n)" if exc.errno == errno.EMFILE else ""
+    code = f"spawn-{errno.errorcode.get(exc.errno or 0, 'unknown')}"
+    return Failed("spawn", f"descriptors of the sandbox: {exc.strerror}", code, hint)
 
 
 def _read_only(fd: int) -> int:

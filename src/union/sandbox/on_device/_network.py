@@ -8,6 +8,7 @@ descriptors come to the host's event loop, which asks the policy and dials.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -32,6 +33,8 @@ _HTTP, _SOCKS, _TRANSPARENT, _DNS = 3128, 1080, 3129, 53
 _RESOLVER: Final = "127.0.0.53"
 _LOOPBACK, _LOOPBACK6 = "127.0.0.1", "::1"
 _BACKLOG: Final = 512
+_FEWEST_DOORS: Final = 5
+"""Without IPv6."""
 _NO_PROXY: Final = "localhost,127.0.0.1,::1"
 
 
@@ -106,6 +109,10 @@ def open_doors(
     network: NetworkSpec, fds: list[int], on_decision: Callable[[Decision], None]
 ) -> Egress:
     """Begins to serve the sockets that a sandbox handed out; owns them from here on."""
+    if len(fds) < _FEWEST_DOORS:
+        for fd in fds:
+            os.close(fd)
+        raise OSError(errno.EPROTO, f"a sandbox came with {len(fds)} doors")
     http, socks, dns_udp, dns_tcp, transparent, *rest = (socket.socket(fileno=fd) for fd in fds)
     url = network.proxy_url or network.socks_url
     egress = Egress(

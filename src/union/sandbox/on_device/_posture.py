@@ -16,6 +16,7 @@ from union.sandbox.on_device._probe import Outcome, shared
 from union.sandbox.on_device._settings import gather, limit_report
 
 if TYPE_CHECKING:
+    import asyncio
     import socket
     from collections.abc import Callable, Iterable, Sequence
 
@@ -125,7 +126,7 @@ class Posture:
         *,
         cgroups: Sequence[int] = (),
         on_gone: Callable[[], None] | None = None,
-        on_pid: Callable[[int], None] | None = None,
+        pid: asyncio.Future[int] | None = None,
         terminals: bool = False,
     ) -> tuple[int, socket.socket]:
         """Begins a sandbox, with terminals of its own if asked for; see ``Channel.prepare``."""
@@ -137,7 +138,7 @@ class Posture:
             fds=self._fds,
             shared=self._shared,
             on_gone=on_gone,
-            on_pid=on_pid,
+            pid=pid,
         )
 
     @functools.cached_property

@@ -8,18 +8,21 @@ is reported (a masked /proc, a file system without id-mapped mounts), or ends in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import os
 import socket
 import struct
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._linux import causes
 from union.sandbox._linux.failures import in_its_words
-from union.sandbox._linux.run import READY
+from union.sandbox._linux.launcher import receive
+from union.sandbox._linux.run import FAILED, READY
 from union.sandbox.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -68,32 +71,63 @@ async def look(sock: socket.socket, pid: asyncio.Future[int], isolation: Isolati
     """Waits for a sandbox to be ready and verifies it from outside; it can still be used then."""
     outcome = await ready(sock)
     if outcome.failure is None:
-        _verify(_first_inside(await pid), isolation)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                first = await pid
+        except TimeoutError as exc:
+            raise OSError(errno.ETIMEDOUT, "the launcher did not name a sandbox's process") from exc
+        try:
+            _verify(_first_inside(first), isolation)
+        except (FileNotFoundError, ProcessLookupError, ValueError) as exc:
+            return _last_words(sock, exc)
     return outcome
+
+
+def _last_words(sock: socket.socket, exc: Exception) -> Outcome:
+    """What a sandbox said that was ready and then ended all the same."""
+    with contextlib.suppress(BlockingIOError, ConnectionResetError):
+        while data := sock.recv(_MESSAGE):
+            if int.from_bytes(data[:4], sys.byteorder) != READY:
+                return _outcome(data, READY)
+    raise OSError(errno.ECHILD, "a sandbox was killed before it could be looked at") from exc
 
 
 async def ready(sock: socket.socket) -> Outcome:
     """Waits until a sandbox is built, or could not be."""
-    async with asyncio.timeout(_PATIENCE_S):
-        return _outcome(await _first_message(sock), READY)
+    return _outcome(await _first_message(sock), READY)
 
 
 async def shared(sock: socket.socket) -> tuple[Outcome, tuple[int, ...]]:
     """Waits for what sandboxes will share: how that went, and the namespaces that hold it."""
-    async with asyncio.timeout(_PATIENCE_S):
-        outcome = _outcome(await _first_message(sock), _SHARED)
+    outcome = _outcome(await _first_message(sock), _SHARED)
     if outcome.failure is not None:
         return outcome, ()
-    return outcome, tuple(socket.recv_fds(sock, _MESSAGE, 2)[1])
+    _, fds = receive(sock, _MESSAGE, 2)
+    if len(fds) != 2:
+        for fd in fds:
+            os.close(fd)
+        raise _not_understood()
+    return outcome, tuple(fds)
 
 
 def _outcome(data: bytes, wanted: int) -> Outcome:
     if not data:
-        return Outcome((causes.CLONE, errno.ECHILD))
+        # Not a matter of what this machine gives, which would be reported.
+        raise OSError(
+            errno.ECHILD, "a sandbox ended before it was ready: it, or the launcher, was killed"
+        )
+    if len(data) < _SIMPLE.size:
+        raise _not_understood()
     kind, where, error, _ = _SIMPLE.unpack(data[: _SIMPLE.size])
-    if kind != wanted:
-        return Outcome((where & 0xFF, error), in_its_words(data[_SIMPLE.size :]))
-    return Outcome(None)
+    if kind == wanted:
+        return Outcome(None)
+    if kind != FAILED:
+        raise _not_understood()
+    return Outcome((where & 0xFF, error), in_its_words(data[_SIMPLE.size :]))
+
+
+def _not_understood() -> OSError:
+    return OSError(errno.EPROTO, "what a sandbox said when it should have been ready is no message")
 
 
 async def _first_message(sock: socket.socket) -> bytes:
@@ -102,7 +136,11 @@ async def _first_message(sock: socket.socket) -> bytes:
     readable = asyncio.Event()
     loop.add_reader(sock.fileno(), readable.set)
     try:
-        await readable.wait()
+        async with asyncio.timeout(_PATIENCE_S):
+            await readable.wait()
+    except TimeoutError as exc:
+        late = f"a sandbox was not ready within {_PATIENCE_S:.0f} seconds"
+        raise OSError(errno.ETIMEDOUT, late) from exc
     finally:
         loop.remove_reader(sock.fileno())
     return sock.recv(_MESSAGE, socket.MSG_PEEK)

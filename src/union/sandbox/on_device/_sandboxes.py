@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Sandboxes"]
 
 _AGAIN_S: Final = 0.02
-_TRIES: Final = 250
+_SELDOM_S: Final = 5.0
 
 
 class _Spare:
@@ -81,16 +81,16 @@ class Sandboxes:
         group = None
         if self._groups is not None:
             group = cgroup.Group(self._groups, self._limits, own=posture.own_processes)
-        channel = self._line()
         pid: asyncio.Future[int] | None = None
         if group is None and self._limits.memory_bytes is not None:
             pid = asyncio.get_running_loop().create_future()
         try:
+            channel = self._line()
             number, sock = posture.prepare(
                 channel,
                 cgroups=group.procs if group else (),
                 on_gone=None if group is None else lambda: _remove(group),
-                on_pid=pid.set_result if pid else None,
+                pid=pid,
                 terminals=terminals,
             )
         except BaseException:
@@ -165,7 +165,7 @@ class Sandboxes:
             return
 
         def begin(found: asyncio.Future[int]) -> None:
-            if run.finished.done():
+            if run.finished.done() or found.exception() is not None:
                 return
             watch = MemoryWatch(found.result(), limit, run.kill_tree)
             sandbox.was_out_of_memory = lambda: watch.exceeded
@@ -175,11 +175,12 @@ class Sandboxes:
         sandbox.first_pid.add_done_callback(begin)
 
 
-def _remove(group: cgroup.Group, tries: int = _TRIES) -> None:
+def _remove(group: cgroup.Group, after_s: float = _AGAIN_S) -> None:
     """Removes a group whose processes are gone, or soon will be if the launcher died."""
     try:
         group.remove()
     except OSError as exc:
-        if exc.errno != errno.EBUSY or tries == 0:
+        if exc.errno != errno.EBUSY:
             raise
-        asyncio.get_running_loop().call_later(_AGAIN_S, _remove, group, tries - 1)
+        loop = asyncio.get_running_loop()
+        loop.call_later(after_s, _remove, group, min(after_s * 1.1, _SELDOM_S))

@@ -21,7 +21,7 @@ from union.sandbox._linux import host, kernel
 from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import Channel, NamespaceRefusedError
 from union.sandbox._linux.removal import remove_tree
-from union.sandbox._linux.run import LocalRun, Sandbox
+from union.sandbox._linux.run import LocalRun, NotBuiltError, Sandbox
 from union.sandbox._session.threads import in_thread, until_done
 from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
 
     from union.sandbox._backends.base import Backend, NetworkShape
+    from union.sandbox._core.events import Failed
     from union.sandbox._core.files import FileInfo
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import SessionSpec
@@ -52,6 +53,7 @@ _SETTLED_S: Final = {"python": 0.006}
 _SETTLED_OTHER_S: Final = 0.002
 """A short command has ended by then; making the next sandboxes would only have slowed it."""
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
+_NOBODY_THERE: Final = (errno.EPIPE, errno.ECONNRESET)
 _BUILD_AHEAD: Final = 4
 _log = logging.getLogger("union.sandbox")
 _FIRST_INSIDE: Final = 2
@@ -83,15 +85,7 @@ class LocalTransport:
         self._postures: dict[NetworkShape, Posture] = {}
         self._facts = _probe.Facts()
         self._tried: set[NetworkShape] = set()
-        try:
-            self._sandboxes = Sandboxes(
-                self._line,
-                spec.limits,
-                groups=self._wants_group(),
-                keep=0 if self._bare else spec.warm,
-            )
-        except OSError as exc:  # there is not one descriptor left to look at this process with
-            raise self._spawn_failed("the session could not be opened", exc) from exc
+        self._sandboxes = self._make_sandboxes()
         self._pythons = WaitingPythons(
             keep=0 if self._bare else min(spec.warm, 1), preload=spec.preload
         )
@@ -100,6 +94,13 @@ class LocalTransport:
         self._ahead: asyncio.Task[None] | None = None
         self._scratch: str | None = None
         self._kept_venv: Venv | None = None
+
+    def _make_sandboxes(self) -> Sandboxes:
+        keep = 0 if self._bare else self._spec.warm
+        try:
+            return Sandboxes(self._line, self._spec.limits, groups=self._wants_group(), keep=keep)
+        except OSError as exc:
+            raise self._spawn_failed("the session could not be opened", exc) from exc
 
     # Opening and closing.
 
@@ -112,13 +113,16 @@ class LocalTransport:
             if not self._bare:
                 await self._try_out(shape_of(self._spec.network))
         except OSError as exc:
-            if exc.errno not in _NO_DESCRIPTORS:
-                raise
             raise self._spawn_failed("the session could not be opened", exc) from exc
 
     def _spawn_failed(self, what: str, exc: OSError) -> SandboxExecutionError:
+        if exc.errno == errno.ECHILD and self._channel is not None and self._channel.lost:
+            exc = self._channel.end()  # nothing but the launcher is to blame
+        why = exc.strerror or str(exc)
+        if exc.errno in _NOBODY_THERE and why == os.strerror(exc.errno):
+            why = "its sandbox ended before it could take it"
         return SandboxExecutionError(
-            f"{what}: {exc.strerror or exc}",
+            f"{what}: {why}",
             backend=self._spec.backend,
             stage="spawn",
             code=f"spawn-{errno.errorcode.get(exc.errno or 0, 'unknown')}",
@@ -222,7 +226,7 @@ class LocalTransport:
         if outcome.failure is not None:
             return outcome, None
         looked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        number, sock = posture.prepare(line, on_pid=looked.set_result)
+        number, sock = posture.prepare(line, pid=looked)
         try:
             outcome = await _probe.look(sock, looked, posture.isolation)
         except BaseException:
@@ -253,6 +257,7 @@ class LocalTransport:
         if self._channel is not None:
             await until_done(self._channel.drain())
             for run in tuple(self._runs):
+                run.end_now("closed")  # once more: the launcher may have died before it heard us
                 await until_done(run.finished)
                 run.abandon()
             self._channel.close()
@@ -347,11 +352,17 @@ class LocalTransport:
                 await self._try_out(shape)
             outcome = await self._posture(shape).build(self._line())
         if outcome.failure is not None:
-            failed = explain(*outcome.failure, "", outcome.said.encode())
-            raise SandboxExecutionError(
-                failed.reason, backend=self._spec.backend, stage=failed.stage, code=failed.code
-            )
+            raise self._failed(explain(*outcome.failure, "", outcome.said.encode()))
         return self._posture(shape)
+
+    def _failed(self, failed: Failed) -> SandboxExecutionError:
+        return SandboxExecutionError(
+            failed.reason,
+            backend=self._spec.backend,
+            stage=failed.stage,
+            code=failed.code,
+            hint=failed.hint,
+        )
 
     # Running.
 
@@ -366,12 +377,14 @@ class LocalTransport:
         except OSError as exc:
             raise self._spawn_failed("the venv could not be made", exc) from exc
         shape = shape_of(spec.network)
-        posture = self._posture(shape)
-        if not self._bare and (shape not in self._tried or not posture.is_built):
-            posture = await self._built(shape)
         try:
+            posture = self._posture(shape)
+            if not self._bare and (shape not in self._tried or not posture.is_built):
+                posture = await self._built(shape)
             command = self._build(spec, posture)
             run, sandbox = self._hand_over(posture, spec, command)
+        except NotBuiltError as exc:
+            raise self._failed(exc.failed) from exc
         except OSError as exc:
             raise self._spawn_failed("the command could not be handed over", exc) from exc
         if shape == "filtered" and not self._bare:

@@ -116,8 +116,8 @@ class RemoteRun:
                 raise WireError(f"{frame.kind.name} is not for a client")
 
     def fail(self, reason: str, *, code: str = "connection", hint: str = "") -> None:
-        """No end of this command will ever be seen."""
-        if self._ended:
+        """No end of this command will ever be seen, or not all of its output."""
+        if self.has_ended:
             return
         self._ended = True
         for inlet in self._inlets.values():
@@ -129,7 +129,8 @@ class RemoteRun:
 
     @property
     def has_ended(self) -> bool:
-        return self._ended
+        """Whether all that there is to be told about it has come: its exit may overtake output."""
+        return self._ended and all(inlet.closed or inlet.over for inlet in self._inlets.values())
 
     # Output.
 

@@ -1,0 +1,351 @@
+"""One soak: workers with their sessions, the killer, and what is looked at after each round."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Self, TypedDict
+
+from scripts.soaking.kills import Killer
+from scripts.soaking.load import JOBS, Scene, WrongError
+from scripts.soaking.server import OwnServer
+from scripts.soaking.state import State, descendants, left_by, measure, started_at
+
+from union import sandbox as sb
+from union.sandbox._linux.launcher import Launcher
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Coroutine
+
+__all__ = ["Soak", "Summary"]
+
+WAYS = (("userns", 6), ("bubblewrap", 3), ("remote", 3))
+JOBS_EACH = (1, 6)
+KILL_EVERY_S = (0.2, 1.2)
+VICTIMS_EACH_ROUND = 2
+READY_WITHIN_S = 5.0
+GONE_WITHIN_S = 10.0
+SETTLED_WITHIN_S = 10.0
+LEVEL = ("descriptors", "threads", "processes", "mounts", "groups", "dirs")
+GROWTH_KIB = 16 * 1024
+GROWTH_KIB_PER_1000 = 60.0
+WARM_ROUNDS = 2
+PATIENCE_S = 60
+STUCK_S = 120.0
+
+
+class Summary(TypedDict):
+    """What came of it."""
+
+    ok: bool
+    seconds: float
+    rounds: int
+    runs: int
+    sessions: int
+    kills: int
+    killed: dict[str, int]
+    jobs: dict[str, int]
+    errors: dict[str, int]
+    wrong: list[str]
+    before: State
+    after: State
+    resident_kib: list[int]
+    runs_at: list[int]
+    growth_per_1000_runs: dict[str, float]
+    left: list[str]
+
+
+class Soak:
+    """Counts everything; ``round`` does some of it and then looks."""
+
+    def __init__(self, chance: random.Random, *, workers: int, kills: bool) -> None:
+        self._chance = chance
+        self._workers = workers
+        self._kills = kills
+        self.killer = Killer(chance)
+        self.runs = self.sessions = 0
+        self.jobs: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.left: list[str] = []
+        self.looks: list[State] = []
+        self._runs_at: list[int] = []
+        self._hosts: list[int] = []
+        self._stop = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._service = await asyncio.start_server(_answer, "127.0.0.1", 0)
+        self.port = self._service.sockets[0].getsockname()[1]
+        self.server = OwnServer()
+        # All threads that the loop's pool may have, now: later they would look like growth.
+        await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.05) for _ in range(64)))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self.wrong:
+            self.left += await self.server.left()
+        self.server.stop()
+        self._hosts += self.server.pids
+        self._service.close()
+        await self._service.wait_closed()
+
+    # One round.
+
+    async def round(self, seconds: float) -> None:
+        """Load for so long; then everything is closed and looked at."""
+        self._stop.clear()
+        asyncio.get_running_loop().call_later(seconds, self._stop.set)
+        # Each worker has its own chance, so that the order of events does not matter to it.
+        tasks = [
+            asyncio.create_task(self._work(self._own_chance()), name=f"worker {n}")
+            for n in range(self._workers)
+        ]
+        if self._kills:
+            tasks.append(asyncio.create_task(self._kill(), name="killer"))
+            tasks.append(asyncio.create_task(self._victims(seconds), name="victims"))
+        done, pending = await asyncio.wait(tasks, timeout=seconds + STUCK_S)
+        for task in pending:
+            self._note("stuck", "".join(map(str, task.get_stack())) + repr(task))
+            task.cancel()
+        for task in done:
+            if task.exception() is not None:
+                self._note(task.get_name(), _told(task.exception()))
+        await self.killer.settle()
+        await self._look()
+
+    def _own_chance(self) -> random.Random:
+        return type(self._chance)(self._chance.random())
+
+    def _note(self, what: str, told: str) -> None:
+        if len(self.wrong) < 50:
+            self.wrong.append(f"{what}: {told}")
+
+    async def _work(self, chance: random.Random) -> None:
+        while not self._stop.is_set():
+            way = chance.choices(*zip(*WAYS, strict=True))[0]
+            options: dict[str, Any] = {
+                "network_mode": "allowlist",
+                "network_allowlist": [f"127.0.0.1:{self.port}", "127.0.0.2"],
+            }
+            if chance.random() < 0.2:
+                options["resources"] = sb.Resources(memory="256Mi")
+            begun = time.monotonic()
+            session = self._session(way, options)
+            try:
+                await self._use(session, way, chance)
+            except Exception as exc:  # noqa: BLE001 - whatever it is, it is judged
+                self._judge(f"{way} session", exc, begun)
+            finally:
+                await self._close(session, way)
+
+    def _session(self, way: str, options: dict[str, Any]) -> sb.Session:
+        if way == "remote":
+            reach = {"endpoint": self.server.endpoint, "token": self.server.token}
+            return sb.remote.session(**reach, connect_timeout_s=3, lazy=False, **options)
+        return sb.on_device.session(backend=way, **options)
+
+    async def _use(self, session: sb.Session, way: str, chance: random.Random) -> None:
+        await session.open()
+        self.sessions += 1
+        scene = Scene(session, chance, self.port)
+        for _ in range(chance.randint(*JOBS_EACH)):
+            if self._stop.is_set():
+                return
+            job = chance.choices(JOBS, [job.weight for job in JOBS])[0]
+            before, begun = scene.runs, time.monotonic()
+            try:
+                await _patiently(job.do(scene))
+                self.jobs[job.name] += 1
+            except Exception as exc:  # noqa: BLE001 - whatever it is, it is judged
+                self._judge(f"{way} {job.name}", exc, begun)
+            self.runs += scene.runs - before
+
+    async def _close(self, session: sb.Session, way: str) -> None:
+        begun = time.monotonic()
+        try:
+            await _patiently(session.close())
+        except Exception as exc:  # noqa: BLE001 - whatever it is, it is judged
+            self._judge(f"{way} close", exc, begun)
+
+    def _judge(self, what: str, exc: Exception, begun: float) -> None:
+        """An error is honest if something was killed, it is ours, and it invents no exit code."""
+        if isinstance(exc, sb.SandboxError) and self.killer.is_recent(begun):
+            self.errors[f"{type(exc).__name__} {exc.code}"] += 1
+        elif (
+            isinstance(exc, WrongError)
+            and "137, 'signal'" in str(exc).replace('"', "'")
+            and (self.killer.is_recent(begun))
+        ):
+            # A waiting process was killed when it had just become the command: that is the truth.
+            self.errors["command killed"] += 1
+        else:
+            self._note(what, _told(exc))
+
+    # Kills.
+
+    async def _kill(self) -> None:
+        chance = self._own_chance()
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), chance.uniform(*KILL_EVERY_S))
+                return
+            self.killer.strike(self.server.processes)
+            if not self.server.is_running():
+                await self.server.start_again()
+
+    async def _victims(self, seconds: float) -> None:
+        """Whole host programs, killed while they serve doors and use the server."""
+        chance = self._own_chance()
+        until = time.monotonic() + seconds
+        for _ in range(VICTIMS_EACH_ROUND):
+            if time.monotonic() > until - 1:
+                return
+            argv = [sys.executable, "-m", "scripts.soaking.victim"]
+            argv += [self.server.endpoint, self.server.token, str(self.port)]
+            program = await asyncio.create_subprocess_exec(
+                *argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            assert program.stdout is not None
+            ready = b""
+            with contextlib.suppress(TimeoutError):  # its server may be killed meanwhile
+                ready = await asyncio.wait_for(program.stdout.readline(), READY_WITHIN_S)
+            await asyncio.sleep(chance.uniform(0, 0.5))
+            below = {pid: started_at(pid) for pid in descendants(program.pid)}
+            with contextlib.suppress(ProcessLookupError):
+                program.send_signal(signal.SIGKILL)
+            self.killer.note("host program" if ready else "host program, at its start")
+            await program.communicate()
+            self._hosts.append(program.pid)
+            gone = await _eventually(
+                lambda below=below: all(started_at(p) != s for p, s in below.items() if s),
+                GONE_WITHIN_S,
+            )
+            if not gone:
+                left = [p for p, s in below.items() if s and started_at(p) == s]
+                self._note("host program", f"outlived by {left}")
+
+    # Looking.
+
+    def _launchers(self) -> set[int]:
+        launcher = Launcher._current  # noqa: SLF001 - the soak looks inside
+        mine = {launcher.pid} if launcher is not None else set()
+        return mine | set(self.server.launchers())
+
+    async def _look(self) -> None:
+        """Everything is closed: all levels must be what they were."""
+        async with asyncio.timeout(60):
+            await self.server.close_sessions()
+        first = self.looks[WARM_ROUNDS - 1] if len(self.looks) >= WARM_ROUNDS else None
+
+        def is_level() -> bool:
+            now = measure(self._launchers())
+            if now["processes"] or now["groups"] or now["dirs"]:
+                return False
+            return first is None or all(now[name] <= first[name] for name in LEVEL)
+
+        level = await _eventually(is_level, SETTLED_WITHIN_S)
+        self.looks.append(measure(self._launchers()))
+        self._runs_at.append(self.runs)
+        if not level:
+            self._note(f"round {len(self.looks)}", f"{self.looks[-1]} after {first}")
+
+    def summary(self, seconds: float) -> Summary:
+        """Everything that is told; also looks for what killed programs have left."""
+        left = self.left + self._left()
+        before = self.looks[self._warm()]
+        after = self.looks[-1]
+        growth = {name: round(self._slope(name), 2) for name in State.__annotations__}
+        grown = after["resident_kib"] - before["resident_kib"]
+        flat = grown < GROWTH_KIB or growth["resident_kib"] < GROWTH_KIB_PER_1000
+        return Summary(
+            ok=not self.wrong and not left and flat,
+            seconds=round(seconds, 1),
+            rounds=len(self.looks),
+            runs=self.runs,
+            sessions=self.sessions,
+            kills=self.killer.kills,
+            killed=dict(sorted(self.killer.done.items())),
+            jobs=dict(sorted(self.jobs.items())),
+            errors=dict(sorted(self.errors.items())),
+            wrong=self.wrong,
+            before=before,
+            after=after,
+            resident_kib=[look["resident_kib"] for look in self.looks],
+            runs_at=self._runs_at,
+            growth_per_1000_runs=growth,
+            left=left,
+        )
+
+    def _left(self) -> list[str]:
+        """What the next program of the same user cannot clean up after those that were killed."""
+        if any(left_by(pid) for pid in self._hosts):
+            time.sleep(6)  # groups that were made just now are not touched by anybody
+            code = (
+                "import asyncio; from union import sandbox as sb\n"
+                "async def main():\n"
+                "    limits = sb.Resources(memory='64Mi')\n"
+                "    async with sb.on_device.session(backend='userns', resources=limits): pass\n"
+                "asyncio.run(main())"
+            )
+            subprocess.run([sys.executable, "-c", code], check=True)
+        return [path for pid in self._hosts for path in left_by(pid)]
+
+    def _warm(self) -> int:
+        """The first look that counts: by then caches are full, and the allocator has its arenas."""
+        return max(min(WARM_ROUNDS, len(self.looks)) - 1, len(self.looks) // 3)
+
+    def _slope(self, name: str) -> float:
+        """Growth per 1,000 runs, by least squares over all rounds after the warm-up."""
+        warm = self._warm()
+        points = [
+            (runs / 1000, float(look[name]))  # type: ignore[literal-required]  # its own keys
+            for runs, look in zip(self._runs_at[warm:], self.looks[warm:], strict=True)
+        ]
+        if len(points) < 2:
+            return 0.0
+        x0 = sum(x for x, _ in points) / len(points)
+        y0 = sum(y for _, y in points) / len(points)
+        spread = sum((x - x0) ** 2 for x, _ in points)
+        return sum((x - x0) * (y - y0) for x, y in points) / spread if spread else 0.0
+
+
+def _told(exc: BaseException | None) -> str:
+    return "".join(traceback.format_exception(exc))[-2000:] if exc is not None else ""
+
+
+async def _patiently(work: Coroutine[Any, Any, None]) -> None:
+    """Waits for a job, but not for ever. A machine that was suspended takes one second of it."""
+    task = asyncio.ensure_future(work)
+    for _ in range(PATIENCE_S):
+        if (await asyncio.wait([task], timeout=1))[0]:
+            return await task
+    task.cancel()
+    await asyncio.wait([task])
+    raise TimeoutError(f"{work!r} is still not done")
+
+
+async def _eventually(check: Any, within_s: float) -> bool:
+    end = time.monotonic() + within_s
+    while not check():
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(0.05)
+    return True
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """The service that sandboxes may reach."""
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nserved")
+        await writer.drain()
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()

@@ -1,0 +1,322 @@
+"""Messages between host and launcher that are cut, garbled, too large, or never come."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.conftest import descriptors, eventually, session_of
+
+from union.sandbox._core.events import Exited, Failed
+from union.sandbox._linux import launcher as launchers
+from union.sandbox._linux.launcher import Channel, Launcher, sealed_memfd
+from union.sandbox._linux.run import LocalRun, Sandbox
+from union.sandbox.on_device import _probe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from union import sandbox as sb
+
+pytestmark = pytest.mark.spec("D8", "G4")
+
+SIMPLE = struct.Struct("=IIii")
+PREPARE = struct.Struct("=10I")
+EXEC = struct.Struct("=10I")
+EXIT = struct.Struct("=IiQQQ")
+ATTACH, USERNS, PREPARE_IT, KILL, KILL_ALL, EXEC_IT = 1, 2, 10, 11, 12, 30
+READY, STARTED, EXITED, FAILED, SHARED, TERMINAL = 40, 41, 42, 43, 44, 45
+COPY = 32
+TOO_LARGE = 140_000
+NOWHERE = 987_654
+
+
+def send(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([data], rights)
+
+
+def plan_of(content: bytes) -> int:
+    return sealed_memfd("plan", content)
+
+
+async def works(session: sb.Session) -> bool:
+    async with asyncio.timeout(20):
+        return (await session.exec("echo fine; exit 3")).returncode == 3
+
+
+CONTROL = {
+    "one byte": (b"x", 0),
+    "cut": (SIMPLE.pack(ATTACH, 0, 0, 0)[:-1], 1),
+    "longer": (SIMPLE.pack(ATTACH, 0, 0, 0) + b"x", 1),
+    "too large": (bytes(TOO_LARGE), 0),
+    "unknown": (SIMPLE.pack(NOWHERE, 0, 0, 0), 1),
+    "attach without a socket": (SIMPLE.pack(ATTACH, 0, 0, 0), 0),
+    "attach with two": (SIMPLE.pack(ATTACH, 0, 0, 0), 2),
+    "attach with too many": (SIMPLE.pack(ATTACH, 0, 0, 0), 100),
+    "a cut request for a namespace": (PREPARE.pack(USERNS, *[0] * 9)[:-4], 0),
+}
+
+
+@pytest.mark.parametrize("what", CONTROL)
+async def test_nonsense_on_the_control_socket_harms_nobody(what: str) -> None:
+    data, count = CONTROL[what]
+    async with session_of("userns") as session:
+        assert await works(session)
+        launcher = Launcher.current()
+        held = len(os.listdir(f"/proc/{launcher.pid}/fd"))
+        ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+        send(launcher._control, data, [theirs.fileno() for _, theirs in ends])
+        for ours, theirs in ends:
+            theirs.close()
+            ours.settimeout(5)
+            assert ours.recv(100)[:4] in {b"", FAILED.to_bytes(4, "little")}, "let go, or refused"
+            ours.close()
+        assert await works(session)
+        assert launcher is Launcher.current()
+        fds = f"/proc/{launcher.pid}/fd"
+        assert eventually(lambda: len(os.listdir(fds)) <= held), "nothing of it was kept"
+
+
+def _prepare(flags: int = 0, cgroups: int = 0) -> bytes:
+    return PREPARE.pack(PREPARE_IT, 7, 0, flags, 0, 0, 0, 0, cgroups, 0)
+
+
+REQUESTS: dict[str, tuple[bytes, int | bytes | None, int]] = {
+    # The message, the plan (or what stands in its place), and further descriptors.
+    "no plan": (_prepare(), None, 0),
+    "an empty plan": (_prepare(), b"", 0),
+    "a garbled plan": (_prepare(), b"\xff" * 64, 0),
+    "a cut plan": (_prepare(), struct.pack("=II", 0x32584253, 3), 0),
+    "a device for a plan": (_prepare(), -1, 0),
+    "more groups than descriptors": (_prepare(cgroups=5), b"x" * 64, 1),
+    "very many groups": (_prepare(cgroups=0xFFFFFFFF), b"x" * 64, 1),
+    "a copy of nothing": (_prepare(COPY), b"x" * 64, 1),
+    "a copy, and groups in place of namespaces": (_prepare(COPY, 2), b"x" * 64, 3),
+    "too many descriptors": (_prepare(), b"x" * 64, 80),
+    "cut": (_prepare()[:-1], b"x" * 64, 0),
+    "longer": (_prepare() + b"x", b"x" * 64, 0),
+    "too large": (_prepare() + bytes(TOO_LARGE), b"x" * 64, 0),
+    "unknown": (SIMPLE.pack(NOWHERE, 0, 0, 0), b"x" * 64, 0),
+}
+
+
+@pytest.mark.parametrize("what", REQUESTS)
+async def test_a_garbled_request_is_answered_and_costs_nothing(what: str) -> None:
+    data, plan, more = REQUESTS[what]
+    async with session_of("userns") as bystander:
+        assert await works(bystander)
+        launcher = Launcher.current()
+        line = launcher.attach()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fds = [theirs.fileno()]
+        if plan is not None:
+            fds.append(
+                plan_of(plan) if isinstance(plan, bytes) else os.open("/dev/null", os.O_RDWR)
+            )
+        fds += [os.open("/dev/null", os.O_RDWR) for _ in range(more)]
+        send(line, data, fds)
+        theirs.close()
+        for fd in fds[1:]:
+            os.close(fd)
+        ours.settimeout(5)
+        kind = int.from_bytes(ours.recv(100)[:4], "little")
+        assert kind in {0, FAILED}, "refused, or its socket let go; never silence"
+        # The same line still serves, and so does everybody else's.
+        line.settimeout(5)
+        line.send(SIMPLE.pack(KILL, NOWHERE, 0, 0))
+        line.send(SIMPLE.pack(KILL_ALL, 5, 0, 0))
+        assert line.recv(100) == SIMPLE.pack(21, 5, 0, 0)
+        line.close()
+        ours.close()
+        assert await works(bystander)
+        assert launcher is Launcher.current()
+
+
+def _exec(flags: int = 0, *, programs: int = 1, argc: int = 1, envc: int = 0, **more: int) -> bytes:
+    rlimits, slot, size = (more.get(name, 0) for name in ("rlimits", "slot", "size"))
+    return EXEC.pack(EXEC_IT, flags, slot, rlimits, programs, argc, envc, size, 0, 0)
+
+
+BODY = b"/\0/bin/true\0true\0"
+COMMANDS = {
+    "cut": (_exec()[:10], 0),
+    "unknown": (SIMPLE.pack(NOWHERE, 0, 0, 0), 0),
+    "no body": (_exec(), 0),
+    "a cut body": (_exec() + BODY[:-1], 0),
+    "a longer body": (_exec() + BODY + b"x\0", 0),
+    "no program": (_exec(programs=0) + BODY, 0),
+    "no arguments": (_exec(argc=0) + BODY, 0),
+    "more arguments than there are": (_exec(argc=9) + BODY, 0),
+    "very many arguments": (_exec(argc=0xFFFFFFFF) + BODY, 0),
+    "very many limits": (_exec(rlimits=0xFFFFFFFF) + BODY, 0),
+    "too large": (_exec() + BODY + bytes(TOO_LARGE), 0),
+    "streams that are not there": (_exec(7) + BODY, 0),
+    "a descriptor that nobody asked for": (_exec() + BODY, 1),
+    "a slot that is not there": (_exec(8, slot=99) + BODY, 1),
+    "a payload that is larger than its file": (_exec(16, size=1 << 20), 1),
+    "an empty payload": (_exec(16, size=0), 1),
+}
+
+
+@pytest.mark.parametrize("what", COMMANDS)
+async def test_a_garbled_command_is_a_failure_and_no_exit(what: str) -> None:
+    data, count = COMMANDS[what]
+    async with session_of("userns", warm=0) as session:
+        assert await works(session)
+        transport: Any = session._transport
+        sandbox = transport._sandboxes.prepare(transport._posture("blocked"))
+        files = [sealed_memfd("file", b"/\0") for _ in range(count)]
+        send(sandbox.sock, data, files)
+        for fd in files:
+            os.close(fd)
+        sandbox.sock.settimeout(10)
+        kinds = []
+        while message := sandbox.sock.recv(512):
+            kinds.append(int.from_bytes(message[:4], "little"))
+        assert kinds == [READY, FAILED], "it says that it failed, and no exit code"
+        sandbox.let_go()
+        assert await works(session)
+
+
+@pytest.mark.parametrize("stage", ["at once", "when it is ready", "when the command runs"])
+async def test_a_socket_that_is_closed_ends_what_is_behind_it(stage: str) -> None:
+    async with session_of("userns", warm=0) as session:
+        assert await works(session)
+        transport: Any = session._transport
+        launcher = Launcher.current().pid
+        children = f"/proc/{launcher}/task/{launcher}/children"
+        sandbox = transport._sandboxes.prepare(transport._posture("blocked"))
+        if stage != "at once":
+            sandbox.sock.settimeout(10)
+            assert int.from_bytes(sandbox.sock.recv(512)[:4], "little") == READY
+        if stage == "when the command runs":
+            send(sandbox.sock, _exec(argc=2) + b"/\0/bin/sleep\0sleep\x0060\0")
+            await asyncio.sleep(0.2)
+        sandbox.let_go()
+        with open(children) as file:
+            assert eventually(lambda: not file.seek(0) and not file.read())
+        assert await works(session)
+
+
+# The other direction: what the host hears.
+
+
+class Ear:
+    """A sink that only listens."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def event(self, event: object) -> None:
+        self.events.append(event)
+
+    def output(self, fd: int, data: bytes) -> bool:
+        return True
+
+    def end_of_output(self, fd: int) -> None: ...
+
+    def decision(self, decision: object) -> None: ...
+
+
+STOPPED = 0x137F
+SAID: dict[str, tuple[bytes, int]] = {
+    "nothing": (b"", 0),
+    "a cut exit": (EXIT.pack(EXITED, 0, 0, 0, 0)[:-1], 0),
+    "an exit that is none": (EXIT.pack(EXITED, STOPPED, 0, 0, 0), 0),
+    "a cut failure": (SIMPLE.pack(FAILED, 1, 1, 0)[:6], 0),
+    "a failure of an unknown step": (SIMPLE.pack(FAILED, NOWHERE, NOWHERE, 0), 0),
+    "a cut start": (SIMPLE.pack(STARTED, 0, 2, 0)[:7], 0),
+    "unknown": (SIMPLE.pack(NOWHERE, 0, 0, 0), 0),
+    "one byte": (b"\x2a", 0),
+    "a start with descriptors": (SIMPLE.pack(STARTED, 0, 2, 0), 3),
+    "a terminal that nobody asked for": (SIMPLE.pack(TERMINAL, 0, 0, 0), 2),
+    "doors that nobody asked for": (SIMPLE.pack(READY, 0, 0, 0), 6),
+}
+
+
+@pytest.mark.parametrize("what", SAID)
+@pytest.mark.filterwarnings("ignore")
+async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -> None:
+    data, count = SAID[what]
+    # A fault of ours is logged by the loop as well; here only the run's end matters.
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    async with session_of("userns", warm=0) as session:
+        assert await works(session)
+        isolation = session.isolation
+        before = descriptors()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        run = LocalRun(
+            Sandbox(1, ours, kill=lambda _: True, owner=None),
+            pipes=(False, False),
+            isolation=isolation,
+        )
+        ear = Ear()
+        run.attach(ear, timeout_s=None)
+        if data:
+            files = [os.open("/dev/null", os.O_RDONLY) for _ in range(count)]
+            send(theirs, data, files)
+            for fd in files:
+                os.close(fd)
+        theirs.close()
+        async with asyncio.timeout(10):
+            await run.finished
+        ends = [event for event in ear.events if isinstance(event, Exited | Failed)]
+        assert [type(end) for end in ends] == [Failed], ear.events
+        assert descriptors() == before
+
+
+@pytest.mark.parametrize("data", [b"", b"x", SIMPLE.pack(READY, 0, 0, 0)[:8], b"\xff" * 16])
+async def test_what_is_built_says_nonsense(data: bytes) -> None:
+    for wait in (_probe.ready, _probe.shared):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with ours, theirs:
+            if data:
+                theirs.send(data)
+            theirs.close()
+            with pytest.raises(OSError):
+                await wait(ours)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+async def test_a_shared_view_without_its_namespaces(count: int) -> None:
+    before = descriptors()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    with ours, theirs:
+        send(theirs, SIMPLE.pack(SHARED, 0, 0, 0), [0] * count)
+        with pytest.raises(OSError, match="no message"):
+            await _probe.shared(ours)
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("data", [b"x", b"x" * 15, b""])
+async def test_a_line_that_says_nonsense_is_lost_and_everybody_learns_it(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with session_of("userns"):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        monkeypatch.setattr(launchers, "_attached", lambda: (Launcher.current(), ours))
+        line = Channel()
+        gone: list[int] = []
+        pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        line._gone[1] = lambda: gone.append(1)
+        line._pids[1] = pid
+        if data:
+            theirs.send(data)
+        theirs.close()
+        async with asyncio.timeout(5):
+            with pytest.raises(OSError):
+                await pid
+            await line.drain()
+        assert (line.lost, gone) == (True, [1])
+        line.kill(1)
+        line.close()
