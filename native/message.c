@@ -50,7 +50,7 @@ ssize_t receive_message(int socket, void *bytes, size_t size, int *fds, int *nfd
         *nfds += n;
     }
     if (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
-        errno = msg.msg_flags & MSG_TRUNC ? EMSGSIZE : EMFILE;
+        errno = (msg.msg_flags & MSG_TRUNC) != 0 ? EMSGSIZE : EMFILE;
         return -1;
     }
     return got;

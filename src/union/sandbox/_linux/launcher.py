@@ -348,7 +348,7 @@ class Channel:
         except BaseException as exc:
             ours.close()
             if isinstance(exc, BrokenPipeError | ConnectionResetError):
-                self._on_lost()
+                self._hear_the_end()
                 raise self.end() from exc
             raise
         finally:
@@ -373,7 +373,7 @@ class Channel:
         except BlockingIOError:  # hundreds of messages were not taken: it has been stopped
             self._loop.call_later(_AGAIN_S, self.kill, number)
         except OSError:
-            self._on_lost()
+            self._hear_the_end()
             return False
         return True
 
@@ -390,7 +390,7 @@ class Channel:
         except BlockingIOError:  # the last messages it will take; closing the line says the same
             self._launcher.give_up()
         except OSError:  # the launcher has died, and what it had started with it
-            self._on_lost()
+            self._hear_the_end()
         if not done.done():
             # Stopped, or worse: every session of this process waits for it in vain. Then it is
             # replaced, and what it has started ends with it.
@@ -426,6 +426,12 @@ class Channel:
                 callback()
             elif kind == _ALL_GONE and (future := self._drained.pop(number, None)) is not None:
                 _finish(future)
+
+    def _hear_the_end(self) -> None:
+        """Nobody takes our words any more. Those that were said before, such as why, are heard."""
+        if not self.lost:
+            self._on_readable()
+        self._on_lost()
 
     def _on_lost(self) -> None:
         if self.lost:
