@@ -90,7 +90,7 @@ def test_a_wrong_token_shows_an_error_and_nothing_else(console: Console, page: P
 @pytest.mark.spec("I1")
 def test_sessions_and_live_output_appear(console: Console, signed_in: Page):
     page = signed_in
-    assert "No session is open" in page.text()
+    page.until("document.body.innerText.includes('No session is open')")
     name = console.open(network_mode="allowlist", network_allowlist=["allowed.example"])
     run = console.run(
         name,

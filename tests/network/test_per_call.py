@@ -120,7 +120,7 @@ async def test_what_an_open_call_leaves_behind_cannot_serve_a_blocked_one(
                 far = socket.create_connection(("127.0.0.1", given["echo"]))
                 near.sendall(far.recv(1) or b"relayed")
         listeners = [socket.create_server(("127.0.0.1", given["port"]))]
-        for path in (os.getcwd() + "/relay", "/tmp/relay", "\\0relay"):
+        for path in (os.getcwd() + "/relay", "/tmp/relay", given["abstract"]):
             s = socket.socket(socket.AF_UNIX)
             s.bind(path)
             s.listen()
@@ -136,7 +136,8 @@ async def test_what_an_open_call_leaves_behind_cannot_serve_a_blocked_one(
         if out["alive"] is None:
             break
     """
-    given = {"port": port, "echo": served.echo.port}
+    # Abstract names are the host's where the network is: another test may be at this too.
+    given = {"port": port, "echo": served.echo.port, "abstract": f"\0relay-{port}"}
     seen = await look(net, daemon, given=given, network_mode="open")
     assert seen.out == {"alive": None}, "the relay ran, and reached the host"
     attack = """
@@ -146,7 +147,7 @@ async def test_what_an_open_call_leaves_behind_cannot_serve_a_blocked_one(
             s.connect(address)
             return s.recv(10).decode()
     out["tcp"] = attempt(ask, ("127.0.0.1", given["port"]))[0]
-    for address in ("relay", "/tmp/relay", "\\0relay"):
+    for address in ("relay", "/tmp/relay", given["abstract"]):
         out[address] = attempt(path, address)[0]
     """
     for options in ({"network_mode": "blocked"}, {"allow": ["allowed.test"]}):

@@ -20,7 +20,7 @@ from union.sandbox.cluster._hold import Found
 from union.sandbox.cluster._keys import Keys, verifier_of
 from union.sandbox.cluster._orders import WORK_DIR, Orders
 from union.sandbox.cluster._supervisor import Supervisor
-from union.sandbox.errors import SandboxExecutionError
+from union.sandbox.errors import SandboxExecutionError, SessionClosedError
 
 if TYPE_CHECKING:
     from union.sandbox.cluster._request import Request
@@ -67,11 +67,12 @@ class LocalHold:
         self._lock = os.open(self._home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self.endpoint = f"unix://{self._home}/s"
+        self._expires = time.time() + request.timeout_s
         orders = Orders(
             run=request.name,
             owner_sha256=verifier_of(self.keys.owner),
             guest_sha256=verifier_of(self.keys.guest),
-            expires=time.time() + request.timeout_s,
+            expires=self._expires,
             backend=request.backend,
             told=request.session(env=request.env_vars),
             bind=f"unix:{self._home}/s",
@@ -120,6 +121,8 @@ class LocalHold:
                 stage="transport",
                 code="not-ready",
             ) from None
+        if time.time() >= self._expires:
+            raise SessionClosedError("the session's timeout has passed before it was ready")
         return Found(endpoint=endpoint)
 
     async def end(self) -> None:

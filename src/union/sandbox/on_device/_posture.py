@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import os
 from typing import TYPE_CHECKING, Final
@@ -94,6 +95,11 @@ class Posture:
         self._encoded = sealed_memfd("plan", self.plan.encode())
         self._fds = tuple(os.dup(fd) for fd in found.fds)
         self._shared: tuple[int, ...] = ()
+        self._closed = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OSError(errno.ESHUTDOWN, "the session was closed meanwhile")
 
     @property
     def is_built(self) -> bool:
@@ -102,6 +108,7 @@ class Posture:
 
     async def build(self, line: Channel) -> Outcome:
         """Builds that part; what came of it."""
+        self._check_open()
         plan = self.plan.shared
         if plan is None or self._shared:
             return Outcome(None)
@@ -111,9 +118,13 @@ class Posture:
         finally:
             os.close(encoded)
         try:
-            outcome, self._shared = await shared(sock)
+            outcome, namespaces = await shared(sock)
         finally:
             sock.close()
+        if self._closed:
+            _close_all(namespaces)
+            self._check_open()
+        self._shared = namespaces
         if self._shared:
             # What the plan refers to is in what was built; an idle session holds little.
             _close_all(self._fds)
@@ -130,6 +141,7 @@ class Posture:
         terminals: bool = False,
     ) -> tuple[int, socket.socket]:
         """Begins a sandbox, with terminals of its own if asked for; see ``Channel.prepare``."""
+        self._check_open()
         plan, encoded = self._with_terminals if terminals else (self.plan, self._encoded)
         return line.prepare(
             plan,
@@ -149,7 +161,10 @@ class Posture:
         return plan, sealed_memfd("plan", plan.encode())
 
     def close(self) -> None:
+        """Lets go of its descriptors; their numbers are somebody else's from then on."""
         _close_all((self._encoded, *self._fds, *self._shared))
+        self._encoded, self._fds, self._shared = -1, (), ()
+        self._closed = True
         if "_with_terminals" in self.__dict__:
             os.close(self._with_terminals[1])
 

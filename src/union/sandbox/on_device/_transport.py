@@ -194,9 +194,12 @@ class LocalTransport:
         try:
             # A command of this session does not queue here: it takes the lock, and builds at once.
             async with _turn_to_build(), self._building:
+                # A command that came before may have found that it takes another posture.
+                if self._postures.get(posture.shape) is not posture:
+                    return
                 outcome = await posture.build(self._line())
-            if outcome.failure is None and self._postures.get(posture.shape) is posture:
-                self._keep_first(posture)
+                if outcome.failure is None:
+                    self._keep_first(posture)
         except OSError:
             # The first command tries again, and says so if it cannot either.
             _log.debug("nothing could be built ahead", exc_info=True)
