@@ -35,6 +35,8 @@ class Strace:
         self._strace = subprocess.Popen(self._argv, stderr=subprocess.PIPE, text=True)
         end = time.monotonic() + _ATTACH_S
         while not self._is_attached():
+            if self._strace.poll() is not None and self.text:
+                break  # what it attached to was killed by it already
             if self._strace.poll() is not None or time.monotonic() > end:
                 self._strace.kill()
                 said = self._strace.communicate()[1]
@@ -45,7 +47,10 @@ class Strace:
         return self
 
     def _is_attached(self) -> bool:
-        status = Path(f"/proc/{self._pid}/status").read_text()
+        try:
+            status = Path(f"/proc/{self._pid}/status").read_text()
+        except OSError:
+            return True  # killed by it, and reaped
         return "TracerPid:\t0" not in status
 
     def __exit__(self, *_: object) -> None:

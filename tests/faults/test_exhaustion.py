@@ -268,7 +268,8 @@ async def test_file_size_limit_of_the_host() -> None:
         assert await works(session)
 
 
-FULL = "mount -t tmpfs -o size=64k,nr_inodes=8 tmpfs {0} && head -c 1000000 /dev/zero > {0}/all"
+ROOT = Path(__file__).resolve().parents[2]
+FULL = "mount -t tmpfs -o size=64k,nr_inodes=32 tmpfs {0} && head -c 1000000 /dev/zero > {0}/all"
 PLACES: dict[str, tuple[str, str]] = {
     # What the shell does in a mount namespace of its own; what the program then says.
     "/var/tmp is read-only": ("mount --bind -o ro /var/tmp /var/tmp", "worked"),
@@ -302,8 +303,14 @@ asyncio.run(main())
 @pytest.mark.parametrize("what", PLACES)
 def test_places_for_work_dirs(what: str) -> None:
     prepare, wanted = PLACES[what]
-    script = f'{prepare} 2>/dev/null; mount -t tmpfs tmpfs /mnt; cd /proc && exec "$0" -c "$1"'
-    command = ["unshare", "--mount", "sh", "-c", script, sys.executable, PLACED]
+    # This project may lie below the place that is covered; then it is shown there all the same.
+    keep = 'mkdir -p /run/kept && mount --rbind "$2" /run/kept'
+    show = '{ [ -e "$2" ] || { mkdir -p "$2" && mount --rbind /run/kept "$2"; }; }'
+    script = (
+        f"mount -t tmpfs tmpfs /run && {keep} && {{ {prepare} 2>/dev/null; true; }} && {show} &&"
+        ' mount -t tmpfs tmpfs /mnt && cd /proc && exec "$0" -c "$1"'
+    )
+    command = ["unshare", "--mount", "sh", "-c", script, sys.executable, PLACED, str(ROOT)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     if "unshare" in done.stderr:
         pytest.skip("no mount namespace can be made here")
