@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import chart, report
-from bench.contenders import BARE, OURS, ROOT, ContenderError, Worker, everybody
+from bench.contenders import BARE, OURS, REMOTE, ROOT, ContenderError, Worker, everybody
 from bench.idle import idle_sessions
 from bench.measures import MEASURES, take_turns
 from bench.server import server
@@ -127,7 +127,10 @@ async def measure(asked: argparse.Namespace, port: int) -> report.Results:
     results["idle"] = {"results": [], "dropped": {}}
     if IDLE in asked.names:
         progress.step("idle sessions")
-        able = [w.contender for w in workers if "open" in w.operations and w.name != BARE]
+        # Over a server a session's memory is the server's.
+        able = [
+            w.contender for w in workers if "open" in w.operations and w.name not in {BARE, REMOTE}
+        ]
         results["idle"] = await idle_sessions(able, scale=asked.scale, note=progress.note)
     results["about"]["load_after"] = round(os.getloadavg()[0], 2)
     progress.done()
