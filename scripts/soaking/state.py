@@ -61,7 +61,13 @@ def started_at(pid: int) -> str | None:
 
 def groups_of(pid: int) -> list[str]:
     """Control groups that a process has made for its sandboxes."""
-    return [str(path) for path in GROUPS.glob(f"**/sandbox-{pid}-*")]
+    # Groups come and go while this looks, which os.walk takes as it is.
+    return [
+        os.path.join(place, name)
+        for place, names, _ in os.walk(GROUPS)
+        for name in names
+        if name.startswith(f"sandbox-{pid}-")
+    ]
 
 
 def dirs_of(pid: int) -> list[str]:
