@@ -24,8 +24,9 @@
 #include "sbx.h"
 
 /* `wrapped`: the process is bwrap, whose only child is the first process of the sandbox; `said` is what it wrote to its
- * standard error, `socket` the sandbox's, to pass that on. `leaves`: its processes may outlive it and come to us. */
-struct child { pid_t pid; int channel, said, socket; uint32_t id; unsigned char notify, leaves, wrapped; };
+ * standard error, `socket` the sandbox's, to pass that on; `life` is our end of its life line. `leaves`: its processes may
+ * outlive it and come to us. */
+struct child { pid_t pid; int channel, said, socket, life; uint32_t id; unsigned char notify, leaves, wrapped; };
 
 static struct child *children;
 static size_t nchildren, room;
@@ -48,7 +49,15 @@ static int is_listed(pid_t pid)
     return 0;
 }
 
-static int remember(pid_t pid, int channel, const struct prepare_msg *p, int said, int socket)
+static int is_busy(int channel)
+{
+    for (size_t i = 0; i < nchildren; i++)
+        if (children[i].channel == channel)
+            return 1;
+    return 0;
+}
+
+static int remember(pid_t pid, int channel, const struct prepare_msg *p, int said, int socket, int own_life)
 {
     if (nchildren == room) {
         size_t more = room ? room * 2 : 64;
@@ -60,6 +69,7 @@ static int remember(pid_t pid, int channel, const struct prepare_msg *p, int sai
     }
     int wrapped = (p->flags & PREPARE_WRAPPED) != 0;
     children[nchildren++] = (struct child){.pid = pid, .channel = channel, .id = p->id, .said = said, .socket = socket,
+                                           .life = own_life,
                                            .notify = (p->flags & PREPARE_NOTIFY) != 0, .wrapped = (unsigned char)wrapped,
                                            .leaves = wrapped || p->clone_flags == 0};
     return 0;
@@ -77,6 +87,7 @@ static void pass_on(const struct child *c, int status)
         (void)send(c->socket, &msg, sizeof msg.head + (size_t)size, MSG_NOSIGNAL | MSG_DONTWAIT);
     close(c->said);
     close(c->socket);
+    close(c->life);
 }
 
 static void reap(void)
@@ -85,6 +96,7 @@ static void reap(void)
     int status;
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         int orphan = 1;
+        leave_network(pid);
         for (size_t i = 0; i < nchildren; i++) {
             if (children[i].pid != pid)
                 continue;
@@ -102,6 +114,7 @@ static void reap(void)
         if (orphan)
             kill_children(SIGKILL, is_listed);
     }
+    forget_networks(is_busy);
 }
 
 /* Not reaped yet, so the pid is still its own. The sandbox's first process dies before bwrap, which is left to see it:
@@ -163,7 +176,8 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
             report_failure(fds[0], OP_PLAN, EPROTO);
         return;
     }
-    int socket = fds[0], kept = -1, copies = places.copies;
+    int socket = fds[0], kept = -1, copies = places.copies, own[2] = {-1, -1};
+    uint32_t failed = OP_CLONE;
     struct stat st;
     void *plan = MAP_FAILED;
     struct sandbox s = {.socket = socket, .prepare = p, .steps = steps, .nfds = places.count, .said = -1,
@@ -174,7 +188,8 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
         report_failure(socket, OP_PLAN, errno);
         goto unmap;
     }
-    if (st.st_size == 0 || (s.nsteps = plan_decode(plan, (size_t)st.st_size, steps, MAX_STEPS)) < 0) {
+    if (st.st_size == 0 || (s.nsteps = plan_decode(plan, (size_t)st.st_size, steps, MAX_STEPS)) < 0 ||
+        p->network > (uint32_t)(copies ? s.nsteps : 0)) {
         report_failure(socket, OP_PLAN, EINVAL);
         goto unmap;
     }
@@ -186,26 +201,28 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
     if (p->flags & PREPARE_WRAPPED) {
         s.said = memfd_create("said", MFD_CLOEXEC);
         kept = fcntl(socket, F_DUPFD_CLOEXEC, 3);
-        if (s.said < 0 || kept < 0) {
+        if (s.said < 0 || kept < 0 || pipe2(own, O_CLOEXEC) < 0) {
             report_failure(socket, OP_FDS, errno);
             goto kept;
         }
+        s.life = own[0];
+        s.launchers_end = own[1];
     }
     if (pipe2(s.go, O_CLOEXEC) < 0) {
         report_failure(socket, OP_FDS, errno);
         goto kept;
     }
-    pid_t pid = copies ? make_copy(&s, fds[nfds - 2], fds[nfds - 1]) : (pid_t)make_child(p->clone_flags);
+    pid_t pid = copies ? make_copy(&s, channel, fds[nfds - 2], fds[nfds - 1], &failed) : (pid_t)make_child(p->clone_flags);
     if (pid == 0)
         sandbox_main(&s);
     close(s.go[0]);
     if (pid < 0) {
-        report_failure(socket, copies ? OP_COPY : OP_CLONE, errno);
+        report_failure(socket, failed, errno);
     } else {
-        uint32_t failed = 0;
+        failed = 0;
         if (p->flags & PREPARE_TELL_PID)
             tell(channel, MSG_PID, p->id, pid);
-        int listed = remember(pid, channel, p, s.said, kept) == 0;
+        int listed = remember(pid, channel, p, s.said, kept, own[1]) == 0;
         if (!listed)
             failed = OP_FORK; /* NOLINT(bugprone-branch-clone): each step only if those before it were done */
         else if (!copies && (p->flags & PREPARE_MAP_IDS) && write_ids(pid, p) < 0)
@@ -219,7 +236,7 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
             kill(pid, SIGKILL);
         }
         if (listed)
-            s.said = kept = -1; /* closed when the child is reaped */
+            s.said = kept = own[1] = -1; /* closed when the child is reaped */
     }
     close(s.go[1]);
 kept:
@@ -227,6 +244,9 @@ kept:
         close(s.said);
     if (kept >= 0)
         close(kept);
+    for (int i = 0; i < 2; i++)
+        if (own[i] >= 0)
+            close(own[i]);
 trees:
     close_trees(s.nsteps);
 unmap:

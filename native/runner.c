@@ -15,7 +15,6 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/sendfile.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -192,38 +191,67 @@ static void end_everything(void)
     }
 }
 
-static _Noreturn void supervise(int socket, pid_t main_child, int signals, int life)
+static int hears = -1, life_line = -1;
+
+/* The host has said something, or is gone; or the launcher is. Comes while we sleep in waitpid(), and does by itself what
+ * is to be done: so there is nothing that could come between looking and sleeping. Sandboxed code can send this signal
+ * too, and makes us look in vain. */
+static void on_word(int signum)
 {
-    struct pollfd wait[3] = {{.fd = socket, .events = POLLIN}, {.fd = signals, .events = POLLIN}, {.fd = life}};
-    int fds[MAX_FDS], nfds, status = 0, ended = 0;
-    while (!ended) {
-        if ((poll(wait, 3, -1) < 0 && errno != EINTR) || wait[2].revents)
-            _exit(125);
-        if (wait[1].revents) {
-            struct signalfd_siginfo info;
-            pid_t pid;
-            int one;
-            if (read(signals, &info, sizeof info) < 0 && errno != EAGAIN)
-                _exit(125);
-            while ((pid = waitpid(-1, &one, WNOHANG)) > 0)
-                if (pid == main_child) {
-                    status = one;
-                    ended = 1;
-                }
-        }
-        if (!ended && wait[0].revents) {
-            ssize_t got = receive_message(socket, request.bytes, sizeof request, fds, &nfds, MSG_DONTWAIT);
-            for (int i = 0; i < nfds; i++)
-                close(fds[i]);
-            if (got == 0 || (got < 0 && errno != EAGAIN))
-                break; /* the host let go: end with everything */
-            if (got > 0 && request_type(request.bytes, (size_t)got) == MSG_SIGNAL)
-                signal_tree(request.simple.a);
-        }
-    }
-    end_everything();
-    if (!ended)
+    (void)signum;
+    int fds[MAX_FDS], nfds, error = errno;
+    struct pollfd launcher = {.fd = life_line};
+    ssize_t got;
+    if (poll(&launcher, 1, 0) < 0 || launcher.revents)
         _exit(125);
+    do {
+        got = receive_message(hears, request.bytes, sizeof request, fds, &nfds, MSG_DONTWAIT);
+        for (int i = 0; i < nfds; i++)
+            close(fds[i]);
+        if (got > 0 && request_type(request.bytes, (size_t)got) == MSG_SIGNAL)
+            signal_tree(request.simple.a);
+    } while (got > 0);
+    if (got == 0 || errno != EAGAIN) { /* the host let go: end with everything */
+        end_everything();
+        _exit(125);
+    }
+    errno = error;
+}
+
+/* The kernel tells by a signal when there is something to read. It is blocked until the command runs, to which the first
+ * message belongs. The life line is this sandbox's alone where there is one: what is asked for holds for whoever shares
+ * what is open. */
+static int ask_for_words(int socket, int life)
+{
+    struct sigaction action = {.sa_handler = on_word, .sa_flags = SA_RESTART};
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGIO);
+    hears = socket;
+    life_line = life;
+    if (sigprocmask(SIG_BLOCK, &mask, NULL) < 0 || sigaction(SIGIO, &action, NULL) < 0)
+        return -1;
+    if (life >= 0 && (fcntl(life, F_SETOWN, getpid()) < 0 || fcntl(life, F_SETFL, O_ASYNC) < 0))
+        return -1;
+    return fcntl(socket, F_SETOWN, getpid()) < 0 ? -1 : fcntl(socket, F_SETFL, O_ASYNC);
+}
+
+/* Asleep in waitpid() this process is woken where the command has just ended, not where somebody else is at work. */
+static _Noreturn void supervise(int socket, pid_t main_child)
+{
+    int status = 0;
+    pid_t pid;
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGIO);
+    on_word(0); /* what was said before we asked to be told */
+    if (sigprocmask(SIG_UNBLOCK, &mask, NULL) < 0)
+        _exit(125);
+    while ((pid = waitpid(-1, &status, 0)) != main_child)
+        if (pid < 0 && errno != EINTR)
+            _exit(125);
+    sigprocmask(SIG_BLOCK, &mask, NULL);
+    end_everything();
     struct rusage used;
     getrusage(RUSAGE_CHILDREN, &used);
     struct exited_msg msg = {
@@ -234,6 +262,7 @@ static _Noreturn void supervise(int socket, pid_t main_child, int signals, int l
         .maxrss_kib = (uint64_t)used.ru_maxrss,
     };
     send_message(socket, &msg, sizeof msg, NULL, 0);
+    sched_yield(); /* the host first, if it was woken here: our own end is long */
     _exit(0);
 }
 
@@ -253,12 +282,7 @@ _Noreturn void runner_main(int socket, const struct built *built)
 {
     static struct command c;
     int begun[2];
-    sigset_t mask;
-    sigemptyset(&mask);
-    sigaddset(&mask, SIGCHLD);
-    sigprocmask(SIG_BLOCK, &mask, NULL);
-    int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (signals < 0 || pipe2(begun, O_CLOEXEC) < 0)
+    if (ask_for_words(socket, built->life) < 0 || pipe2(begun, O_CLOEXEC) < 0)
         fail(socket, OP_FDS, errno);
     c.socket = socket;
     c.built = built;
@@ -282,5 +306,5 @@ _Noreturn void runner_main(int socket, const struct built *built)
         end_everything();
         _exit(125);
     }
-    supervise(socket, pid, signals, built->life);
+    supervise(socket, pid);
 }

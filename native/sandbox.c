@@ -64,7 +64,7 @@ _Noreturn void sandbox_main(struct sandbox *s)
         if (leave_groups(s->prepare) < 0 || take_ids(s->prepare) < 0)
             fail(s->socket, OP_IDS);
     }
-    if (perform(s->steps, s->nsteps - wrapped, &built, &failed_op) < 0)
+    if (perform(s->steps, (int)s->prepare->network, s->nsteps - wrapped, &built, &failed_op) < 0)
         fail(s->socket, failed_op);
     if (wrapped)
         wrap(s, last);

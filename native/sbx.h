@@ -84,7 +84,8 @@ enum { WRAP_USERNS = 1 };
 struct prepare_msg {
     uint32_t type, id, clone_flags, flags;
     uint32_t uid_in, uid_out, gid_in, gid_out;
-    uint32_t cgroups, zero;
+    uint32_t cgroups;
+    uint32_t network; /* how many steps, the first ones, set up a network namespace that may be used again */
 };
 
 enum { EXEC_STDIN = 1, EXEC_STDOUT = 2, EXEC_STDERR = 4, EXEC_SCRIPT = 8, EXEC_PAYLOAD = 16, EXEC_WAIT = 32, EXEC_TTY = 64,
@@ -141,14 +142,20 @@ _Noreturn void inside_main(void);
 extern int tree_fds[MAX_STEPS];
 int open_source(const struct step *step, const int *fds, int nfds);
 int open_sources(struct step *steps, int n, const int *fds, int nfds, int idmapped);
-int perform(struct step *steps, int n, struct built *built, uint32_t *failed_op);
+int perform(struct step *steps, int from, int n, struct built *built, uint32_t *failed_op);
 
 /* netlink.c: how many acknowledgements a reply holds, or -1 with what the kernel refused. */
 int netlink_acks(const char *reply, size_t size, int *error);
 int netlink(int protocol, int acks, const char *bytes, size_t size);
 
 /* copy.c: like make_child, from inside the two namespaces. */
-pid_t make_copy(struct sandbox *s, int userns, int mounts);
+pid_t make_copy(struct sandbox *s, int channel, int userns, int mounts, uint32_t *failed_op);
+
+/* network.c */
+int enter_network(const struct sandbox *s, int channel, int userns, uint32_t *failed_op);
+void use_network(int which, pid_t user);
+void leave_network(pid_t user);
+void forget_networks(int (*is_busy)(int channel));
 
 /* runner.c: waits for the command, runs it, reports its end; does not return. */
 _Noreturn void runner_main(int socket, const struct built *built);

@@ -287,9 +287,9 @@ static int one(const struct step *step, int index, struct built *built)
     return -1;
 }
 
-int perform(struct step *steps, int n, struct built *built, uint32_t *failed_op)
+int perform(struct step *steps, int from, int n, struct built *built, uint32_t *failed_op)
 {
-    for (int i = 0; i < n; i++)
+    for (int i = from; i < n; i++)
         if (one(&steps[i], i, built) < 0) {
             *failed_op = steps[i].op | (uint32_t)i << 8;
             return -1;

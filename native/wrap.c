@@ -106,7 +106,7 @@ _Noreturn void inside_main(void)
     if (nsteps < 0)
         fail(SOCKET_FD, OP_PLAN, EINVAL);
     built.life = LIFE_FD;
-    if (perform(steps, nsteps, &built, &failed_op) < 0)
+    if (perform(steps, 0, nsteps, &built, &failed_op) < 0)
         fail(SOCKET_FD, failed_op, errno);
     sandbox_ready(SOCKET_FD, &built, LIFE_FD);
 }

@@ -44,15 +44,19 @@ class Userns:
         share = setting.share and can_share(view)
         shared, own = shared_steps(view, hold=share), own_steps(view, held=share)
         rest = self._rest(setting)
+        network = setting.network_steps
         flags = sum(NEW[n] for n in self.namespaces(setting))
         if not share:
-            return self.built(setting, (*shared, *own, *rest), flags)
+            return self.built(setting, (*shared, *own, *network, *rest), flags)
         if view.fresh_proc:
             # The shared part has one too: the kernel gives a fresh one only where one is in sight.
             own.append(p.Proc("/proc"))
+        # Nobody serves doors in one that is blocked, so it can be as good as new when it is left.
+        again = setting.network == "blocked"
         return p.Plan(
-            steps=(*own, *rest),
-            clone_flags=flags,
+            steps=(*network, *own, *rest),
+            clone_flags=flags & ~NEW["net"] if again else flags,
+            network=len(network) if again else 0,
             uid=(who.uid, who.uid),
             gid=(who.gid, who.gid),
             deny_setgroups=who.deny_setgroups,
@@ -71,7 +75,7 @@ class Userns:
         )
 
     def _rest(self, setting: Setting) -> list[p.Step]:
-        steps: list[p.Step] = [p.Hostname("sandbox"), *setting.network_steps, p.Lockdown()]
+        steps: list[p.Step] = [p.Hostname("sandbox"), p.Lockdown()]
         steps.extend(landlock_steps(setting.view, abi=setting.landlock_abi))
         # Last: the filter refuses what the steps before it do.
         steps.append(p.Seccomp(setting.seccomp))

@@ -464,6 +464,9 @@ class Plan:
     deny_setgroups: bool = False
     shared: Plan | None = None
     """Performed once, ahead: the steps above begin with a copy of what it built."""
+    network: int = 0
+    """With a shared part: how many steps, the first ones, set up a network namespace that a later
+    sandbox of the session may use again."""
 
     @property
     def is_wrapped(self) -> bool:

@@ -341,7 +341,7 @@ class Channel:
         if plan.uid is not None:
             flags |= _MAP_IDS | (_DENY_SETGROUPS if plan.deny_setgroups else 0)
         message = _PREPARE_MSG.pack(
-            _PREPARE, number, plan.clone_flags, flags, *uid, *gid, len(cgroups), 0
+            _PREPARE, number, plan.clone_flags, flags, *uid, *gid, len(cgroups), plan.network
         )
         try:
             send_with_fds(self._sock, message, [theirs.fileno(), encoded, *cgroups, *fds, *shared])

@@ -1,0 +1,132 @@
+/* Network namespaces that are used again, within the session that they were made for.
+ *
+ * One with nothing but loopback takes longer to make, and to take down, than all else that a copied sandbox needs. So it
+ * is kept by a descriptor of ours, and the next sandbox of the session gets it if it is, to the last counter, as it was
+ * when it was made: no socket is left in it, and not one packet, nor an attempt at one, has been in it. Otherwise a new
+ * one takes its place. It belongs to the user namespace that the session's sandboxes share, in which none of their
+ * processes has a capability. */
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "sbx.h"
+
+enum { MOST_KEPT = 64, MOST_TEXT = 8192 };
+
+/* `user` is the first process of the sandbox that has it, 0 when nobody has; `made_in` is a user namespace by its number,
+ * which is nobody else's for as long as we hold what was made in it. */
+static struct kept { int fd, channel; pid_t user; ino_t made_in; } kept[MOST_KEPT];
+
+/* What a new one says of itself, where all of it is its own. "used" counts every socket, those of killed processes and
+ * those on their way in a message included; the numbers behind it are the machine's. */
+static const char *const told[] = {"self/net/snmp", "self/net/snmp6", "self/net/ip6_flowlabel"};
+static const char unused[] = "sockets: used 0\n";
+static struct { char text[MOST_TEXT]; ssize_t size; } new_says[sizeof told / sizeof *told];
+static int know_new;
+
+static ssize_t read_text(int proc, const char *name, char *text)
+{
+    ssize_t size = 0, got = 0;
+    int fd = openat(proc, name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    while (size < MOST_TEXT && (got = read(fd, text + size, (size_t)(MOST_TEXT - size))) > 0)
+        size += got;
+    close(fd);
+    return got < 0 || size == MOST_TEXT ? -2 : size; /* equal to nothing */
+}
+
+static int is_as_made(int proc)
+{
+    static char text[MOST_TEXT];
+    ssize_t size = read_text(proc, "self/net/sockstat", text);
+    if (!know_new || size < (ssize_t)sizeof unused || memcmp(text, unused, sizeof unused - 1) != 0)
+        return 0;
+    for (size_t i = 0; i < sizeof told / sizeof *told; i++) {
+        size = read_text(proc, told[i], text);
+        if (size != new_says[i].size || (size > 0 && memcmp(text, new_says[i].text, (size_t)size) != 0))
+            return 0;
+    }
+    return 1;
+}
+
+static void learn_new(int proc)
+{
+    for (size_t i = 0; !know_new && i < sizeof told / sizeof *told; i++) {
+        new_says[i].size = read_text(proc, told[i], new_says[i].text);
+        if (new_says[i].size < -1)
+            return;
+    }
+    know_new = 1;
+}
+
+/* One of this channel's that nobody uses, else room for a new one, else NULL. */
+static struct kept *find(int channel, ino_t made_in)
+{
+    struct kept *room = NULL;
+    for (struct kept *k = kept; k < kept + MOST_KEPT; k++) {
+        if (!k->made_in)
+            room = k;
+        else if (k->user == 0 && k->channel == channel && k->made_in == made_in)
+            return k;
+    }
+    return room;
+}
+
+static void forget(struct kept *k)
+{
+    if (k->made_in)
+        close(k->fd);
+    k->made_in = 0;
+}
+
+/* For a process in the user namespace `userns`, with all its rights: enters a network namespace, and sets it up by the
+ * first steps of the plan if it is a new one. Returns where it is kept, or -1 where there is no room to keep it; -2 with
+ * errno when it could not be done. The descriptors of this process are the launcher's. */
+int enter_network(const struct sandbox *s, int channel, int userns, uint32_t *failed_op)
+{
+    struct stat st;
+    struct built nothing = {.life = -1};
+    *failed_op = OP_COPY;
+    if (fstat(userns, &st) < 0)
+        return -2;
+    struct kept *k = find(channel, st.st_ino);
+    if (k && k->made_in) {
+        if (setns(k->fd, CLONE_NEWNET) == 0 && is_as_made(s->proc))
+            return (int)(k - kept);
+        forget(k);
+    }
+    if (unshare(CLONE_NEWNET) < 0 || perform(s->steps, 0, (int)s->prepare->network, &nothing, failed_op) < 0)
+        return -2;
+    learn_new(s->proc);
+    if (!k || (k->fd = openat(s->proc, "self/ns/net", O_RDONLY | O_CLOEXEC)) < 0)
+        return -1;
+    k->channel = channel;
+    k->user = 0;
+    k->made_in = st.st_ino;
+    return (int)(k - kept);
+}
+
+void use_network(int which, pid_t user)
+{
+    if (which >= 0)
+        kept[which].user = user;
+}
+
+void leave_network(pid_t user)
+{
+    for (struct kept *k = kept; k < kept + MOST_KEPT; k++)
+        if (k->made_in && k->user == user)
+            k->user = 0;
+}
+
+/* A session without a sandbox, running or waiting, keeps nothing. */
+void forget_networks(int (*is_busy)(int channel))
+{
+    for (struct kept *k = kept; k < kept + MOST_KEPT; k++)
+        if (k->made_in && k->user == 0 && !is_busy(k->channel))
+            forget(k);
+}
