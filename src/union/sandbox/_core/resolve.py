@@ -70,7 +70,14 @@ def settled_timeout(argument: str, value: object) -> float | None:
     return float(value)
 
 
-def _environment(value: object) -> tuple[tuple[str, str], ...]:
+_Variables = tuple[tuple[str, str], ...]
+
+
+def _with(env: _Variables, more: _Variables) -> _Variables:
+    return tuple({**dict(env), **dict(more)}.items())
+
+
+def _environment(value: object) -> _Variables:
     if value is None:
         return ()
     if not isinstance(value, Mapping):
@@ -370,7 +377,7 @@ def resolve_run(
     window = _pty(pty, stdout, stderr)
     return RunSpec(
         **_command(cmd, script_type),
-        env=tuple({**dict(session.env), **dict(_environment(env))}.items()),
+        env=session.env if env is None else _with(session.env, _environment(env)),
         cwd=cwd,
         stdout=_stream("stdout", stdout),
         stderr=_stream("stderr", stderr) if window is None else "devnull",

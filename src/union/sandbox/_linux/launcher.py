@@ -57,9 +57,21 @@ _DRAIN_S: Final = 30.0
 """The same for the end of all processes of a session, which may be many."""
 
 
+_FD_SIZE: Final = array.array("i").itemsize
+_CUT, _CLOEXEC = int(socket.MSG_CTRUNC), int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+
+
 def send_with_fds(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
     """One message with descriptors; they stay the caller's."""
     sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+
+
+def _descriptors(control: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()
 
 
 def receive(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
@@ -67,8 +79,9 @@ def receive(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int]
 
     The kernel drops what a process at its limit has no room for, and only sets a flag.
     """
-    data, fds, flags, _ = socket.recv_fds(sock, size, most)
-    if flags & socket.MSG_CTRUNC:
+    data, control, flags, _ = sock.recvmsg(size, socket.CMSG_LEN(most * _FD_SIZE), _CLOEXEC)
+    fds = _descriptors(control) if control else []
+    if flags & _CUT:
         for fd in fds:
             os.close(fd)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -289,7 +289,7 @@ class LocalRun:
 
     def _pipe(self) -> tuple[int, int]:
         near, far = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(near, False)
+        fcntl.fcntl(near, fcntl.F_SETFL, os.O_NONBLOCK)
         if self._sandbox.owner is not None:
             # So that the command can open /dev/stdout: it checks the owner of the pipe.
             os.fchown(far, self._sandbox.owner, self._sandbox.owner)

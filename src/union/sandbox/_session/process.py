@@ -17,7 +17,7 @@ from union.sandbox.constants import MAX_LINE_BYTES
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from union.sandbox._core.decision import Decision
     from union.sandbox._core.isolation import Isolation
@@ -97,16 +97,21 @@ class SandboxProcess:
     isolation: Isolation
     """What is enforced for it."""
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(
+        self, spec: RunSpec, on_done: Callable[[SandboxProcess], object] = lambda _: None
+    ) -> None:
         self._spec = spec
+        self._on_done = on_done
         self._run: Run | None = None
         self._begun = time.perf_counter()
         self._runtime_ms: float | None = None
         self._failed: Failed | None = None
         self._exited: Exited | None = None
         self._pid: int | None = None
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._exit_waiter: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._is_done = False
+        self._done_waiters: list[asyncio.Future[None]] = []
+        self._exit_waiters: list[asyncio.Future[None]] = []
         self._open_streams = 0
         self._modes = {1: spec.stdout, 2: spec.stderr}
         self._buffers: dict[int, StreamBuffer] = {}
@@ -176,14 +181,15 @@ class SandboxProcess:
 
     def _end(self) -> None:
         self._runtime_ms = (time.perf_counter() - self._begun) * 1000
-        if self._exit_waiter is not None and not self._exit_waiter.done():
-            self._exit_waiter.set_result(None)
+        _wake(self._exit_waiters)
         self._settle()
 
     def _settle(self) -> None:
         ended = self._failed is not None or (self._exited is not None and self._open_streams <= 0)
-        if ended and not self._done.done():
-            self._done.set_result(None)
+        if ended and not self._is_done:
+            self._is_done = True
+            self._on_done(self)
+            _wake(self._done_waiters)
 
     def _resume(self, fd: int) -> None:
         if self._run is not None:
@@ -289,9 +295,7 @@ class SandboxProcess:
                 buffer.widen()
         if not self._ended():
             # The end of the command, not of its streams: those may still wait for their reader.
-            if self._exit_waiter is None:
-                self._exit_waiter = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._exit_waiter)
+            await self._wait_in(self._exit_waiters)
         await self._finish_pumps()
         return self._checked()
 
@@ -328,10 +332,21 @@ class SandboxProcess:
             await asyncio.gather(*tasks)
         elif tasks:
             await tasks[0]
-        await asyncio.shield(self._done)
+        await self._until_done()
         await self._finish_pumps()
         self._checked()
         return self._value(1), self._value(2)
+
+    async def _until_done(self) -> None:
+        """Waits until the command has ended and both its streams are read."""
+        if not self._is_done:
+            await self._wait_in(self._done_waiters)
+
+    async def _wait_in(self, waiters: list[asyncio.Future[None]]) -> None:
+        """One future for each who waits: whoever is cancelled takes nothing from the others."""
+        waiter = self._loop.create_future()
+        waiters.append(waiter)
+        await waiter
 
     async def _drain(self, fd: int) -> None:
         buffer, collector = self._buffers[fd], self._collected[fd]
@@ -444,6 +459,12 @@ class SandboxProcess:
     def __repr__(self) -> str:
         state = "running" if not self._ended() else f"ended {self.returncode}"
         return f"<SandboxProcess {state} backend={self.backend}>"
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -84,6 +84,7 @@ class Session:
 
     def _expire(self) -> None:
         self._why_closed = f"the session's timeout_s={self._spec.timeout_s:g} has passed"
+        self._state = "closed"
         for process in tuple(self._processes):
             process._expire()  # noqa: SLF001 - the session owns its processes
         self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -222,9 +223,8 @@ class Session:
         return await self._start(transport, spec)
 
     async def _start(self, transport: Transport, spec: RunSpec) -> SandboxProcess:
-        process = SandboxProcess(spec)
+        process = SandboxProcess(spec, self._processes.discard)
         self._processes.add(process)
-        process._done.add_done_callback(lambda _: self._processes.discard(process))  # noqa: SLF001
         try:
             process._attach(await transport.start(spec, process))  # noqa: SLF001 - one handle
         except BaseException:
@@ -233,7 +233,7 @@ class Session:
         live = spec.background or "pipe" in {spec.stdout, spec.stderr, spec.stdin}
         if not live:
             try:
-                await asyncio.shield(process._done)  # noqa: SLF001 - one handle
+                await process._until_done()  # noqa: SLF001 - one handle
                 await process._finish_pumps()  # noqa: SLF001
             except asyncio.CancelledError:
                 process.kill()

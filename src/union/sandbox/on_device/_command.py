@@ -18,7 +18,7 @@ from union.sandbox.on_device._network import proxy_variables, shape_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from union.sandbox._core.spec import Limits, RunSpec
+    from union.sandbox._core.spec import Limits, NetworkSpec, RunSpec
 
 __all__ = ["CommandBuilder"]
 
@@ -41,13 +41,14 @@ class CommandBuilder:
         self._venv = f"{work_dir}/{VENV_DIR}"
         self._scratch = scratch
         self._base = self._environment()
+        self._last: tuple[NetworkSpec | None, Mapping[str, str], dict[str, str]] = (None, {}, {})
         self._rlimits = _rlimits(limits)
 
     def build(self, spec: RunSpec, *, carried: Mapping[str, str], count_processes: bool) -> Command:
-        env = {**self._base, **self._proxies(spec), **carried}
-        if spec.pty is not None:
-            env["TERM"] = "xterm-256color"
-        env.update(spec.env)
+        env = self._variables(spec, carried)
+        if spec.env or spec.pty is not None:
+            terminal = {"TERM": "xterm-256color"} if spec.pty is not None else {}
+            env = {**env, **terminal, **dict(spec.env)}
         cwd = self._cwd(spec.cwd)
         script: bytes | None = None
         slot = 0
@@ -89,6 +90,14 @@ class CommandBuilder:
             "TERM": "dumb",
             "VIRTUAL_ENV": self._venv,
         }
+
+    def _variables(self, spec: RunSpec, carried: Mapping[str, str]) -> dict[str, str]:
+        """Those that a command finds unless it is given others; most are like the one before."""
+        network, was_carried, env = self._last
+        if network is not spec.network or was_carried is not carried:
+            env = {**self._base, **self._proxies(spec), **carried}
+            self._last = (spec.network, carried, env)
+        return env
 
     def _proxies(self, spec: RunSpec) -> dict[str, str]:
         """The caller's own, or ours; without a sandbox, ours are not there to be named."""

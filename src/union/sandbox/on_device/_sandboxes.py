@@ -37,13 +37,8 @@ class _Spare:
             self.sandbox.let_go()
 
     def take(self) -> Sandbox | None:
-        """The sandbox, if it is still there and well."""
-        if not Budget.claim(self.ticket):
-            return None
-        if self.sandbox.is_well():
-            return self.sandbox
-        self.sandbox.let_go()
-        return None
+        """The sandbox, if it is still ours; one that has died takes no command, and says so."""
+        return self.sandbox if Budget.claim(self.ticket) else None
 
 
 class Sandboxes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -35,7 +36,7 @@ from union.sandbox.on_device._venv import Venv
 from union.sandbox.on_device._workdir import WorkDir
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable
+    from collections.abc import AsyncGenerator, AsyncIterable, Iterator
 
     from union.sandbox._backends.base import Backend, NetworkShape
     from union.sandbox._core.events import Failed
@@ -94,6 +95,8 @@ class LocalTransport:
         self._ahead: asyncio.Task[None] | None = None
         self._scratch: str | None = None
         self._kept_venv: Venv | None = None
+        self._is_venv_sure = False
+        """Whether it was looked at since anybody could have changed it."""
 
     def _make_sandboxes(self) -> Sandboxes:
         keep = 0 if self._bare else self._spec.warm
@@ -370,15 +373,9 @@ class LocalTransport:
     # Running.
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
-        try:
-            venv = self._venv()
-            if venv.is_new and self._dir().is_ours:
-                venv.ensure()  # nothing has run here yet, so it is a few small files
-            elif not venv.is_as_seen():
-                # What sandboxed code made of it can be large: others are served meanwhile.
-                await in_thread(venv.ensure)
-        except OSError as exc:
-            raise self._spawn_failed("the venv could not be made", exc) from exc
+        if not self._is_venv_sure:
+            await self._ensure_venv()
+        self._is_venv_sure = False
         shape = shape_of(spec.network)
         try:
             posture = self._posture(shape)
@@ -393,7 +390,7 @@ class LocalTransport:
         if shape == "filtered" and not self._bare:
             run.on_doors = functools.partial(self._serve, run, spec, sink)
         self._runs.add(run)
-        run.finished.add_done_callback(lambda _: self._runs.discard(run))
+        run.finished.add_done_callback(lambda _: self._ended(run))
         self._sandboxes.watch_memory(run, sandbox)
         if run.started is None:
             sink.event(Started(_FIRST_INSIDE))
@@ -413,6 +410,28 @@ class LocalTransport:
                 hint=f"the work dir is {self.work_dir}; paths outside need read_only_paths",
             )
         return run
+
+    async def _ensure_venv(self) -> None:
+        try:
+            venv = self._venv()
+            if venv.is_new and self._dir().is_ours:
+                venv.ensure()  # nothing has run here yet, so it is a few small files
+            elif not venv.is_as_seen():
+                # What sandboxed code made of it can be large: others are served meanwhile.
+                await in_thread(venv.ensure)
+        except OSError as exc:
+            raise self._spawn_failed("the venv could not be made", exc) from exc
+
+    def _ended(self, run: LocalRun) -> None:
+        self._runs.discard(run)
+        if not self._runs and self._dir().is_ours:
+            asyncio.get_running_loop().call_later(_SETTLED_OTHER_S, self._look_at_venv)
+
+    def _look_at_venv(self) -> None:
+        """Off the critical path: while nobody can change it, the next command need not look."""
+        self._is_venv_sure = (
+            not self._runs and self._sandboxes.is_open and self._venv().is_as_seen()
+        )
 
     def _hand_over(
         self, posture: Posture, spec: RunSpec, command: Command
@@ -499,8 +518,17 @@ class LocalTransport:
     def _files(self) -> TreeFiles:
         return TreeFiles(self._dir().tree, work_dir=self.work_dir)
 
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[TreeFiles]:
+        """What the caller changes may be the venv: the next command has to look at it."""
+        try:
+            yield self._files()
+        finally:
+            self._is_venv_sure = False
+
     async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
-        return await self._files().put(path, data, mode=mode, overwrite=overwrite)
+        with self._changing() as files:
+            return await files.put(path, data, mode=mode, overwrite=overwrite)
 
     async def get(self, path: str, *, max_bytes: int) -> bytes:
         return await self._files().get(path, max_bytes=max_bytes)
@@ -508,7 +536,8 @@ class LocalTransport:
     async def write(
         self, path: str, chunks: AsyncIterable[bytes], *, mode: int, overwrite: bool
     ) -> int:
-        return await self._files().write(path, chunks, mode=mode, overwrite=overwrite)
+        with self._changing() as files:
+            return await files.write(path, chunks, mode=mode, overwrite=overwrite)
 
     def read(self, path: str, *, max_bytes: int) -> AsyncGenerator[bytes, None]:
         return self._files().read(path, max_bytes=max_bytes)
@@ -521,8 +550,10 @@ class LocalTransport:
         return await in_thread(self._dir().tree.stat, below)
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
-        await self._files().make_dir(path, parents=parents, exist_ok=exist_ok)
+        with self._changing() as files:
+            await files.make_dir(path, parents=parents, exist_ok=exist_ok)
 
     async def remove(self, path: str, *, recursive: bool) -> None:
         below = work_path(path, work_dir=self.work_dir)
-        await in_thread(self._dir().tree.remove, below, recursive=recursive)
+        with self._changing():
+            await in_thread(self._dir().tree.remove, below, recursive=recursive)
