@@ -1,0 +1,195 @@
+"""A blocked sandbox may get a network namespace that an earlier one of its session had.
+
+Only one in which nothing was left and nothing was tried. So each attack leaves something behind,
+and looks for it later; a namespace that nobody touched is the positive control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from tests.conftest import ISOLATED, descendants, eventually, session_of
+
+from union.sandbox._linux.launcher import Launcher
+
+if TYPE_CHECKING:
+    from union import sandbox as sb
+
+pytestmark = pytest.mark.spec("F1")
+
+_RUNS: Final = 12
+"""More than a session has namespaces at a time: each of them comes to be used."""
+_NS_GET_USERNS: Final = 0xB701
+_WHICH: Final = "import os; print(os.readlink('/proc/self/ns/net'))\n"
+_PORT: Final = 8765
+
+_TOLD: Final = """
+for name in ("snmp", "snmp6", "netstat", "dev", "tcp", "tcp6", "udp", "udp6", "unix"):
+    try:
+        print(open("/proc/net/" + name).read())
+    except FileNotFoundError:
+        print("no", name)
+"""
+
+LEFT_BEHIND = {
+    # Closed by the side that had listened: its address is taken for a minute.
+    "a connection that is over": f"""
+import socket
+server = socket.create_server(("127.0.0.1", {_PORT}))
+client = socket.create_connection(("127.0.0.1", {_PORT}))
+peer, _ = server.accept()
+peer.close(); client.recv(1); client.close(); server.close()
+""",
+    "a datagram": f"""
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+    s.sendto(b"x", ("127.0.0.1", {_PORT}))
+""",
+    "a datagram over IPv6": f"""
+import socket
+with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as s:
+    s.sendto(b"x", ("::1", {_PORT}))
+""",
+    "an attempt to leave": """
+import socket
+with socket.socket() as s:
+    assert s.connect_ex(("192.0.2.1", 80)) != 0
+""",
+    "an attempt to leave over IPv6": """
+import socket
+with socket.socket(socket.AF_INET6) as s:
+    assert s.connect_ex(("2001:db8::1", 80)) != 0
+""",
+}
+
+
+async def _which(sbx: sb.Session, program: str = "") -> str:
+    result = await sbx.exec(_WHICH + program, script_type="python", check=True)
+    await asyncio.sleep(0.02)  # the next one is made when the last is over
+    return result.stdout.strip()
+
+
+async def _told(sbx: sb.Session, program: str = "") -> str:
+    """What can be seen of a namespace from inside, after the program was run in it."""
+    result = await sbx.exec(program + _TOLD, script_type="python", check=True)
+    await asyncio.sleep(0.02)
+    return result.stdout
+
+
+async def test_one_that_nobody_touched_is_used_again(jail: sb.Session) -> None:
+    seen = [await _which(jail) for _ in range(_RUNS)]
+    assert len(set(seen)) < _RUNS, seen
+
+
+@pytest.mark.parametrize("what", LEFT_BEHIND)
+async def test_of_what_was_done_nothing_is_found_later(jail: sb.Session, what: str) -> None:
+    if "IPv6" in what and not os.path.exists("/proc/net/if_inet6"):
+        pytest.skip("this kernel has no IPv6 (boot without ipv6.disable=1)")
+    new = await _told(jail)
+    for _ in range(3):
+        assert await _told(jail, LEFT_BEHIND[what]) != new, "what is looked at tells"
+    for _ in range(_RUNS):
+        assert await _told(jail) == new
+
+
+async def test_an_address_that_an_earlier_command_used_is_free(jail: sb.Session) -> None:
+    bind = f"import socket; socket.socket().bind(('127.0.0.1', {_PORT}))"
+    for _ in range(_RUNS):
+        await _which(jail, LEFT_BEHIND["a connection that is over"])
+        await _which(jail, bind)
+
+
+async def test_a_socket_on_its_way_to_nobody_is_not_found_later(jail: sb.Session) -> None:
+    """In a message between two sockets that hold each other: no process has it any more."""
+    program = f"""
+import array, socket
+left, right = socket.socketpair()
+held = [left, right, socket.create_server(("127.0.0.1", {_PORT}))]
+fds = array.array("i", [s.fileno() for s in held])
+left.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+right.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+"""
+    for _ in range(_RUNS):
+        await _which(jail, program)
+
+
+async def test_an_abstract_name_is_not_found_later(jail: sb.Session) -> None:
+    for _ in range(_RUNS):
+        await _which(jail, "import socket; socket.socket(socket.AF_UNIX).bind('\\0name')")
+
+
+async def test_two_at_once_never_have_the_same(jail: sb.Session) -> None:
+    for _ in range(4):
+        slow = "import time; time.sleep(0.3)"
+        seen = await asyncio.gather(*(_which(jail, slow) for _ in range(5)))
+        assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+async def test_two_sessions_never_have_the_same(backend: str) -> None:
+    async with session_of(backend) as one, session_of(backend) as other:
+        ours, theirs = set[str](), set[str]()
+        for _ in range(_RUNS):
+            ours.add(await _which(one))
+            theirs.add(await _which(other))
+        assert not ours & theirs
+
+
+async def test_its_owner_is_not_the_sandbox(jail: sb.Session) -> None:
+    """Rights over it come with another user namespace than the one that sandboxed code is in."""
+    proc = await jail.run("echo ready; sleep 30", stdout=True)
+    assert await anext(aiter(proc.iter_stdout_lines())) == "ready"
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = [pid for pid in descendants(Launcher.current().pid) if _name(pid) == "sleep"]
+        return bool(found)
+
+    assert eventually(look)
+    with (
+        open(f"/proc/{found[0]}/ns/net", "rb") as net,
+        open(f"/proc/{found[0]}/ns/user", "rb") as own,
+    ):
+        owner = fcntl.ioctl(net, _NS_GET_USERNS)
+        try:
+            assert os.fstat(owner).st_ino != os.fstat(own.fileno()).st_ino
+        finally:
+            os.close(owner)
+    proc.kill()
+    await proc.wait()
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _held_by_launcher() -> set[str]:
+    folder = f"/proc/{Launcher.current().pid}/fd"
+    return {
+        link
+        for fd in os.listdir(folder)
+        if (link := os.readlink(f"{folder}/{fd}")).startswith("net:[")
+    }
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+async def test_nothing_is_kept_for_a_session_that_has_no_sandbox(backend: str) -> None:
+    before = _held_by_launcher()
+    async with session_of(backend, warm=False) as sbx:
+        for _ in range(3):
+            await _which(sbx)
+        await asyncio.sleep(0.2)
+        assert _held_by_launcher() <= before
+    async with session_of(backend) as sbx:
+        for _ in range(3):
+            await _which(sbx)
+        assert _held_by_launcher() - before, "the positive control: while it has some, they are"
+    assert _held_by_launcher() <= before
