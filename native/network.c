@@ -123,10 +123,16 @@ void leave_network(pid_t user)
             k->user = 0;
 }
 
-/* A session without a sandbox, running or waiting, keeps nothing. */
-void forget_networks(int (*is_busy)(int channel))
+/* A session keeps no more of them unused than it has sandboxes, running or waiting. */
+void forget_networks(int (*sandboxes_of)(int channel))
 {
-    for (struct kept *k = kept; k < kept + MOST_KEPT; k++)
-        if (k->made_in && k->user == 0 && !is_busy(k->channel))
+    for (struct kept *k = kept; k < kept + MOST_KEPT; k++) {
+        if (!k->made_in || k->user != 0)
+            continue;
+        int unused_so_far = 0;
+        for (const struct kept *other = kept; other <= k; other++)
+            unused_so_far += other->made_in && other->user == 0 && other->channel == k->channel;
+        if (unused_so_far > sandboxes_of(k->channel))
             forget(k);
+    }
 }

@@ -86,10 +86,21 @@ async def jail(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
 
 def descriptors() -> Counter[str]:
     """What this process holds open, by kind and path."""
+    return _held("self")
+
+
+def held_by_launcher() -> Counter[str]:
+    """The same of the launcher."""
+    from union.sandbox._linux.launcher import Launcher
+
+    return _held(Launcher.current().pid)
+
+
+def _held(pid: int | str) -> Counter[str]:
     found: Counter[str] = Counter()
-    for fd in os.listdir("/proc/self/fd"):
+    for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
         except OSError:
             continue
         found[target.split(":[")[0]] += 1

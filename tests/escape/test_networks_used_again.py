@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.conftest import ISOLATED, descendants, eventually, session_of
+from tests.conftest import ISOLATED, descendants, eventually, held_by_launcher, session_of
 
 from union.sandbox._linux.launcher import Launcher
 
@@ -171,25 +171,29 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _held_by_launcher() -> set[str]:
-    folder = f"/proc/{Launcher.current().pid}/fd"
-    return {
-        link
-        for fd in os.listdir(folder)
-        if (link := os.readlink(f"{folder}/{fd}")).startswith("net:[")
-    }
+def _kept() -> int:
+    return held_by_launcher()["net"]
 
 
 @pytest.mark.parametrize("backend", ISOLATED)
 async def test_nothing_is_kept_for_a_session_that_has_no_sandbox(backend: str) -> None:
-    before = _held_by_launcher()
+    assert _kept() == 0
     async with session_of(backend, warm=False) as sbx:
         for _ in range(3):
             await _which(sbx)
-        await asyncio.sleep(0.2)
-        assert _held_by_launcher() <= before
+        assert eventually(lambda: _kept() == 0)
     async with session_of(backend) as sbx:
         for _ in range(3):
             await _which(sbx)
-        assert _held_by_launcher() - before, "the positive control: while it has some, they are"
-    assert _held_by_launcher() <= before
+        assert _kept() > 0, "the positive control: while it has some, they are"
+    assert _kept() == 0
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+async def test_not_many_are_kept_after_a_crowd(backend: str) -> None:
+    async with session_of(backend) as sbx:
+        await asyncio.gather(*(_which(sbx) for _ in range(20)))
+        await _which(sbx)
+        few = 2 * len(descendants(Launcher.current().pid))
+        assert eventually(lambda: _kept() <= few)
+        assert few < 20

@@ -99,8 +99,6 @@ class Sandbox:
         self._kill = kill
         self.was_out_of_memory: Callable[[], bool] = lambda: False
         self.peak_memory: Callable[[], int | None] = lambda: None
-        self.doors: list[int] = []
-        """Listeners inside that it has handed out, and nobody serves yet."""
 
     def kill(self) -> None:
         if not self._kill(self.number) and self.sock.fileno() >= 0:
@@ -108,19 +106,6 @@ class Sandbox:
             # then lives on; it ends when it hears nothing from us any more.
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)
-
-    def is_well(self) -> bool:
-        """Before anybody listens: whether it is ready, or on its way."""
-        while True:
-            try:
-                data, fds = receive(self.sock, _MESSAGE, _MOST_DOORS)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            self.doors += fds
-            if int.from_bytes(data[:4], sys.byteorder) != READY:
-                return False
 
     def last_words(self) -> tuple[int, int, bytes] | None:
         """Of one that has ended: the step that failed, its errno, and what bwrap said."""
@@ -134,8 +119,6 @@ class Sandbox:
     def let_go(self) -> None:
         """Lets an unused sandbox go: its processes see that, and end."""
         self.sock.close()
-        _close_all(self.doors)
-        self.doors = []
 
 
 class _GarbledError(Exception):
@@ -266,13 +249,6 @@ class LocalRun:
     def attach(self, sink: Sink, *, timeout_s: float | None) -> None:
         """Begins to listen."""
         self._sink = sink
-        if self._sandbox.doors:
-            doors, self._sandbox.doors = self._sandbox.doors, []
-            try:
-                self.on_doors(doors)
-            except OSError as exc:
-                self._fail(Failed("spawn", f"network door: {exc.strerror}"))
-                return
         self._loop.add_reader(self._sandbox.sock.fileno(), self._on_message)
         for fd in tuple(self._pipes):
             self._loop.add_reader(self._pipes[fd], self._on_output, fd)

@@ -61,7 +61,7 @@ class _Waiting:
         """Hands the script over; False if this one cannot be used (then it is gone)."""
         if not Budget.claim(self._ticket):
             return False
-        if fingerprint != self.fingerprint or not self.sandbox.is_well():
+        if fingerprint != self.fingerprint:
             self._discard()
             return False
         try:
