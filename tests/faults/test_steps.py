@@ -35,17 +35,20 @@ POSITIONS = 0 if os.environ.get("ALL_FAULTS") else 3
 FILTERED = {"network_mode": "allowlist", "network_allowlist": ["127.0.0.1"]}
 SHAPES: dict[str, dict[str, Any]] = {
     "userns": {"backend": "userns", **FILTERED},
+    "blocked": {"backend": "userns"},
     "bubblewrap": {"backend": "bubblewrap"},
 }
 STEPS = (
     "bind", "capset", "chdir", "clone", "close_range", "dup2", "epoll_ctl", "execve", "fchdir",
-    "fchmod", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "listen",
+    "fchmod", "fcntl", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "listen",
     "mkdir", "mmap", "mount", "mount_setattr", "move_mount", "newfstatat", "open_tree", "openat",
     "pipe2", "pivot_root", "prctl", "prlimit64", "read", "recvfrom", "seccomp", "sendfile",
     "setgroups", "sethostname", "setns", "setresgid", "setresuid", "setsid", "setsockopt",
-    "signalfd4", "socket", "symlink", "umount2", "write",
+    "socket", "symlink", "umount2", "write",
 )  # fmt: skip
 PROGRAMS = "execve,execveat"
+BLOCKED = ("newfstatat", "openat", "recvfrom", "setns", "socket", "unshare")
+"""What is done for a network that may be used again."""
 WRAPPED = ("execveat", "fcntl", "memfd_create", "open_tree", "pipe2", "write")
 """What is done for bwrap; its own calls are its own affair."""
 LINES = ("epoll_wait", "poll", "recvmsg", "sendmsg", "sendto")
@@ -182,7 +185,11 @@ async def check_after(bystander: Bystander, what: str) -> None:
 
 @pytest.mark.parametrize(
     "shape,call",
-    [*(("userns", call) for call in STEPS), *(("bubblewrap", call) for call in WRAPPED)],
+    [
+        *(("userns", call) for call in STEPS),
+        *(("blocked", call) for call in BLOCKED),
+        *(("bubblewrap", call) for call in WRAPPED),
+    ],
 )
 @pytest.mark.spec("D8", "G4")
 async def test_a_step_that_fails_is_named(
