@@ -9,7 +9,7 @@ from union.sandbox.server._link import _message_head
 
 @pytest.mark.spec("I3")
 @pytest.mark.parametrize(
-    ("size", "head"),
+    "size, head",
     [
         (0, "8200"),
         (125, "827d"),
