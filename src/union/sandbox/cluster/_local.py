@@ -96,6 +96,8 @@ class LocalHold:
         try:
             running = asyncio.ensure_future(self._supervisor.run())
             try:
+                # Not sooner: an import would keep the interpreter from starting the process.
+                await self._supervisor.begun.wait()
                 # While the server starts: what the first call needs anyway.
                 await asyncio.to_thread(importlib.import_module, "union.sandbox.remote._attached")
                 return await running

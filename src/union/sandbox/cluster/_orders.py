@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from union.sandbox.cluster._keys import session_name
+from union.sandbox.constants import CA_VARIABLES
 
 __all__ = ["WORK_DIR", "Orders", "clean_environment"]
 
@@ -22,8 +23,6 @@ _KEPT: Final = (
 
 def clean_environment() -> dict[str, str]:
     """The variables that a server starts with."""
-    from union.sandbox._linux.host import CA_VARIABLES
-
     kept = (*_KEPT, *CA_VARIABLES)
     return {name: os.environ[name] for name in kept if name in os.environ}
 
