@@ -1,4 +1,4 @@
-"""A server starts without the authorities that it does not need, and hands on those it was given."""
+"""A server starts without the authorities that it does not need; what names them stays."""
 
 from __future__ import annotations
 
