@@ -17,6 +17,7 @@ _AUTHORITIES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 def main() -> int:
     """Runs the server until it is told to end; the console script ``sandbox-server``."""
+    import gc
     import importlib
     import sys
 
@@ -27,10 +28,14 @@ def main() -> int:
     except MissingExtraError as exc:
         sys.stderr.write(f"sandbox-server: {exc}\n")
         return 2
+    # What modules make stays: to look for garbage among it costs time, now and ever after.
+    gc.disable()
     with _no_authorities():
         importlib.import_module("aiohttp")
     from union.sandbox.server._main import main as run
 
+    gc.freeze()
+    gc.enable()
     return run()
 
 
