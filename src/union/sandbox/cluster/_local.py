@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import importlib
 import logging
 import os
@@ -74,7 +75,7 @@ class LocalHold:
             guest_sha256=verifier_of(self.keys.guest),
             expires=self._expires,
             backend=request.backend,
-            told=request.session(env=request.env_vars),
+            told=functools.partial(request.session, env=request.env_vars),
             bind=f"unix:{self._home}/s",
             work_dir=self._home,
             shown_at=WORK_DIR,
