@@ -126,7 +126,10 @@ class Link:
         size = sum(map(len, pieces))
         self._metrics.bytes_sent += size
         transport.write(b"".join((_message_head(size), *pieces)))
-        await self._request.writer.drain()
+        try:
+            await self._request.writer.drain()
+        except ConnectionError:
+            return False
         return True
 
     def _next_pieces(self) -> list[bytes]:
