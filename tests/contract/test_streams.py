@@ -12,6 +12,7 @@ from tests.conftest import eventually, host_dir, sandbox_processes
 
 from union import sandbox as sb
 from union.sandbox import constants
+from union.sandbox._core.wire import WINDOW
 
 MIB = 1024 * 1024
 TICKER = "for i in 1 2 3 4 5; do echo tick $i; sleep 0.2; done"
@@ -25,6 +26,11 @@ for n in range({blocks}):
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def ahead(way: str) -> int:
+    """How many MiB a command can be ahead of its full buffer: its pipe, and what is on the wire."""
+    return 2 + (WINDOW // MIB if way.startswith("remote") else 0)
 
 
 def pattern(blocks: int, size: int, modulus: int) -> bytes:
@@ -146,7 +152,7 @@ async def test_lines_of_one_stream_and_then_the_other(sbx: sb.Session) -> None:
 
 
 @pytest.mark.spec("D6")
-async def test_the_unread_stream_is_slowed_only_after_64_mib(sbx: sb.Session) -> None:
+async def test_the_unread_stream_is_slowed_only_after_64_mib(way: str, sbx: sb.Session) -> None:
     code = """
         import os
         for n in range(80):
@@ -164,7 +170,7 @@ async def test_the_unread_stream_is_slowed_only_after_64_mib(sbx: sb.Session) ->
         if now == last:
             break
         last = now
-    assert 64 <= last <= 67
+    assert 64 <= last <= 64 + ahead(way)
     assert not out.done()
     total = sum([len(chunk) async for chunk in proc.iter_stderr()])
     assert total == 80 * MIB
@@ -193,7 +199,7 @@ async def test_communicate_reads_both_full_pipes(sbx: sb.Session) -> None:
 
 
 @pytest.mark.spec("D6")
-async def test_a_writer_without_a_reader_is_slowed(sbx: sb.Session) -> None:
+async def test_a_writer_without_a_reader_is_slowed(way: str, sbx: sb.Session) -> None:
     code = """
         import os
         for n in range(48):
@@ -203,7 +209,7 @@ async def test_a_writer_without_a_reader_is_slowed(sbx: sb.Session) -> None:
     proc = await sbx.run(code, script_type="python", stdout=True)
     await asyncio.sleep(0.7)
     written = int(Path(host_dir(sbx), "progress").read_text())
-    assert 1 <= written <= 3
+    assert 1 <= written <= 1 + ahead(way)
     assert proc.returncode is None
     out, _ = await proc.communicate()
     assert out == pattern(48, MIB, 251)

@@ -247,7 +247,7 @@ class _Socket:
             yield types.SimpleNamespace(type=WSMsgType.BINARY, data=message)
             await asyncio.sleep(0)
             assert self.link is not None
-            for frame in wire.decode(self.link._next_message()):
+            for frame in wire.decode(b"".join(self.link._next_pieces())):
                 assert frame.kind >= Kind.OUTPUT
                 if frame.kind is Kind.OUTPUT:
                     fd, offset, data = wire.parse_output(frame.payload)
@@ -264,7 +264,8 @@ async def _server(data: bytes) -> None:
         close_soon=lambda *_: None,
     )
     ws = _Socket(data.split(NEXT_MESSAGE)[:8])
-    link = ws.link = Link(ws, session, sessions, may_close=data[:1] != b"\1")  # type: ignore[arg-type]
+    may_close = data[:1] != b"\1"
+    link = ws.link = Link(ws, None, session, sessions, may_close=may_close)  # type: ignore[arg-type]
     try:
         await link._receive()
     except WireError:

@@ -14,6 +14,8 @@ import pytest
 from tests.conftest import eventually
 from tests.remote.conftest import is_idle
 
+from union.sandbox._core.wire import MAX_CHUNK, WINDOW
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -156,7 +158,7 @@ def test_a_slow_caller_slows_its_command(quick: ServerProcess, path: str):
             + command
         )
         time.sleep(0.5)
-        assert quick.metric("sandbox_buffer_bytes") < 3 * MIB
+        assert quick.metric("sandbox_buffer_bytes") < WINDOW + MAX_CHUNK + 1024
         assert quick.request("GET", f"{path}/file?path=done")[0] == 404
 
 

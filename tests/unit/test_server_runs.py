@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +14,9 @@ from union.sandbox._core.spec import RunSpec
 from union.sandbox._core.wire import WINDOW, Frame, Kind, Offsets, WireError
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._runs import Buffers, ServerRun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ISOLATION = Isolation(backend="scripted")
 
@@ -69,7 +73,17 @@ class Client:
 
 
 def sent(run: ServerRun) -> list[Frame]:
-    return [frame for piece in run.frames(1 << 21) for frame in wire.decode(piece)]
+    return decoded(run.frames(1 << 24))
+
+
+def decoded(pieces: Iterable[bytes]) -> list[Frame]:
+    """What a client makes of it, however it is cut into messages."""
+    whole, frames = b"".join(pieces), []
+    while whole:
+        size = 13 + int.from_bytes(whole[9:13], "big")
+        frames += wire.decode(whole[:size])
+        whole = whole[size:]
+    return frames
 
 
 def control(number: int, **told: object) -> Frame:
@@ -161,7 +175,7 @@ async def test_one_helping_is_small_and_both_streams_get_theirs():
     for _ in range(2):
         helping = list(run.frames(256 * 1024))
         assert sum(map(len, helping)) <= wire.MAX_MESSAGE // 2 + 1024
-        seen |= {wire.parse_output(f.payload)[0] for p in helping for f in wire.decode(p)}
+        seen |= {wire.parse_output(f.payload)[0] for f in decoded(helping)}
     assert seen == {1, 2}
 
 

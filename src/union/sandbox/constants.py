@@ -76,3 +76,14 @@ MAX_TREE_FILES: Final = 100_000
 """How many entries a tree may have, directories and all, unless told otherwise."""
 MAX_TREE_DEPTH: Final = 128
 """How many directories a tree may have in each other."""
+
+CA_VARIABLES: Final = (
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "GIT_SSL_CAINFO",
+    "NODE_EXTRA_CA_CERTS",
+    "PIP_CERT",
+)
+"""By these a bundle of certificate authorities is named; they are carried into sandboxes."""

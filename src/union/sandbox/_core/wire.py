@@ -23,6 +23,7 @@ __all__ = [
     "MAX_CHUNK",
     "MAX_MESSAGE",
     "PROTOCOL",
+    "STDIN_WINDOW",
     "VERSION",
     "WINDOW",
     "Frame",
@@ -54,8 +55,10 @@ MAX_CHUNK: Final = 256 * 1024
 """The most data that one frame carries."""
 MAX_MESSAGE: Final = 1024 * 1024
 """The most that one message may take, all its frames together."""
-WINDOW: Final = 1024 * 1024
-"""What of one stream may be under way, or kept for a peer that was cut off."""
+WINDOW: Final = 4 * 1024 * 1024
+"""What of one stream of output may be under way, or kept for a client that was cut off."""
+STDIN_WINDOW: Final = 1024 * 1024
+"""What of stdin may be under way that the command did not take."""
 
 _HEAD: Final = struct.Struct(">BQI")
 _OUTPUT: Final = struct.Struct(">BQ")
@@ -164,24 +167,28 @@ def decode(message: bytes) -> Iterator[Frame]:
 # Payloads.
 
 
+def output_head(run: int, fd: int, offset: int, size: int) -> bytes:
+    """What comes before the bytes of an OUTPUT frame; those follow as they are, without a copy."""
+    return _HEAD.pack(Kind.OUTPUT, run, _OUTPUT.size + size) + _OUTPUT.pack(fd, offset)
+
+
 def output(run: int, fd: int, offset: int, data: bytes) -> bytes:
-    """A whole OUTPUT frame; made in one go, because this is where the bytes are."""
-    head = _HEAD.pack(Kind.OUTPUT, run, _OUTPUT.size + len(data))
-    return b"".join((head, _OUTPUT.pack(fd, offset), data))
+    """A whole OUTPUT frame."""
+    return output_head(run, fd, offset, len(data)) + data
 
 
 def end_of_output(run: int, fd: int, offset: int) -> bytes:
     return encode(Kind.END_OF_OUTPUT, run, _OUTPUT.pack(fd, offset))
 
 
-def parse_output(payload: memoryview) -> tuple[int, int, bytes]:
+def parse_output(payload: memoryview) -> tuple[int, int, memoryview]:
     """Stream, offset and bytes, of OUTPUT and of END_OF_OUTPUT."""
     if not _OUTPUT.size <= len(payload) <= _OUTPUT.size + MAX_CHUNK:
         raise WireError(f"{len(payload)} bytes are no piece of output")
     fd, offset = _OUTPUT.unpack_from(payload)
     if fd not in {1, 2}:
         raise WireError(f"stream {fd} does not exist")
-    return fd, offset, bytes(payload[_OUTPUT.size :])
+    return fd, offset, payload[_OUTPUT.size :]
 
 
 def numbered(kind: Kind, run: int, number: int, data: bytes) -> bytes:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from union.sandbox._core.view import BIN_DIR, Shown
+from union.sandbox.constants import CA_VARIABLES
 from union.sandbox.errors import BackendUnavailableError, SandboxUsageError
 
 __all__ = [
@@ -57,15 +58,6 @@ _ETC: Final = (
     "timezone",
 )
 """Of /etc only what programs need and anybody may read: no keys, no accounts, no host's name."""
-CA_VARIABLES: Final = (
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-    "REQUESTS_CA_BUNDLE",
-    "CURL_CA_BUNDLE",
-    "GIT_SSL_CAINFO",
-    "NODE_EXTRA_CA_CERTS",
-    "PIP_CERT",
-)
 
 
 def shown(path: str, *, writable: bool = False, argument: str = "") -> Shown:

@@ -139,7 +139,7 @@ class _Nobody:
     def event(self, event: Event) -> None:
         raise RuntimeError(f"nobody listens: {event}")
 
-    def output(self, fd: int, data: bytes) -> bool:
+    def output(self, fd: int, data: bytes | memoryview) -> bool:
         raise RuntimeError(f"nobody listens: {len(data)} bytes of {fd}")
 
     def end_of_output(self, fd: int) -> None:

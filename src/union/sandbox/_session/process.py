@@ -150,7 +150,7 @@ class SandboxProcess:
         """For transports: the network was asked for, and this was decided."""
         self._decisions.append(decision)
 
-    def output(self, fd: int, data: bytes) -> bool:
+    def output(self, fd: int, data: bytes | memoryview) -> bool:
         """For transports: bytes of one stream; False asks to hold back until told to resume."""
         # A piped stream goes through its buffer also while it is collected: earlier bytes may
         # still be there.
@@ -198,7 +198,7 @@ class SandboxProcess:
     async def _forward(self, fd: int) -> None:
         """INHERIT: passes what is written to the caller's own stream, as it comes."""
         buffer = self._buffers[fd]
-        while data := await buffer.read():
+        while data := bytes(await buffer.read()):
             stream = sys.stdout if fd == 1 else sys.stderr
             try:
                 target = stream.fileno()
@@ -386,7 +386,7 @@ class SandboxProcess:
     async def _iterate(self, fd: int) -> AsyncIterator[bytes]:
         buffer = self._reader(fd)
         try:
-            while data := await buffer.read():
+            while data := bytes(await buffer.read()):
                 yield data
         finally:
             self._reading.discard(fd)

@@ -28,7 +28,7 @@ class StreamBuffer:
     """
 
     def __init__(self, on_room: Callable[[], None]) -> None:
-        self._chunks: deque[bytes] = deque()
+        self._chunks: deque[bytes | memoryview] = deque()
         self._start = 0
         """How much of the first chunk was taken already, as lines."""
         self._partial: list[bytes] = []
@@ -41,7 +41,7 @@ class StreamBuffer:
         self._on_room = on_room
         self._waiter: asyncio.Future[None] | None = None
 
-    def feed(self, data: bytes) -> bool:
+    def feed(self, data: bytes | memoryview) -> bool:
         self._chunks.append(data)
         self._size += len(data)
         self._wake()
@@ -66,8 +66,8 @@ class StreamBuffer:
         self._partial.clear()
         return taken
 
-    async def read(self) -> bytes:
-        """The next chunk; empty at the end of the stream."""
+    async def read(self) -> bytes | memoryview:
+        """The next chunk, as it came; empty at the end of the stream."""
         if self._partial:
             return self._take_partial()
         if not self._chunks:
@@ -86,7 +86,7 @@ class StreamBuffer:
                 return self._line_decoder.decode(rest, final=True) if rest else None
             room = most - sum(map(len, self._partial))
             # The end of a line may follow just behind the most that it may hold.
-            chunk, start = self._chunks[0], self._start
+            chunk, start = self._first(), self._start
             stop = min(len(chunk), start + room + len(_LONGEST_END))
             end = chunk.find(b"\n", start, stop)
             if end >= 0 and end - chunk.endswith(b"\r", start, end) <= start + room:
@@ -108,10 +108,16 @@ class StreamBuffer:
         """Makes one chunk of the first two; False when there is no second."""
         if len(self._chunks) == 1 and not await self._more(beyond=1):
             return False
-        first = self._chunks.popleft()[self._start :]
+        first = self._first()[self._start :]
+        self._chunks.popleft()
         self._start = 0
-        self._chunks[0] = first + self._chunks[0]
+        self._chunks[0] = first + self._first()
         return True
+
+    def _first(self) -> bytes:
+        """The first chunk, as bytes from now on."""
+        first = self._chunks[0] = bytes(self._chunks[0])
+        return first
 
     async def _more(self, *, beyond: int = 0) -> bool:
         """Waits until there are more than ``beyond`` chunks; False at the end of the stream."""
@@ -127,7 +133,7 @@ class StreamBuffer:
                 self._waiter = None
         return True
 
-    def _take(self) -> bytes:
+    def _take(self) -> bytes | memoryview:
         chunk = self._chunks.popleft()
         if self._start:
             chunk, self._start = chunk[self._start :], 0
@@ -159,11 +165,11 @@ class Collector:
 
     def __init__(self, cap: int) -> None:
         self._cap = cap
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | memoryview] = []
         self._size = 0
         self.truncated = False
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes | memoryview) -> None:
         room = self._cap - self._size
         if len(data) > room:
             self.truncated = True
@@ -173,6 +179,7 @@ class Collector:
             self._size += len(data)
 
     def value(self) -> bytes:
-        if len(self._chunks) > 1:
-            self._chunks = [b"".join(self._chunks)]
-        return self._chunks[0] if self._chunks else b""
+        # Put together once: whoever asks again gets the same.
+        whole = b"".join(self._chunks)
+        self._chunks = [whole]
+        return whole

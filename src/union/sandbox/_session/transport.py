@@ -21,8 +21,11 @@ class Sink(Protocol):
 
     def event(self, event: Event) -> None: ...
 
-    def output(self, fd: int, data: bytes) -> bool:
-        """Takes bytes of stdout (1) or stderr (2). False: stop reading until ``resume``."""
+    def output(self, fd: int, data: bytes | memoryview) -> bool:
+        """Takes bytes of stdout (1) or stderr (2). False: stop reading until ``resume``.
+
+        A view is of bytes that nobody will change; whoever keeps it keeps them all.
+        """
         ...
 
     def end_of_output(self, fd: int) -> None: ...

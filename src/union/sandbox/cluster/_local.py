@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import importlib
 import logging
 import os
@@ -74,7 +75,7 @@ class LocalHold:
             guest_sha256=verifier_of(self.keys.guest),
             expires=self._expires,
             backend=request.backend,
-            told=request.session(env=request.env_vars),
+            told=functools.partial(request.session, env=request.env_vars),
             bind=f"unix:{self._home}/s",
             work_dir=self._home,
             shown_at=WORK_DIR,
@@ -96,6 +97,8 @@ class LocalHold:
         try:
             running = asyncio.ensure_future(self._supervisor.run())
             try:
+                # Not sooner: an import would keep the interpreter from starting the process.
+                await self._supervisor.begun.wait()
                 # While the server starts: what the first call needs anyway.
                 await asyncio.to_thread(importlib.import_module, "union.sandbox.remote._attached")
                 return await running

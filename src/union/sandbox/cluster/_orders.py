@@ -6,9 +6,13 @@ import json
 import os
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox.cluster._keys import session_name
+from union.sandbox.constants import CA_VARIABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["WORK_DIR", "Orders", "clean_environment"]
 
@@ -22,8 +26,6 @@ _KEPT: Final = (
 
 def clean_environment() -> dict[str, str]:
     """The variables that a server starts with."""
-    from union.sandbox._linux.host import CA_VARIABLES
-
     kept = (*_KEPT, *CA_VARIABLES)
     return {name: os.environ[name] for name in kept if name in os.environ}
 
@@ -38,8 +40,8 @@ class Orders:
     expires: float
     """Unix time."""
     backend: str
-    told: dict[str, Any] = field(default_factory=dict)
-    """The session, as the wire carries it."""
+    told: dict[str, Any] | Callable[[], dict[str, Any]] = field(default_factory=dict)
+    """The session, as the wire carries it; made when it is written, if that is not urgent."""
     bind: str
     tls: bool = False
     work_dir: str = WORK_DIR
@@ -60,7 +62,7 @@ class Orders:
         """What goes through the server's stdin."""
         told = {
             "session": session_name(self.run),
-            "told": self.told,
+            "told": self.told() if callable(self.told) else self.told,
             "owner_sha256": self.owner_sha256,
             "guest_sha256": self.guest_sha256,
             "expires": self.expires,

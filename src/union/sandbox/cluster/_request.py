@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from union.sandbox._core.resolve import resolve_session, settled_timeout
-from union.sandbox._core.wire_values import session_to
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
@@ -58,6 +57,9 @@ class Request:
 
     def session(self, *, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """What the server is told of the session."""
+        # Not needed until a server has been started, which can be under way meanwhile.
+        from union.sandbox._core.wire_values import session_to
+
         told = session_to(self.spec)
         if env:
             told["env"] = {**env, **told.get("env", {})}

@@ -45,6 +45,8 @@ class Supervisor:
         self._tail = b""
         self._stop = asyncio.Event()
         self.pid: int | None = None
+        self.begun = asyncio.Event()
+        """Its process has been started, or could not be."""
         self.ready: asyncio.Future[str] = loop.create_future()
         """Its endpoint, or why there is none."""
         # Nobody may be interested, which is no reason to complain.
@@ -76,6 +78,8 @@ class Supervisor:
         except OSError as exc:
             self._fail(SandboxExecutionError(f"the server could not be started: {exc}"))
             raise
+        finally:
+            self.begun.set()
         self.pid = process.pid
         watchers = [asyncio.ensure_future(self._hear(process))]
         if process.stderr is not None:

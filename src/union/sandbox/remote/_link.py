@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Link", "pauses"]
 
 _MESSAGE: Final = 512 * 1024
-_LATER_S: Final = 0.05
+_LATER_S: Final = 0.02
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 
 

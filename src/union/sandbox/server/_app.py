@@ -286,7 +286,7 @@ class App:
         ws.headers.update(HEADERS)
         await ws.prepare(request)
         _LOGGER.debug("connected", extra={"session": short(session.name)})
-        await Link(ws, session, self._sessions, may_close=grant.is_full).serve()
+        await Link(ws, request, session, self._sessions, may_close=grant.is_full).serve()
         return ws
 
 

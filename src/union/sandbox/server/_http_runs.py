@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["run_in", "run_once"]
 
 _MOST_COMMAND: Final = 16 * 1024 * 1024
-_KEPT: Final = WINDOW // 2
+_KEPT: Final = 512 * 1024
 """How much of a stream can be asked for again, where there is a key to ask with."""
 _NAMES: Final = {1: "stdout", 2: "stderr"}
 _RUN: Final = frozenset(

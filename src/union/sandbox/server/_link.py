@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import WSCloseCode, WSMsgType
@@ -15,7 +16,7 @@ from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._sessions import short
 
 if TYPE_CHECKING:
-    from aiohttp.web import WebSocketResponse
+    from aiohttp.web import BaseRequest, WebSocketResponse
 
     from union.sandbox.server._metrics import Metrics
     from union.sandbox.server._runs import ServerRun
@@ -30,6 +31,10 @@ _RUNS_KEPT: Final = 4
 """Of a session, in multiples of what may run at once on the server."""
 _MESSAGE: Final = 256 * 1024
 """About how much goes into one message: many runs take turns."""
+_SHORT: Final = struct.Struct(">BB")
+_MIDDLE: Final = struct.Struct(">BBH")
+_LONG: Final = struct.Struct(">BBQ")
+_WHOLE_BINARY: Final = 0x82
 
 
 class Link:
@@ -38,12 +43,14 @@ class Link:
     def __init__(
         self,
         ws: WebSocketResponse,
+        request: BaseRequest,
         session: ServerSession,
         sessions: Sessions,
         *,
         may_close: bool,
     ) -> None:
         self._ws = ws
+        self._request = request
         self._session = session
         self._sessions = sessions
         self._metrics: Metrics = sessions.metrics
@@ -99,16 +106,33 @@ class Link:
             await self._wake.wait()
             self._wake.clear()
             while self._dirty or self._replies:
-                message = self._next_message()
-                self._metrics.bytes_sent += len(message)
-                await self._ws.send_bytes(message)
+                if not await self._write(self._next_pieces()):
+                    return  # the receiving side finds out as well, and sees to it
             if self._ending:
                 await self._ws.send_bytes(wire.encode(Kind.CLOSED))
                 await self._ws.close()
                 self._session.let_go()
                 return
 
-    def _next_message(self) -> bytes:
+    async def _write(self, pieces: list[bytes]) -> bool:
+        """One message, in one go; False: nobody takes it any more.
+
+        Not by ``send_bytes``, which would send the head of a large one by itself, after the pieces
+        had been put together: every byte twice in memory, and a client woken by nothing.
+        """
+        transport = self._request.transport
+        if self._ws.closed or transport is None or transport.is_closing():
+            return False
+        size = sum(map(len, pieces))
+        self._metrics.bytes_sent += size
+        transport.write(b"".join((_message_head(size), *pieces)))
+        try:
+            await self._request.writer.drain()
+        except ConnectionError:
+            return False
+        return True
+
+    def _next_pieces(self) -> list[bytes]:
         frames, self._replies = self._replies, []
         size = sum(map(len, frames))
         while self._dirty and size < _MESSAGE:
@@ -119,7 +143,7 @@ class Link:
                 size += len(frame)
             if run.has_more:
                 self._dirty[run] = None
-        return b"".join(frames)
+        return frames
 
     # From the client.
 
@@ -209,3 +233,12 @@ class Link:
             return
         self._asked_to_close = True
         self._sessions.close_soon(self._session, "client")
+
+
+def _message_head(size: int) -> bytes:
+    """What a server puts before a whole binary message (RFC 6455, 5.2); servers do not mask."""
+    if size < 126:
+        return _SHORT.pack(_WHOLE_BINARY, size)
+    if size < 1 << 16:
+        return _MIDDLE.pack(_WHOLE_BINARY, 126, size)
+    return _LONG.pack(_WHOLE_BINARY, 127, size)

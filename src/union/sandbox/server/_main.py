@@ -14,7 +14,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from union.sandbox._core.wire import WINDOW
 from union.sandbox._core.wire_errors import error_to
+from union.sandbox._linux.allocator import keep_freed
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._addresses import own_entries
 from union.sandbox.server._app import App
@@ -56,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.supervised:
             config = with_orders(config, read_orders(_STDIN))
         set_up(config.log_level)
+        # Output of a few streams comes and goes all the time.
+        keep_freed(2 * WINDOW)
         asyncio.run(serve(config))
     except SandboxError as exc:
         if "--supervised" in (sys.argv if argv is None else argv):

@@ -50,7 +50,7 @@ class Tail:
         """How many bytes there ever were."""
         self._most = most
         self._bytes = 0
-        self._pieces: deque[tuple[int, bytes | bytearray]] = deque()
+        self._pieces: deque[tuple[int, bytes | bytearray | memoryview]] = deque()
 
     @property
     def held(self) -> int:
@@ -59,8 +59,10 @@ class Tail:
 
     def append(self, fd: int, data: bytes) -> None:
         self.end += len(data)
-        kept = data[-self._most :]
-        if len(kept) < len(data):
+        kept: bytes | memoryview = data
+        if len(data) > self._most:
+            # A view: whoever writes this much has the next piece ready, which takes its place.
+            kept = memoryview(data)[-self._most :]
             self._pieces.clear()
             self._bytes = 0
         self._bytes += len(kept)
@@ -83,6 +85,12 @@ class Tail:
         else:
             self._pieces.popleft()
             self._bytes -= len(first)
+
+    def settle(self) -> None:
+        """Nothing follows for now: what is not part of the tail is let go."""
+        for index, (fd, piece) in enumerate(self._pieces):
+            if isinstance(piece, memoryview):
+                self._pieces[index] = (fd, bytes(piece))
 
     def since(self, offset: int) -> tuple[int, list[tuple[int, bytes]]]:
         """How many bytes behind ``offset`` are gone already, and the pieces that are not."""
@@ -145,6 +153,7 @@ class RunRecord:
 
     def end_of_output(self, fd: int) -> None:
         self._open.discard(fd)
+        self.tail.settle()
         self._wake()
 
     def decision(self, decision: Decision) -> None:
@@ -159,6 +168,7 @@ class RunRecord:
         """``how`` is None for a run that was refused."""
         self.end = event
         self.ended_at = time.time()
+        self.tail.settle()
         self.end_run = None
         if not isinstance(how, Exited):
             self._open.clear()

@@ -9,7 +9,15 @@ from union.sandbox._core import wire
 from union.sandbox._core.events import Exited, Failed, Started
 from union.sandbox._core.replay import RunLog, StreamLog
 from union.sandbox._core.resolve import settled_window
-from union.sandbox._core.wire import MAX_CHUNK, WINDOW, Kind, Offsets, Taken, WireError
+from union.sandbox._core.wire import (
+    MAX_CHUNK,
+    STDIN_WINDOW,
+    WINDOW,
+    Kind,
+    Offsets,
+    Taken,
+    WireError,
+)
 from union.sandbox._core.wire_errors import error_to
 from union.sandbox._core.wire_values import decision_to, event_to, started_to
 from union.sandbox.errors import SandboxError, SandboxExecutionError
@@ -24,9 +32,9 @@ if TYPE_CHECKING:
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._session.transport import Run, Transport
 
-__all__ = ["Buffers", "Listener", "ServerRun"]
+__all__ = ["LEAST_ROOM", "Buffers", "Listener", "ServerRun"]
 
-_LEAST_ROOM: Final = WINDOW // 2
+LEAST_ROOM: Final = WINDOW // 8
 """What every stream may keep, however much the others do."""
 _TOGETHER_S: Final = 0.005
 """To send costs more than to wait a little, where nobody looks on."""
@@ -41,7 +49,7 @@ class Buffers:
         self.held = 0
 
     def is_full(self, stream: StreamLog) -> bool:
-        limit = WINDOW if self.held < self.most else _LEAST_ROOM
+        limit = WINDOW if self.held < self.most else LEAST_ROOM
         return stream.held >= limit
 
 
@@ -158,7 +166,8 @@ class ServerRun:
                 stream.closed = True
         self._finish(event_to(event))
 
-    def output(self, fd: int, data: bytes) -> bool:
+    def output(self, fd: int, data: bytes | memoryview) -> bool:
+        data = bytes(data)
         stream = self.log.streams[fd]
         before = stream.held
         stream.append(data)
@@ -223,7 +232,7 @@ class ServerRun:
             self._control(wire.parse_json(data))
 
     def _feed(self, data: bytes) -> None:
-        if self._fed + len(data) - self._taken > WINDOW + MAX_CHUNK:
+        if self._fed + len(data) - self._taken > STDIN_WINDOW + MAX_CHUNK:
             raise WireError("more stdin than there is room for")
         self._fed += len(data)
         self._when_there(lambda run: run.feed_stdin(data))
@@ -311,7 +320,10 @@ class ServerRun:
         return self._tell_taken or (self._early is None and self.log.has_more)
 
     def frames(self, budget: int) -> Iterator[bytes]:
-        """What is to be sent next, about ``budget`` bytes of it; ``Started`` before any output."""
+        """What is to be sent next, about ``budget`` bytes of it; ``Started`` before any output.
+
+        Frames, one behind the other; the bytes of output are a piece by themselves.
+        """
         number = self.number
         if self._tell_taken:
             self._tell_taken = False
@@ -329,7 +341,8 @@ class ServerRun:
                 continue
             for offset, data in stream.unsent(budget):
                 budget -= len(data)
-                yield wire.output(number, fd, offset, data)
+                yield wire.output_head(number, fd, offset, len(data))
+                yield data
             if stream.closed and stream.sent == stream.end and not stream.closed_sent:
                 stream.closed_sent = True
                 yield wire.end_of_output(number, fd, stream.end)
