@@ -1,17 +1,21 @@
 """Run every test: first all that can share the machine, then those that need it to themselves.
 
-The last lines sum up both runs: how many rows of the catalogue of threats held, and all tests in
-pytest's words. Arguments are passed on to both.
+The soak runs beside the first; one of the second judges it. The last lines sum up both runs: how
+many rows of the catalogue of threats held, and all tests in pytest's words. Arguments are passed on
+to both; then there is no soak.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,6 +30,10 @@ RUNS = {
     "beside each other": ["-m", "not alone", "-n", WORKERS, "--dist", "loadgroup"],
     ALONE: ["-m", "alone"],
 }
+SOAK = ["--minutes", "3", "--most-minutes", "6", "--kills", "60", "--workers", "3"]
+SOAK_LIMIT_S = 900.0
+SUMMARY = "SOAK_SUMMARY"
+"""Where tests/faults/test_soak.py finds what came of it."""
 # What pytest returns when a test has failed.
 SOME_FAILED = 1
 # What pytest returns when its filter or its arguments leave nothing to run.
@@ -131,18 +139,60 @@ def again(found: Counter[str], report: Path) -> tuple[int, Counter[str]]:
     return done.returncode, found
 
 
+class Soak:
+    """`make soak`, beside the tests; it looks at nothing but what it has started itself."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._summary = scratch / "soak.json"
+        self._said = scratch / "soak.log"
+        command = ["nice", "-n", "5", sys.executable, "-m", "scripts.soak", *SOAK]
+        with self._said.open("wb") as said:
+            self._process = subprocess.Popen(
+                [*command, "--output", str(self._summary)], stdout=said, stderr=said, cwd=ROOT
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()  # does nothing to one that has ended
+        self._process.wait()
+
+    def environment(self) -> dict[str, str]:
+        """Wait for its end; what tells the test where to look."""
+        begun = time.monotonic()
+        try:
+            code = self._process.wait(SOAK_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            code = -1
+        waited = time.monotonic() - begun
+        print(f"\n--- the soak: exit code {code}, waited for {waited:.0f}s ---", flush=True)
+        if code != 0:
+            # No summary, no excuse: the test that judges it fails.
+            print(self._said.read_text(errors="replace")[-5000:], flush=True)
+            self._summary.unlink(missing_ok=True)
+        return {SUMMARY: str(self._summary)}
+
+
 def main(arguments: list[str]) -> int:
     """Run both; return the first exit code that is not 0."""
+    # Without what is kept compiled, each of thousands of Pythons compiles this project anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     total: Counter[str] = Counter()
     codes = []
     attacks = Attacks()
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="sbx-reports-") as scratch:
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbx-reports-"))
+        soak = None if arguments else stack.enter_context(Soak(Path(scratch)))
         for number, (name, options) in enumerate(RUNS.items()):
             print(f"\n--- tests {name} ---", flush=True)
             report = Path(scratch, f"{number}.xml")
             command = [sys.executable, "-m", "pytest", "-q", *options, f"--junitxml={report}"]
-            done = subprocess.run([*command, *arguments], check=False, cwd=ROOT)
+            more = soak.environment() if soak is not None and name == ALONE else {}
+            done = subprocess.run(
+                [*command, *arguments], check=False, cwd=ROOT, env=os.environ | more
+            )
             found = counted(report)
             attacks.read(report)
             code = done.returncode
