@@ -93,7 +93,8 @@ def copy_tests(project: Path, root: Path) -> None:
 
 def compile_tests(suite: Suite) -> None:
     """Once for all: in a place every worker would do it anew, and none could keep it."""
-    _step([suite.python, "-m", "pytest", "--collect-only", "-qq", *COMPILED], cwd=suite.root)
+    # -E: what is compiled must be written, whatever the environment says of that.
+    _step([suite.python, "-E", "-m", "pytest", "--collect-only", "-qq", *COMPILED], cwd=suite.root)
     open_to_all(suite.root)
 
 
