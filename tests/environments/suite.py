@@ -93,8 +93,10 @@ def copy_tests(project: Path, root: Path) -> None:
 
 def compile_tests(suite: Suite) -> None:
     """Once for all: in a place every worker would do it anew, and none could keep it."""
-    # -E: what is compiled must be written, whatever the environment says of that.
-    _step([suite.python, "-E", "-m", "pytest", "--collect-only", "-qq", *COMPILED], cwd=suite.root)
+    # Not in our own environment, which may say that nothing compiled is to be written.
+    path = {"PATH": os.environ["PATH"]}
+    command = [suite.python, "-m", "pytest", "--collect-only", "-qq", *COMPILED]
+    _step(command, cwd=suite.root, env=path)
     open_to_all(suite.root)
 
 
@@ -206,7 +208,13 @@ def _python_version() -> str:
     return version
 
 
-def _step(argv: list[str], *, hint: str = "", cwd: Path | None = None) -> str:
+def _step(
+    argv: list[str],
+    *,
+    hint: str = "",
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+) -> str:
     try:
         done = subprocess.run(
             argv,
@@ -217,6 +225,7 @@ def _step(argv: list[str], *, hint: str = "", cwd: Path | None = None) -> str:
             timeout=BUILD_LIMIT_S,
             umask=0o022,
             cwd=cwd,
+            env=env,
         )
     except FileNotFoundError as error:
         message = f"{argv[0]} is missing. {hint}"
