@@ -1,8 +1,8 @@
 """Run every test: first all that can share the machine, then those that need it to themselves.
 
-The soak runs beside the first; one of the second judges it. The last lines sum up both runs: how
-many rows of the catalogue of threats held, and all tests in pytest's words. Arguments are passed on
-to both; then there is no soak.
+Beside the first, the suite is repeated as other users and in containers, and there is a soak, which
+one of the second judges. The last lines sum up all runs: how many rows of the catalogue of threats
+held, and all tests in pytest's words. Arguments are passed on to all; then there is no soak.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from xml.etree import ElementTree as ET
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -25,10 +28,16 @@ from tests.escape.catalogue import NOT_APPLICABLE, ROWS  # noqa: E402 - the path
 
 # Most tests wait for a process or a clock. More workers than this were slower on two cores.
 WORKERS = "4"
+ELSEWHERE = "in other places"
+BESIDE = "beside each other"
 ALONE = "alone"
 RUNS = {
+    ELSEWHERE: ["-m", "elsewhere", "-p", "no:cacheprovider"],
     # What failed in earlier runs is forgotten: it is not what is run once more.
-    "beside each other": ["-m", "not alone", "-n", WORKERS, "--dist", "loadgroup", "--cache-clear"],
+    BESIDE: [
+        *("-m", "not alone and not elsewhere", "-n", WORKERS, "--dist", "loadgroup"),
+        "--cache-clear",
+    ],
     ALONE: ["-m", "alone"],
 }
 SOAK = ["--minutes", "3", "--most-minutes", "6", "--kills", "60", "--workers", "3"]
@@ -140,6 +149,52 @@ def again(found: Counter[str], report: Path) -> tuple[int, Counter[str]]:
     return done.returncode, found
 
 
+class Run:
+    """One run of pytest; with ``said``, beside others, and what it says is shown at its end."""
+
+    def __init__(
+        self,
+        name: str,
+        scratch: Path,
+        arguments: list[str],
+        *,
+        said: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._name = name
+        self._said = said
+        self.report = scratch / f"{name}.xml"
+        options = [*RUNS[name], f"--junitxml={self.report}", *arguments]
+        if said is None:
+            self._tell()
+        with said.open("wb") if said is not None else nullcontext() as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pytest", "-q", *options],
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
+                env=os.environ | (env or {}),
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()  # does nothing to one that has ended
+        self._process.wait()
+
+    def _tell(self) -> None:
+        print(f"\n--- tests {self._name} ---", flush=True)
+
+    def ended(self) -> int:
+        """Wait for its end; the exit code."""
+        code = self._process.wait()
+        if self._said is not None:
+            self._tell()
+            print(self._said.read_text(errors="replace"), end="", flush=True)
+        return code
+
+
 class Soak:
     """`make soak`, beside the tests; it looks at nothing but what it has started itself."""
 
@@ -176,7 +231,7 @@ class Soak:
 
 
 def main(arguments: list[str]) -> int:
-    """Run both; return the first exit code that is not 0."""
+    """Run all; return the first exit code that is not 0."""
     # Without what is kept compiled, each of thousands of Pythons compiles this project anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     total: Counter[str] = Counter()
@@ -184,25 +239,25 @@ def main(arguments: list[str]) -> int:
     attacks = Attacks()
     begun = time.monotonic()
     with ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbx-reports-"))
-        soak = None if arguments else stack.enter_context(Soak(Path(scratch)))
-        for number, (name, options) in enumerate(RUNS.items()):
-            print(f"\n--- tests {name} ---", flush=True)
-            report = Path(scratch, f"{number}.xml")
-            command = [sys.executable, "-m", "pytest", "-q", *options, f"--junitxml={report}"]
-            more = soak.environment() if soak is not None and name == ALONE else {}
-            done = subprocess.run(
-                [*command, *arguments], check=False, cwd=ROOT, env=os.environ | more
-            )
-            found = counted(report)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sbx-reports-")))
+        soak = None if arguments else stack.enter_context(Soak(scratch))
+        elsewhere = stack.enter_context(Run(ELSEWHERE, scratch, arguments, said=scratch / "said"))
+        beside = stack.enter_context(Run(BESIDE, scratch, arguments))
+        code, found = beside.ended(), counted(beside.report)
+        attacks.read(beside.report)
+        codes.append(elsewhere.ended())
+        if code == SOME_FAILED:
+            report = scratch / "again.xml"
+            code, found = again(found, report)
             attacks.read(report)
-            code = done.returncode
-            if code == SOME_FAILED and name != ALONE:
-                report = Path(scratch, f"{number}-again.xml")
-                code, found = again(found, report)
-                attacks.read(report)
-            codes.append(code)
-            total += found
+        codes.append(code)
+        total += found
+        env = {} if soak is None else soak.environment()
+        alone = stack.enter_context(Run(ALONE, scratch, arguments, env=env))
+        codes.append(alone.ended())
+        for run in (elsewhere, alone):
+            total += counted(run.report)
+            attacks.read(run.report)
     if set(codes) <= {0, NOTHING_COLLECTED} and total["passed"]:
         code = 0
     else:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from tests.environments.supervise import Outcome
 
-# Each place keeps all processors busy by itself.
-pytestmark = pytest.mark.alone
+# Run by itself, beside the rest: each place has workers of its own.
+pytestmark = pytest.mark.elsewhere
 
 # Root with a container's default capabilities differs in who it becomes inside, not in the calls.
 SHORTER = {
@@ -34,7 +34,7 @@ SHORTER = {
 # A server's engine is the one that is tested here; the wire to it is the same everywhere. So is a
 # process that nothing isolates: no user and no container makes it another.
 OPTIONS = ("-q", "-ra", "-p", "no:cacheprovider", "-m", "not slow and not bare", "-k", "not remote")
-BESIDE = ("-n", "4")
+BESIDE = ("-n", "2")
 # Root without any capability may map no id into a namespace, so nothing can be opened there.
 REFUSING = "pod-root"
 SOME_FAILED = 1
