@@ -14,6 +14,8 @@ import logging
 import os
 import platform
 import random
+import shutil
+import subprocess
 import sys
 import time
 from datetime import UTC, datetime
@@ -72,15 +74,30 @@ async def soak(asked: argparse.Namespace) -> Summary:
 
 
 def tell(it: Soak, minutes: float) -> None:
-    """Progress, for a person who watches."""
+    """Progress, for a person who watches; a line each minute for one who reads it later."""
+    state = it.looks[-1]
+    text = (
+        f"{minutes:6.1f} min  {it.runs} runs  {it.sessions} sessions  {it.killer.kills} kills  "
+        f"{len(it.wrong)} wrong  {state['resident_kib'] // 1024} MiB  "
+        f"{state['descriptors']} descriptors "
+    )
     if sys.stderr.isatty():
-        state = it.looks[-1]
-        sys.stderr.write(
-            f"\r{minutes:6.1f} min  {it.runs} runs  {it.sessions} sessions  "
-            f"{it.killer.kills} kills  {len(it.wrong)} wrong  {state['resident_kib'] // 1024} MiB  "
-            f"{state['descriptors']} descriptors "
-        )
-        sys.stderr.flush()
+        sys.stderr.write(f"\r{text}")
+    elif int(minutes) != it.told_at:
+        it.told_at = int(minutes)
+        sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def go_apart() -> None:
+    """Go on with a table of mounts of our own, if we may: others on the machine make some, too."""
+    mark = "SOAK_IS_APART"
+    enter = ["unshare", "--mount"]
+    if mark in os.environ or os.geteuid() != 0 or shutil.which(enter[0]) is None:
+        return
+    if subprocess.run([*enter, "true"], check=False, capture_output=True).returncode == 0:
+        argv = [*enter, sys.executable, "-m", "scripts.soak", *sys.argv[1:]]
+        os.execvpe(argv[0], argv, os.environ | {mark: "1"})
 
 
 def machine() -> dict[str, object]:
@@ -97,6 +114,7 @@ def machine() -> dict[str, object]:
 def main() -> int:
     """Returns 0 if every result was right, nothing has grown and nothing is left."""
     asked = arguments()
+    go_apart()
     # Refusals and lost servers are part of the load, not news.
     logging.getLogger("union.sandbox").addHandler(logging.NullHandler())
     summary = {

@@ -1,18 +1,25 @@
 """Run every test: first all that can share the machine, then those that need it to themselves.
 
-The last lines sum up both runs: how many rows of the catalogue of threats held, and all tests in
-pytest's words. Arguments are passed on to both.
+Beside the first, the suite is repeated as other users and in containers, and there is a soak, which
+one of the second judges. The last lines sum up all runs: how many rows of the catalogue of threats
+held, and all tests in pytest's words. Arguments are passed on to all; then there is no soak.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 from xml.etree import ElementTree as ET
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -21,11 +28,22 @@ from tests.escape.catalogue import NOT_APPLICABLE, ROWS  # noqa: E402 - the path
 
 # Most tests wait for a process or a clock. More workers than this were slower on two cores.
 WORKERS = "4"
+ELSEWHERE = "in other places"
+BESIDE = "beside each other"
 ALONE = "alone"
 RUNS = {
-    "beside each other": ["-m", "not alone", "-n", WORKERS, "--dist", "loadgroup"],
+    ELSEWHERE: ["-m", "elsewhere", "-p", "no:cacheprovider"],
+    # What failed in earlier runs is forgotten: it is not what is run once more.
+    BESIDE: [
+        *("-m", "not alone and not elsewhere", "-n", WORKERS, "--dist", "loadgroup"),
+        "--cache-clear",
+    ],
     ALONE: ["-m", "alone"],
 }
+SOAK = ["--minutes", "3", "--most-minutes", "6", "--kills", "60", "--workers", "3"]
+SOAK_LIMIT_S = 900.0
+SUMMARY = "SOAK_SUMMARY"
+"""Where tests/faults/test_soak.py finds what came of it."""
 # What pytest returns when a test has failed.
 SOME_FAILED = 1
 # What pytest returns when its filter or its arguments leave nothing to run.
@@ -131,27 +149,115 @@ def again(found: Counter[str], report: Path) -> tuple[int, Counter[str]]:
     return done.returncode, found
 
 
+class Run:
+    """One run of pytest; with ``said``, beside others, and what it says is shown at its end."""
+
+    def __init__(
+        self,
+        name: str,
+        scratch: Path,
+        arguments: list[str],
+        *,
+        said: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._name = name
+        self._said = said
+        self.report = scratch / f"{name}.xml"
+        options = [*RUNS[name], f"--junitxml={self.report}", *arguments]
+        if said is None:
+            self._tell()
+        with said.open("wb") if said is not None else nullcontext() as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pytest", "-q", *options],
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
+                env=os.environ | (env or {}),
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()  # does nothing to one that has ended
+        self._process.wait()
+
+    def _tell(self) -> None:
+        print(f"\n--- tests {self._name} ---", flush=True)
+
+    def ended(self) -> int:
+        """Wait for its end; the exit code."""
+        code = self._process.wait()
+        if self._said is not None:
+            self._tell()
+            print(self._said.read_text(errors="replace"), end="", flush=True)
+        return code
+
+
+class Soak:
+    """`make soak`, beside the tests; it looks at nothing but what it has started itself."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._summary = scratch / "soak.json"
+        self._said = scratch / "soak.log"
+        command = ["nice", "-n", "5", sys.executable, "-m", "scripts.soak", *SOAK]
+        with self._said.open("wb") as said:
+            self._process = subprocess.Popen(
+                [*command, "--output", str(self._summary)], stdout=said, stderr=said, cwd=ROOT
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()  # does nothing to one that has ended
+        self._process.wait()
+
+    def environment(self) -> dict[str, str]:
+        """Wait for its end; what tells the test where to look."""
+        begun = time.monotonic()
+        try:
+            code = self._process.wait(SOAK_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            code = -1
+        waited = time.monotonic() - begun
+        print(f"\n--- the soak: exit code {code}, waited for {waited:.0f}s ---", flush=True)
+        if code != 0:
+            # No summary, no excuse: the test that judges it fails.
+            print(self._said.read_text(errors="replace")[-5000:], flush=True)
+            self._summary.unlink(missing_ok=True)
+        return {SUMMARY: str(self._summary)}
+
+
 def main(arguments: list[str]) -> int:
-    """Run both; return the first exit code that is not 0."""
+    """Run all; return the first exit code that is not 0."""
+    # Without what is kept compiled, each of thousands of Pythons compiles this project anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     total: Counter[str] = Counter()
     codes = []
     attacks = Attacks()
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="sbx-reports-") as scratch:
-        for number, (name, options) in enumerate(RUNS.items()):
-            print(f"\n--- tests {name} ---", flush=True)
-            report = Path(scratch, f"{number}.xml")
-            command = [sys.executable, "-m", "pytest", "-q", *options, f"--junitxml={report}"]
-            done = subprocess.run([*command, *arguments], check=False, cwd=ROOT)
-            found = counted(report)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sbx-reports-")))
+        soak = None if arguments else stack.enter_context(Soak(scratch))
+        elsewhere = stack.enter_context(Run(ELSEWHERE, scratch, arguments, said=scratch / "said"))
+        beside = stack.enter_context(Run(BESIDE, scratch, arguments))
+        code, found = beside.ended(), counted(beside.report)
+        attacks.read(beside.report)
+        codes.append(elsewhere.ended())
+        if code == SOME_FAILED:
+            report = scratch / "again.xml"
+            code, found = again(found, report)
             attacks.read(report)
-            code = done.returncode
-            if code == SOME_FAILED and name != ALONE:
-                report = Path(scratch, f"{number}-again.xml")
-                code, found = again(found, report)
-                attacks.read(report)
-            codes.append(code)
-            total += found
+        codes.append(code)
+        total += found
+        env = {} if soak is None else soak.environment()
+        alone = stack.enter_context(Run(ALONE, scratch, arguments, env=env))
+        codes.append(alone.ended())
+        for run in (elsewhere, alone):
+            total += counted(run.report)
+            attacks.read(run.report)
     if set(codes) <= {0, NOTHING_COLLECTED} and total["passed"]:
         code = 0
     else:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.servers import running_server, shared_server
@@ -17,8 +18,12 @@ from union import sandbox as sb
 from union.sandbox._linux.launcher import BINARY
 
 
-def pytest_collection_finish() -> None:
-    """What was loaded stays: the collection after each test looks at what that test made."""
+@pytest.fixture(autouse=True, scope="module")
+def what_was_loaded_stays() -> None:
+    """The collection after each test looks at what the tests of its module made, and at no more.
+
+    Else it takes longer than most tests: a worker loads ever more, such as the SDK of Flyte.
+    """
     gc.collect()
     gc.freeze()
 
@@ -36,7 +41,8 @@ WAYS = ("bubblewrap", "userns", "none")
 ISOLATED = tuple(way for way in WAYS if way != "none")
 REMOTE = "remote-"
 """Before a backend: the same over a server on this machine."""
-REMOTE_WAYS = tuple(REMOTE + way for way in WAYS)
+REMOTE_WAYS = tuple(REMOTE + way for way in ISOLATED)
+"""The wire is the same for all of them; without isolation it has nothing to carry that is new."""
 
 OpenSession = Callable[..., sb.Session]
 
@@ -59,7 +65,12 @@ def host_dir(session: sb.Session) -> str:
     return shared_server(WAYS).host_dir(name)
 
 
-@pytest.fixture(params=WAYS)
+def marked(*ways: str) -> list[Any]:
+    """Ways as parameters; the mark tells those that isolate nothing, wherever they run."""
+    return [pytest.param(way, marks=pytest.mark.bare) if way == "none" else way for way in ways]
+
+
+@pytest.fixture(params=marked(*WAYS))
 def way(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scripts.soaking.excuses import SANDBOX, SERVER, Excuses, Kill
 from scripts.soaking.state import children_of, descendants
 
 from union.sandbox._linux.launcher import BINARY, Launcher
@@ -20,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Killer", "targets_below"]
 
-RECENT_S = 5.0
-"""What goes wrong so long after a kill may be its effect: a server is not missed at once."""
 STOPPED_S = (0.01, 0.3)
 
 
@@ -58,25 +59,22 @@ class Killer:
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-        self._last = float("-inf")
+        self.excuses = Excuses()
         self._later: set[asyncio.Task[None]] = set()
         self.done: Counter[str] = Counter()
+        self.unknown = 0
+        """Kills of which nobody can say what session they hit: a sandbox that was half made."""
 
     @property
     def kills(self) -> int:
         """How many processes were killed; those that were only stopped for a while do not count."""
         return sum(n for role, n in self.done.items() if not role.endswith(STOPPED))
 
-    def is_recent(self, since: float) -> bool:
-        """Whether something was killed shortly before ``since`` (a monotonic time), or after."""
-        return self._last > since - RECENT_S
-
     def note(self, role: str) -> None:
-        """Counts a kill that somebody else has made."""
+        """Counts a kill that somebody else has made, of what no session here depends on."""
         self.done[role] += 1
-        self._last = time.monotonic()
 
-    def strike(self, servers: Callable[[], dict[str, int]]) -> None:
+    def strike(self, servers: Callable[[], dict[str, int]], endpoint: str) -> None:
         """Kills or stops one process of a random kind, if there is one."""
         found: dict[str, list[int]] = {}
         launcher = Launcher._current  # noqa: SLF001 - the soak looks inside
@@ -94,17 +92,24 @@ class Killer:
         handle = _held(pid)
         if handle is None:
             return
+        hit = endpoint if role.startswith(SERVER) else _work_dir(pid) if role in SANDBOX else None
+        if role in SANDBOX and hit is None:
+            self.unknown += 1
         sent = _send(handle, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
         if how == "kill" or not sent:
             os.close(handle)
         else:
-            task = asyncio.create_task(self._end_stop(handle, final=how == "stop and kill"))
+            task = asyncio.create_task(
+                self._end_stop(handle, role, hit, final=how == "stop and kill")
+            )
             self._later.add(task)
             task.add_done_callback(self._later.discard)
+        if sent and how == "kill":
+            self.excuses.add(Kill(role, time.monotonic(), hit))
         if sent:
-            self.note(role + STOPPED if how == "stop" else role)
+            self.done[role + STOPPED if how == "stop" else role] += 1
 
-    async def _end_stop(self, handle: int, *, final: bool) -> None:
+    async def _end_stop(self, handle: int, role: str, hit: str | None, *, final: bool) -> None:
         wait_s = self._chance.uniform(*STOPPED_S)
 
         def end() -> None:
@@ -113,8 +118,10 @@ class Killer:
             _send(handle, signal.SIGKILL if final else signal.SIGCONT)
             os.close(handle)
 
+        if final:
+            # From now on: what notices the end may be faster than this task.
+            self.excuses.add(Kill(role, time.monotonic() + wait_s, hit))
         await asyncio.to_thread(end)
-        self._last = time.monotonic()
 
     async def settle(self) -> None:
         """Waits until whatever is stopped goes on, or is dead."""
@@ -136,6 +143,16 @@ def _held(pid: int) -> int | None:
         return handle
     os.close(handle)
     return None
+
+
+def _work_dir(pid: int) -> str | None:
+    """The work dir that a process of a sandbox sees; its mounts say where it is on the host."""
+    try:
+        text = Path(f"/proc/{pid}/mountinfo").read_text()
+    except OSError:
+        return None
+    found = set(re.findall(rf"/(sandbox-{os.getpid()}-[^/ ]+)", text))
+    return found.pop() if len(found) == 1 else None
 
 
 def _send(handle: int, signum: int) -> bool:

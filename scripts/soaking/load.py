@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JOBS", "Job", "Scene", "WrongError"]
 
+OTHER_CAUSES = frozenset({"timeout", "oom", "limit", "closed"})
 BURST = 40
 BIG = 3 * 2**20
 FETCH = """
@@ -30,7 +31,10 @@ print(said.split(b" ", 2)[1].decode(), said.count(b"served"))
 
 
 class WrongError(Exception):
-    """A result that is not the right one; no fault around it excuses that."""
+    """A result that is not the right one."""
+
+    is_killed = False
+    """Whether it says that the command was killed by SIGKILL, which a kill may have made true."""
 
 
 @dataclass(slots=True)
@@ -52,7 +56,11 @@ class Scene:
     def expect(self, found: object, wanted: object, what: str) -> None:
         """Raises unless what was found is what was wanted."""
         if found != wanted:
-            raise WrongError(f"{what}: {str(found)[:300]!r} instead of {str(wanted)[:100]!r}")
+            wrong = WrongError(f"{what}: {str(found)[:300]!r} instead of {str(wanted)[:100]!r}")
+            wrong.is_killed = (
+                isinstance(found, tuple) and found[0] == 137 and OTHER_CAUSES.isdisjoint(found)
+            )
+            raise wrong
 
 
 async def burst(scene: Scene) -> None:

@@ -16,8 +16,14 @@ cancellations. Meanwhile launchers, sandboxes, waiting processes, the server and
 are killed at random moments. After every round all sessions are closed, and what the process holds
 is compared with what it held before.
 
-A run may end in an error after a kill. A wrong result, an invented exit code, something left
-behind, or growth fails the soak.
+A call may end in an error because of a kill: one of the codes that such a kill can cause, in a
+session whose processes it hit ([which](../../scripts/soaking/excuses.py)). Any other error, a wrong
+result, an invented exit code, something left behind, or growth fails the soak.
+
+Memory is judged after a warm-up: a third of the rounds, at most five minutes. From then on it may
+grow by less than {kib_per_1000_runs:g} KiB per 1,000 commands, by least squares over all rounds:
+one object kept of each command is more. Growth of less than {steps_kib} KiB in all is not judged,
+since allocators take memory in steps. Everything else must not grow at all.
 
 This page is written by `make soak`, from its own summary; no figure is typed by hand.
 
@@ -27,10 +33,11 @@ This page is written by `make soak`, from its own summary; no figure is typed by
 
 | | |
 |---|---:|
-| duration | {minutes:.0f} minutes, {rounds} rounds |
+| duration | {minutes:.0f} minutes, {rounds} rounds, {warm_rounds} of them warm-up |
 | commands run, in one process | {runs:,} |
 | sessions opened and closed | {sessions:,} |
 | processes killed | {kills:,} |
+| of these, in sandboxes half made, so that any session here may be hit | {unknown} |
 | wrong results | {wrong} |
 | left behind at the end | {left} |
 
@@ -77,11 +84,14 @@ def render(told: dict[str, Any]) -> str:
         for key, name in NAMES.items()
     ]
     return TEXT.format(
-        **told["machine"] | {k: told[k] for k in ("date", "seed", "rounds", "runs", "sessions")},
+        **told["machine"]
+        | told["bounds"]
+        | {k: told[k] for k in ("date", "seed", "rounds", "runs", "sessions")},
         verdict="Passed" if told["ok"] else "Failed",
         user="root" if told["machine"]["root"] else "an ordinary user",
         minutes=told["seconds"] / 60,
         kills=told["kills"],
+        unknown=told["unknown"],
         wrong=len(told["wrong"]),
         left=len(told["left"]),
         levels="\n".join(levels),

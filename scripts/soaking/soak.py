@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import traceback
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
+from scripts.soaking.excuses import Target
 from scripts.soaking.kills import Killer
-from scripts.soaking.load import JOBS, Scene, WrongError
+from scripts.soaking.load import JOBS, Scene
 from scripts.soaking.server import OwnServer
 from scripts.soaking.state import State, descendants, left_by, measure, started_at
 
@@ -34,9 +36,13 @@ READY_WITHIN_S = 5.0
 GONE_WITHIN_S = 10.0
 SETTLED_WITHIN_S = 10.0
 LEVEL = ("descriptors", "threads", "processes", "mounts", "groups", "dirs")
-GROWTH_KIB = 16 * 1024
-GROWTH_KIB_PER_1000 = 60.0
 WARM_ROUNDS = 2
+WARM_S = 300.0
+"""Memory is judged after a third of the rounds, or after this if it comes first."""
+GROWTH_KIB_PER_1000 = 32.0
+"""The most that memory may grow per 1,000 commands: less than the smallest object kept of each."""
+STEPS_KIB = 4 * 1024
+"""Growth that is not judged: allocators take memory in steps, of 1 MiB or an arena of a thread."""
 PATIENCE_S = 60
 STUCK_S = 120.0
 
@@ -59,7 +65,17 @@ class Summary(TypedDict):
     resident_kib: list[int]
     runs_at: list[int]
     growth_per_1000_runs: dict[str, float]
+    bounds: Bounds
+    unknown: int
     left: list[str]
+
+
+class Bounds(TypedDict):
+    """What memory is held to; set before anything ran."""
+
+    warm_rounds: int
+    kib_per_1000_runs: float
+    steps_kib: int
 
 
 class Soak:
@@ -72,11 +88,12 @@ class Soak:
         self.killer = Killer(chance)
         self.runs = self.sessions = 0
         self.jobs: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.left: list[str] = []
         self.looks: list[State] = []
+        self.told_at = -1
         self._runs_at: list[int] = []
+        self._round_s = 0.0
         self._hosts: list[int] = []
         self._stop = asyncio.Event()
 
@@ -101,6 +118,7 @@ class Soak:
     async def round(self, seconds: float) -> None:
         """Load for so long; then everything is closed and looked at."""
         self._stop.clear()
+        self._round_s = seconds
         asyncio.get_running_loop().call_later(seconds, self._stop.set)
         # Each worker has its own chance, so that the order of events does not matter to it.
         tasks = [
@@ -137,13 +155,18 @@ class Soak:
             if chance.random() < 0.2:
                 options["resources"] = sb.Resources(memory="256Mi")
             begun = time.monotonic()
-            session = self._session(way, options)
+            session, endpoint = self._session(way, options), self.server.endpoint
+            target = Target(is_remote=way == "remote", place=endpoint if way == "remote" else None)
             try:
-                await self._use(session, way, chance)
+                await session.open()
+                if way != "remote":
+                    name = os.path.basename(session.work_dir)
+                    target = Target(is_remote=False, place=name)
+                await self._use(session, way, chance, target)
             except Exception as exc:  # noqa: BLE001 - whatever it is, it is judged
-                self._judge(f"{way} session", exc, begun)
+                self._judge(f"{way} session", exc, begun, target)
             finally:
-                await self._close(session, way)
+                await self._close(session, way, target)
 
     def _session(self, way: str, options: dict[str, Any]) -> sb.Session:
         if way == "remote":
@@ -151,8 +174,9 @@ class Soak:
             return sb.remote.session(**reach, connect_timeout_s=3, lazy=False, **options)
         return sb.on_device.session(backend=way, **options)
 
-    async def _use(self, session: sb.Session, way: str, chance: random.Random) -> None:
-        await session.open()
+    async def _use(
+        self, session: sb.Session, way: str, chance: random.Random, target: Target
+    ) -> None:
         self.sessions += 1
         scene = Scene(session, chance, self.port)
         for _ in range(chance.randint(*JOBS_EACH)):
@@ -164,28 +188,19 @@ class Soak:
                 await _patiently(job.do(scene))
                 self.jobs[job.name] += 1
             except Exception as exc:  # noqa: BLE001 - whatever it is, it is judged
-                self._judge(f"{way} {job.name}", exc, begun)
+                self._judge(f"{way} {job.name}", exc, begun, target)
             self.runs += scene.runs - before
 
-    async def _close(self, session: sb.Session, way: str) -> None:
+    async def _close(self, session: sb.Session, way: str, target: Target) -> None:
         begun = time.monotonic()
         try:
             await _patiently(session.close())
         except Exception as exc:  # noqa: BLE001 - whatever it is, it is judged
-            self._judge(f"{way} close", exc, begun)
+            self._judge(f"{way} close", exc, begun, target)
 
-    def _judge(self, what: str, exc: Exception, begun: float) -> None:
-        """An error is honest if something was killed, it is ours, and it invents no exit code."""
-        if isinstance(exc, sb.SandboxError) and self.killer.is_recent(begun):
-            self.errors[f"{type(exc).__name__} {exc.code}"] += 1
-        elif (
-            isinstance(exc, WrongError)
-            and "137, 'signal'" in str(exc).replace('"', "'")
-            and (self.killer.is_recent(begun))
-        ):
-            # A waiting process was killed when it had just become the command: that is the truth.
-            self.errors["command killed"] += 1
-        else:
+    def _judge(self, what: str, exc: Exception, begun: float, target: Target) -> None:
+        """An error is honest if a kill can have caused it, in a session that the kill has hit."""
+        if not self.killer.excuses.excuses(exc, target, begun):
             self._note(what, _told(exc))
 
     # Kills.
@@ -196,7 +211,7 @@ class Soak:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), chance.uniform(*KILL_EVERY_S))
                 return
-            self.killer.strike(self.server.processes)
+            self.killer.strike(self.server.processes, self.server.endpoint)
             if not self.server.is_running():
                 await self.server.start_again()
 
@@ -266,7 +281,7 @@ class Soak:
         after = self.looks[-1]
         growth = {name: round(self._slope(name), 2) for name in State.__annotations__}
         grown = after["resident_kib"] - before["resident_kib"]
-        flat = grown < GROWTH_KIB or growth["resident_kib"] < GROWTH_KIB_PER_1000
+        flat = grown < STEPS_KIB or growth["resident_kib"] < GROWTH_KIB_PER_1000
         return Summary(
             ok=not self.wrong and not left and flat,
             seconds=round(seconds, 1),
@@ -276,13 +291,19 @@ class Soak:
             kills=self.killer.kills,
             killed=dict(sorted(self.killer.done.items())),
             jobs=dict(sorted(self.jobs.items())),
-            errors=dict(sorted(self.errors.items())),
+            errors=dict(sorted(self.killer.excuses.used.items())),
             wrong=self.wrong,
             before=before,
             after=after,
             resident_kib=[look["resident_kib"] for look in self.looks],
             runs_at=self._runs_at,
             growth_per_1000_runs=growth,
+            bounds=Bounds(
+                warm_rounds=self._warm() + 1,
+                kib_per_1000_runs=GROWTH_KIB_PER_1000,
+                steps_kib=STEPS_KIB,
+            ),
+            unknown=self.killer.unknown,
             left=left,
         )
 
@@ -298,11 +319,14 @@ class Soak:
                 "asyncio.run(main())"
             )
             subprocess.run([sys.executable, "-c", code], check=True)
-        return [path for pid in self._hosts for path in left_by(pid)]
+        # A number that somebody has again by now: what it holds is that one's.
+        ended = [pid for pid in self._hosts if started_at(pid) is None]
+        return [path for pid in ended for path in left_by(pid)]
 
     def _warm(self) -> int:
         """The first look that counts: by then caches are full, and the allocator has its arenas."""
-        return max(min(WARM_ROUNDS, len(self.looks)) - 1, len(self.looks) // 3)
+        third = min(len(self.looks) // 3, int(WARM_S / self._round_s))
+        return max(min(WARM_ROUNDS, len(self.looks)) - 1, third)
 
     def _slope(self, name: str) -> float:
         """Growth per 1,000 runs, by least squares over all rounds after the warm-up."""

@@ -8,7 +8,15 @@ import threading
 from pathlib import Path
 from typing import TypedDict
 
-__all__ = ["State", "children_of", "descendants", "left_by", "measure", "started_at"]
+__all__ = [
+    "State",
+    "children_of",
+    "descendants",
+    "groups_of",
+    "left_by",
+    "measure",
+    "started_at",
+]
 
 PLACES = ("/tmp", "/var/tmp")
 GROUPS = Path("/sys/fs/cgroup")

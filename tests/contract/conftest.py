@@ -1,11 +1,11 @@
-"""The contract holds over every backend on this machine, and over a server for each of them."""
+"""The contract holds over every backend on this machine, and over a server for the isolating."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import ISOLATED, REMOTE, REMOTE_WAYS, WAYS, session_of
+from tests.conftest import ISOLATED, REMOTE, REMOTE_WAYS, WAYS, marked, session_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from union import sandbox as sb
 
 
-@pytest.fixture(params=[*WAYS, *REMOTE_WAYS])
+@pytest.fixture(params=marked(*WAYS, *REMOTE_WAYS))
 def way(request: pytest.FixtureRequest) -> str:
     return request.param
 

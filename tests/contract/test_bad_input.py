@@ -14,6 +14,7 @@ from tests.conftest import (
     OpenSession,
     eventually,
     host_dir,
+    marked,
     sandbox_processes,
     session_of,
 )
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[*WAYS, *REMOTE_WAYS])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=marked(*WAYS, *REMOTE_WAYS))
 async def sbx(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
     """One session for all: a call that is refused changes nothing."""
     async with session_of(request.param) as session:

@@ -25,6 +25,9 @@ PROJECT = Path(__file__).resolve().parents[2]
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 OLDEST_PYTHON = (3, 11)
 TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
+SUITES = ("tests/contract", "tests/escape", "tests/posture")
+"""What is repeated in other places."""
+COMPILED = ("-p", "no:cacheprovider", *SUITES)
 BUILD_LIMIT_S = 300.0
 # Not part of what a wheel is built from; copying or hashing them would only cost time.
 NOT_SOURCE = (".*", "__pycache__", "*.egg-info", "*.pyc", "build", "dist", "tests", "bench", "docs")
@@ -68,7 +71,9 @@ def staged_suite(*, project: Path = PROJECT, cache: Path | None = None) -> Itera
     root = Path(tempfile.mkdtemp(prefix="sbx-suite-"))
     try:
         copy_tests(project, root)
-        yield Suite(venv=venv, root=root)
+        suite = Suite(venv=venv, root=root)
+        compile_tests(suite)
+        yield suite
     finally:
         shutil.rmtree(root)
 
@@ -84,6 +89,15 @@ def copy_tests(project: Path, root: Path) -> None:
         if (project / name).exists():
             shutil.copy(project / name, root / name)
     open_to_all(root)
+
+
+def compile_tests(suite: Suite) -> None:
+    """Once for all: in a place every worker would do it anew, and none could keep it."""
+    # Not in our own environment, which may say that nothing compiled is to be written.
+    path = {"PATH": os.environ["PATH"]}
+    command = [suite.python, "-m", "pytest", "--collect-only", "-qq", *COMPILED]
+    _step(command, cwd=suite.root, env=path)
+    open_to_all(suite.root)
 
 
 def open_to_all(root: Path) -> None:
@@ -194,7 +208,13 @@ def _python_version() -> str:
     return version
 
 
-def _step(argv: list[str], *, hint: str = "") -> str:
+def _step(
+    argv: list[str],
+    *,
+    hint: str = "",
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+) -> str:
     try:
         done = subprocess.run(
             argv,
@@ -204,6 +224,8 @@ def _step(argv: list[str], *, hint: str = "") -> str:
             text=True,
             timeout=BUILD_LIMIT_S,
             umask=0o022,
+            cwd=cwd,
+            env=env,
         )
     except FileNotFoundError as error:
         message = f"{argv[0]} is missing. {hint}"

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.environments.places import LIMIT_S, NAMES, missing, open_place
-from tests.environments.suite import BUILD_LIMIT_S, Suite, staged_suite
+from tests.environments.suite import BUILD_LIMIT_S, SUITES, Suite, staged_suite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.environments.supervise import Outcome
 
-# Each place keeps all processors busy by itself.
-pytestmark = pytest.mark.alone
+# Run by itself, beside the rest: each place has workers of its own.
+pytestmark = pytest.mark.elsewhere
 
-SUITES = ("tests/contract", "tests/escape", "tests/posture")
 # Root with a container's default capabilities differs in who it becomes inside, not in the calls.
 SHORTER = {
     "pod-default-caps": (
@@ -32,9 +31,10 @@ SHORTER = {
     )
 }
 # Tests marked slow put load on this machine rather than on the place, so once is enough.
-# A server's engine is the one that is tested here; the wire to it is the same everywhere.
-OPTIONS = ("-q", "-ra", "-p", "no:cacheprovider", "-m", "not slow", "-k", "not remote")
-BESIDE = ("-n", "4")
+# A server's engine is the one that is tested here; the wire to it is the same everywhere. So is a
+# process that nothing isolates: no user and no container makes it another.
+OPTIONS = ("-q", "-ra", "-p", "no:cacheprovider", "-m", "not slow and not bare", "-k", "not remote")
+BESIDE = ("-n", "2")
 # Root without any capability may map no id into a namespace, so nothing can be opened there.
 REFUSING = "pod-root"
 SOME_FAILED = 1

@@ -22,8 +22,8 @@ from union.sandbox.constants import (
     UNREAD_STREAM_BYTES,
 )
 
-# Fork bombs and full memory slow down whatever runs beside them.
-pytestmark = [pytest.mark.spec("G3"), pytest.mark.alone]
+pytestmark = pytest.mark.spec("G3")
+# Alone are fork bombs, full memory and endless output: they slow down whatever runs beside them.
 _MIB = 2**20
 
 
@@ -33,6 +33,7 @@ def _rss() -> int:
 
 @pytest.mark.threat(101)
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_a_fork_bomb_is_stopped(jail: sb.Session) -> None:
     """Well below what the host would notice; the session goes on."""
     code = """
@@ -59,6 +60,7 @@ async def test_a_fork_bomb_is_stopped(jail: sb.Session) -> None:
 
 @pytest.mark.threat(101, 107)
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_a_classic_fork_bomb_ends_with_its_time(jail: sb.Session) -> None:
     """The shell's own; nothing of it is left."""
     if dict(jail.isolation.limits)["processes"] == "none":
@@ -106,6 +108,7 @@ out["alive"] = sum(kid.poll() is None for kid in kids)
 
 @pytest.mark.threat(102)
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_memory_is_limited_over_the_whole_tree(jailed: OpenSession) -> None:
     """Six children, each within the limit; two are the control."""
     async with jailed(resources=Resources(memory="256Mi")) as jail:
@@ -214,6 +217,7 @@ async def test_open_files_are_limited(jail: sb.Session) -> None:
 
 @pytest.mark.threat(105)
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.spec("D6")
 async def test_endless_output_leaves_the_host_flat(jail: sb.Session) -> None:
     """Collected under a cap, and in a pipe that nobody reads."""
@@ -236,6 +240,7 @@ async def test_endless_output_leaves_the_host_flat(jail: sb.Session) -> None:
 
 @pytest.mark.threat(106)
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.spec("D6")
 async def test_output_of_any_shape_arrives_whole(jail: sb.Session) -> None:
     """One line of 10 MB with NULs and bad UTF-8, and both pipes full at once."""

@@ -183,6 +183,7 @@ async def test_a_growing_file_never_exceeds_the_cap(jail: sb.Session, tmp_path: 
         except sb.SandboxError as exc:
             assert exc.code == "file-too-large"  # noqa: PT017 - either outcome is right
             refused += 1
+            await asyncio.sleep(0.001)  # else, where cores are few, the writer never gets its turn
         else:
             assert got.bytes == (tmp_path / "target" / "grows").stat().st_size <= 100_000
             served += 1

@@ -102,6 +102,8 @@ async def test_host_processes_of_root_are_out_of_reach(shared: sb.Session) -> No
         out[name] = attempt(os.open, f"/proc/{pid}/{name}", os.O_RDONLY)
     """
     if os.getpid() < 10:
-        pytest.skip("this process has a number that the sandbox has too: not as process 1")
+        pytest.skip(
+            "this process has a number that the sandbox has too: do not run pytest as process 1"
+        )
     found = await attack(shared, code, given={"pid": os.getpid()})
     assert "ok" not in found.values(), found

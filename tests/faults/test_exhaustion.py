@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spec("D8", "G4")
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and make groups")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can mount and make groups: run the tests as root"
+)
 
 
 async def works(session: sb.Session) -> bool:
@@ -172,7 +174,9 @@ def _pids_group() -> Path:
         if (place / "pids.max").exists():
             return place
         place.rmdir()
-    pytest.skip("no control group that counts processes")
+    pytest.skip(
+        "no control group counts processes here: make /sys/fs/cgroup/pids writable (run as root)"
+    )
 
 
 def _removed(place: Path) -> bool:
@@ -227,7 +231,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=256k,mode=0777", "tmpfs", str(place)], check=False
     )
     if done.returncode != 0:
-        pytest.skip("no file system can be mounted here")
+        pytest.skip("no tmpfs can be mounted here: allow CAP_SYS_ADMIN, as on a machine itself")
     try:
         yield place
     finally:
@@ -315,7 +319,9 @@ def test_places_for_work_dirs(what: str) -> None:
     command = ["unshare", "--mount", "sh", "-c", script, sys.executable, PLACED, str(ROOT)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     if "unshare" in done.stderr:
-        pytest.skip("no mount namespace can be made here")
+        pytest.skip(
+            "no mount namespace can be made here: allow the container CAP_SYS_ADMIN and unshare(2)"
+        )
     assert done.returncode == 0, done.stderr
     assert wanted in done.stdout, done.stdout
     assert "elsewhere" in done.stdout

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-# Memory is measured, and a thousand sessions are opened.
-pytestmark = pytest.mark.alone
-
 ROOT = Path(__file__).resolve().parents[2]
 SESSIONS = 1000
 FILES_EACH = 8

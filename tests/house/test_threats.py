@@ -87,7 +87,7 @@ def test_fine(): ...
 
 @pytest.mark.threat(4)
 def test_skipped():
-    pytest.skip("not here")
+    pytest.skip("the tool is missing: apt-get install it")
 
 @pytest.fixture
 def late():

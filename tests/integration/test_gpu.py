@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.spec("J"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="making device nodes needs root"),
+    pytest.mark.skipif(
+        os.geteuid() != 0, reason="making device nodes needs root: run the tests as root"
+    ),
 ]
 FIND = functools.partial(gpu.find, for_everybody=True, environ={})
 
@@ -195,7 +197,10 @@ async def test_without_a_request_no_device_is_shown(
         assert "gpu" not in dict(sbx.isolation.limits)
 
 
-@pytest.mark.skipif(bool(gpu.devices()), reason="this machine has a GPU")
+@pytest.mark.skipif(
+    bool(gpu.devices()),
+    reason="this machine has a GPU: what is told without one is tested on others",
+)
 async def test_opening_without_a_device_fails_at_once() -> None:
     with pytest.raises(sb.BackendUnavailableError, match="no NVIDIA device"):
         await session_of("bubblewrap", resources=sb.Resources(gpu=1)).open()

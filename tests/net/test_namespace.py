@@ -29,7 +29,8 @@ def may_unshare():
 
 
 pytestmark = pytest.mark.skipif(
-    not may_unshare(), reason="this machine allows no user namespaces: enable them (sysctl)"
+    not may_unshare(),
+    reason="no user namespaces here: sysctl user.max_user_namespaces=10000, or another container",
 )
 
 

@@ -31,7 +31,7 @@ def reset_peak(pid: int | str = "self") -> int:
 
 @pytest.mark.spec("I3")
 @pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.timeout(180)
 async def test_fifty_clients_with_twenty_runs_each():
     limits = ("--max-sessions", "60", "--max-runs", "1200")
     with ServerProcess(*limits) as server:
@@ -55,7 +55,6 @@ async def test_fifty_clients_with_twenty_runs_each():
 
 @pytest.mark.spec("I3", "E1")
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(180)
 async def test_a_large_file_passes_through_little_memory():
     size, piece = 1024 * MIB, 1 * MIB

@@ -24,7 +24,9 @@ pytestmark = [
     pytest.mark.spec("I2", "D4"),
     pytest.mark.slow,
     pytest.mark.needs_root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="making two hosts needs root"),
+    pytest.mark.skipif(
+        os.geteuid() != 0, reason="making two hosts needs root: run the tests as root"
+    ),
     pytest.mark.skipif(
         shutil.which("ip") is None, reason="needs ip (Debian: apt-get install iproute2)"
     ),

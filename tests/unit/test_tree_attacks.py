@@ -141,16 +141,18 @@ def tree(kind, work):
     tree.close()
 
 
-def storm(tree, *attempts, at_least=0):
+def storm(tree, *attempts, at_least=0, refusals=-1):
     """Call each in turn for a while; return how many succeeded and how many were refused.
 
-    On a busy machine a while is as long as it takes to try, and to succeed, often enough to tell.
+    On a busy machine a while is as long as it takes to try, and to succeed or to be refused, often
+    enough to tell.
     """
     done = refused = 0
     end = time.monotonic() + SECONDS
     last = end + 10 * SECONDS
     while time.monotonic() < end or (
-        (done + refused < ENOUGH or done <= at_least) and time.monotonic() < last
+        (done + refused < ENOUGH or done <= at_least or refused <= refusals)
+        and time.monotonic() < last
     ):
         for attempt in attempts:
             try:
@@ -201,7 +203,7 @@ def test_directory_swapped_for_a_link_never_lets_put_or_get_out(tree, work):
 @pytest.mark.threat(6)
 def test_leaf_swapped_for_a_link_never_lets_put_or_get_out(tree, work):
     with attack(FLIP_LEAF, work):
-        done, refused = storm(tree, reader("leaf"), writer("leaf"))
+        done, refused = storm(tree, reader("leaf"), writer("leaf"), at_least=50, refusals=20)
     assert done > 50
     assert refused > 20
 

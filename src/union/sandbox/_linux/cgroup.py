@@ -194,6 +194,11 @@ class Group:
                 (cpu / "cpu.cfs_period_us").write_text(str(_CPU_PERIOD_US))
                 (cpu / "cpu.cfs_quota_us").write_text(str(quota))
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its directories; none when it is removed."""
+        return tuple(map(str, dict.fromkeys(self._dirs.values())))
+
     def release_procs(self) -> None:
         while self.procs:
             os.close(self.procs.pop())

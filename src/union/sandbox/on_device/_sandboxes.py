@@ -11,6 +11,7 @@ from union.sandbox._linux import cgroup
 from union.sandbox._linux.memory import MemoryWatch
 from union.sandbox._linux.run import LocalRun, Sandbox
 from union.sandbox._linux.spares import IDLE_S, Budget
+from union.sandbox.errors import SandboxExecutionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,8 @@ __all__ = ["Sandboxes"]
 
 _AGAIN_S: Final = 0.02
 _SELDOM_S: Final = 5.0
+_GONE_WITHIN_S: Final = 10.0
+"""For processes that were killed to leave their group, when no launcher is there to say so."""
 
 
 class _Spare:
@@ -55,6 +58,8 @@ class Sandboxes:
         self._expiry: asyncio.TimerHandle | None = None
         self._also: Callable[[], None] | None = None
         self._closed = False
+        self._held: set[cgroup.Group] = set()
+        self._without_groups: asyncio.Future[None] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -84,7 +89,7 @@ class Sandboxes:
             number, sock = posture.prepare(
                 channel,
                 cgroups=group.procs if group else (),
-                on_gone=None if group is None else lambda: _remove(group),
+                on_gone=None if group is None else lambda: self._remove(group),
                 pid=pid,
                 terminals=terminals,
             )
@@ -95,6 +100,7 @@ class Sandboxes:
             raise
         sandbox = Sandbox(number, sock, kill=channel.kill, owner=posture.owner, first_pid=pid)
         if group is not None:
+            self._held.add(group)
             group.release_procs()
             sandbox.was_out_of_memory = group.was_out_of_memory
             sandbox.peak_memory = group.peak_memory
@@ -153,6 +159,44 @@ class Sandboxes:
         self._closed = True
         self.let_go()
 
+    def without_groups(self) -> asyncio.Future[None]:
+        """Done when the last control group is removed, or with an error if that does not happen."""
+        loop = asyncio.get_running_loop()
+        done = self._without_groups = loop.create_future()
+        if self._held:
+            patience = loop.call_later(_GONE_WITHIN_S, self._give_up, done)
+            done.add_done_callback(lambda _: patience.cancel())
+        else:
+            done.set_result(None)
+        return done
+
+    def _give_up(self, done: asyncio.Future[None]) -> None:
+        paths = ", ".join(sorted(path for group in self._held for path in group.paths))
+        done.set_exception(
+            SandboxExecutionError(
+                f"processes of the session are still there {_GONE_WITHIN_S:g} s after they were "
+                f"killed; control groups left: {paths}",
+                stage="stream",
+                code="close-incomplete",
+                hint="cgroup.procs in these directories lists the processes; one in state D waits "
+                "for a device or a network file system",
+            )
+        )
+
+    def _remove(self, group: cgroup.Group, after_s: float = _AGAIN_S) -> None:
+        """Removes a group whose processes are gone, or soon will be if the launcher died."""
+        try:
+            group.remove()
+        except OSError as exc:
+            if exc.errno != errno.EBUSY:
+                raise
+            loop = asyncio.get_running_loop()
+            loop.call_later(after_s, self._remove, group, min(after_s * 1.1, _SELDOM_S))
+            return
+        self._held.discard(group)
+        if not self._held and self._without_groups and not self._without_groups.done():
+            self._without_groups.set_result(None)
+
     def watch_memory(self, run: LocalRun, sandbox: Sandbox) -> None:
         """Enforces the memory limit by looking, where there is no control group to do it."""
         limit = self._limits.memory_bytes
@@ -168,14 +212,3 @@ class Sandboxes:
             run.finished.add_done_callback(lambda _: watch.stop())
 
         sandbox.first_pid.add_done_callback(begin)
-
-
-def _remove(group: cgroup.Group, after_s: float = _AGAIN_S) -> None:
-    """Removes a group whose processes are gone, or soon will be if the launcher died."""
-    try:
-        group.remove()
-    except OSError as exc:
-        if exc.errno != errno.EBUSY:
-            raise
-        loop = asyncio.get_running_loop()
-        loop.call_later(after_s, _remove, group, min(after_s * 1.1, _SELDOM_S))

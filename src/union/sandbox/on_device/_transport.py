@@ -268,6 +268,9 @@ class LocalTransport:
                 run.abandon()
             self._channel.close()
         self._forget_postures()
+        # Where the launcher was killed, nobody has waited for what it had started.
+        groups = self._sandboxes.without_groups()
+        await until_done(groups)
         loop = asyncio.get_running_loop()
         removals = []
         if self._scratch is not None:
@@ -275,8 +278,9 @@ class LocalTransport:
         if self._work is not None:
             removals.append(loop.run_in_executor(None, self._work.remove))
         await until_done(*removals)
-        for removal in removals:
-            removal.result()
+        errors = [done.exception() for done in (*removals, groups)]
+        for error in filter(None, errors):
+            raise error
 
     def _dir(self) -> WorkDir:
         if self._work is None:
