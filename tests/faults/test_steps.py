@@ -39,11 +39,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 STEPS = (
     "bind", "capset", "chdir", "clone", "close_range", "dup2", "epoll_ctl", "execve", "fchdir",
-    "fchmod", "fcntl", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self", "listen",
-    "mkdir", "mmap", "mount", "mount_setattr", "move_mount", "newfstatat", "open_tree", "openat",
-    "pipe2", "pivot_root", "prctl", "prlimit64", "read", "recvfrom", "seccomp", "sendfile",
-    "setgroups", "sethostname", "setns", "setresgid", "setresuid", "setsid", "setsockopt",
-    "socket", "symlink", "umount2", "write",
+    "fchmod", "fcntl", "landlock_add_rule", "landlock_create_ruleset", "landlock_restrict_self",
+    "listen", "mkdir", "mmap", "mount", "mount_setattr", "move_mount", "newfstatat", "open_tree",
+    "openat", "pipe2", "pivot_root", "prctl", "prlimit64", "read", "recvfrom", "seccomp",
+    "sendfile", "setgroups", "sethostname", "setns", "setresgid", "setresuid", "setsid",
+    "setsockopt", "socket", "symlink", "umount2", "write",
 )  # fmt: skip
 PROGRAMS = "execve,execveat"
 BLOCKED = ("newfstatat", "openat", "recvfrom", "setns", "socket", "unshare")
