@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import subprocess
 import sys
 
 import pytest
-from tests.conftest import ISOLATED
+from tests.conftest import ISOLATED, session_of
 
 PROGRAM = """
 import asyncio, os, sys
@@ -40,3 +42,16 @@ def test_no_work_dir_is_left(backend: str) -> None:
             timeout=50,
         )
         assert (done.stdout, done.stderr, done.returncode) == ("[]\n", "", 0)
+
+
+async def test_a_close_that_is_cancelled_before_its_first_step_is_a_close() -> None:
+    """What asyncio.run does at its end to whatever task there is, at the worst moment."""
+    session = await session_of("userns", warm=0).open()
+    closing = asyncio.create_task(session.close())
+    await asyncio.sleep(0)  # its own task is made, and has not begun
+    assert session._closing is not None
+    session._closing.cancel()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not os.path.exists(session.work_dir)

@@ -97,7 +97,13 @@ class Session:
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         # Cancelling a caller of close() must not leave half a session behind.
-        await asyncio.shield(self._closing)
+        try:
+            await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            if self._state != "closed" and self._closing.cancelling():
+                # The loop ends, and has cancelled that task before its first step: it never begins.
+                await self._close()
+            raise
 
     async def _close(self) -> None:
         self._state = "closed"
