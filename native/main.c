@@ -49,12 +49,12 @@ static int is_listed(pid_t pid)
     return 0;
 }
 
-static int sandboxes_of(int channel)
+static int is_busy(int channel)
 {
-    int count = 0;
     for (size_t i = 0; i < nchildren; i++)
-        count += children[i].channel == channel;
-    return count;
+        if (children[i].channel == channel)
+            return 1;
+    return 0;
 }
 
 static int remember(pid_t pid, int channel, const struct prepare_msg *p, int said, int socket, int own_life)
@@ -114,7 +114,7 @@ static void reap(void)
         if (orphan)
             kill_children(SIGKILL, is_listed);
     }
-    forget_networks(sandboxes_of);
+    forget_networks(is_busy);
 }
 
 /* Not reaped yet, so the pid is still its own. The sandbox's first process dies before bwrap, which is left to see it:
@@ -295,7 +295,10 @@ static void on_channel(int channel)
         return;
     }
     switch (request_type(request.bytes, (size_t)got)) {
-    case MSG_PREPARE: prepare(channel, &request.prepare, fds, nfds); break;
+    case MSG_PREPARE:
+        reap(); /* what has ended may have left a network */
+        prepare(channel, &request.prepare, fds, nfds);
+        break;
     case MSG_KILL:
         for (size_t i = 0; i < nchildren; i++)
             if (children[i].channel == channel && children[i].id == request.simple.id) {

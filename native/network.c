@@ -14,7 +14,7 @@
 
 #include "sbx.h"
 
-enum { MOST_KEPT = 64, MOST_TEXT = 8192 };
+enum { MOST_KEPT = 64, MOST_UNUSED = 8, MOST_TEXT = 8192 };
 
 /* `user` is the first process of the sandbox that has it, 0 when nobody has; `made_in` is a user namespace by its number,
  * which is nobody else's for as long as we hold what was made in it. */
@@ -123,8 +123,8 @@ void leave_network(pid_t user)
             k->user = 0;
 }
 
-/* A session keeps no more of them unused than it has sandboxes, running or waiting. */
-void forget_networks(int (*sandboxes_of)(int channel))
+/* A session keeps a few unused, as long as it has a sandbox, running or waiting. */
+void forget_networks(int (*is_busy)(int channel))
 {
     for (struct kept *k = kept; k < kept + MOST_KEPT; k++) {
         if (!k->made_in || k->user != 0)
@@ -132,7 +132,7 @@ void forget_networks(int (*sandboxes_of)(int channel))
         int unused_so_far = 0;
         for (const struct kept *other = kept; other <= k; other++)
             unused_so_far += other->made_in && other->user == 0 && other->channel == k->channel;
-        if (unused_so_far > sandboxes_of(k->channel))
+        if (unused_so_far > MOST_UNUSED || !is_busy(k->channel))
             forget(k);
     }
 }

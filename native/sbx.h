@@ -155,7 +155,7 @@ pid_t make_copy(struct sandbox *s, int channel, int userns, int mounts, uint32_t
 int enter_network(const struct sandbox *s, int channel, int userns, uint32_t *failed_op);
 void use_network(int which, pid_t user);
 void leave_network(pid_t user);
-void forget_networks(int (*sandboxes_of)(int channel));
+void forget_networks(int (*is_busy)(int channel));
 
 /* runner.c: waits for the command, runs it, reports its end; does not return. */
 _Noreturn void runner_main(int socket, const struct built *built);
