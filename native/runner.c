@@ -28,7 +28,7 @@
 #endif
 
 /* The limits in a request are read where they came, so they have to be aligned there. */
-static union { _Alignas(struct exec_rlimit) char bytes[MAX_MESSAGE]; struct exec_msg exec; struct simple_msg simple; } request;
+static union { _Alignas(struct exec_rlimit) char bytes[MAX_MESSAGE]; struct exec_msg exec; } request;
 _Static_assert(sizeof(struct exec_msg) % _Alignof(struct exec_rlimit) == 0, "the body begins aligned");
 static char *strings[MAX_STRINGS];
 static char child_stack[65536] __attribute__((aligned(16)));
@@ -42,6 +42,7 @@ struct command {
     /* Written by the child, which shares our memory until it has exec'd or ended. */
     volatile uint32_t failed_op, at;
     volatile int error, unused, tell;
+    pid_t pid;
 };
 
 static _Noreturn void child_fail(struct command *c, uint32_t op, int error)
@@ -77,6 +78,18 @@ static char *map_payload(int fd, size_t size)
     }
     char *body = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
     return body == MAP_FAILED ? NULL : body;
+}
+
+/* The request was the last word for us: from now on the other process is told of any. It is told at once of what has come
+ * meanwhile, and if it has to say that the command runs. */
+static void hand_on_words(struct command *c)
+{
+    char byte;
+    if (fcntl(c->socket, F_SETFL, O_ASYNC) < 0)
+        child_fail(c, OP_REQUEST, errno);
+    int silent = recv(c->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+    if ((c->tell || !silent) && kill(getppid(), SIGIO) < 0)
+        child_fail(c, OP_REQUEST, errno);
 }
 
 /* Waits for the request and takes it apart, with its descriptors. */
@@ -115,6 +128,7 @@ static void take_request(struct command *c)
     c->wait = places.wait >= 0 ? fds[places.wait] : -1;
     c->slot = places.wait >= 0 ? c->built->slots[h->slot] : -1;
     c->tell = (h->flags & EXEC_TELL) != 0;
+    hand_on_words(c);
     if (exec_decode(h, body, size, strings, &c->body) < 0)
         child_fail(c, OP_REQUEST, EPROTO);
 }
@@ -182,35 +196,66 @@ static void signal_tree(int signum)
         kill_children(signum, NULL);
 }
 
+/* Whatever loses its parent comes to us: without a child of ours there is nothing left to end. */
 static void end_everything(void)
 {
-    for (;;) {
+    while (waitpid(-1, NULL, WNOHANG) >= 0 || errno != ECHILD) {
         signal_tree(SIGKILL);
         if (waitpid(-1, NULL, 0) < 0 && errno == ECHILD)
             return;
     }
 }
 
-static int hears = -1, life_line = -1;
+static struct command command;
+static int begun = -1, life_line = -1;
+
+static int is_running(void)
+{
+    return !command.failed_op && command.at == OP_EXEC;
+}
+
+/* Sleeps until the child has exec'd or ended: then the last writing end of the pipe is closed. */
+static void await_exec(void)
+{
+    struct pollfd wait[2] = {{.fd = begun}, {.fd = life_line}};
+    if (begun < 0)
+        return;
+    while (poll(wait, 2, -1) < 0)
+        if (errno != EINTR)
+            _exit(125);
+    if (wait[1].revents)
+        _exit(125);
+    close(begun);
+    begun = -1;
+    struct simple_msg started = {.type = MSG_STARTED, .a = (int32_t)command.pid};
+    if (command.tell && is_running() && send_message(command.socket, &started, sizeof started, NULL, 0) < 0) {
+        end_everything();
+        _exit(125);
+    }
+}
 
 /* The host has said something, or is gone; or the launcher is. Comes while we sleep in waitpid(), and does by itself what
  * is to be done: so there is nothing that could come between looking and sleeping. Sandboxed code can send this signal
- * too, and makes us look in vain. */
+ * too, and makes us look in vain. Until the command runs, its process has our memory: nothing that it uses is written. */
 static void on_word(int signum)
 {
     (void)signum;
     int fds[MAX_FDS], nfds, error = errno;
     struct pollfd launcher = {.fd = life_line};
+    struct simple_msg word;
     ssize_t got;
     if (poll(&launcher, 1, 0) < 0 || launcher.revents)
         _exit(125);
+    if (command.at == OP_REQUEST)
+        return;
+    await_exec();
     do {
-        got = receive_message(hears, request.bytes, sizeof request, fds, &nfds, MSG_DONTWAIT);
+        got = receive_message(command.socket, &word, sizeof word, fds, &nfds, MSG_DONTWAIT);
         for (int i = 0; i < nfds; i++)
             close(fds[i]);
-        if (got > 0 && request_type(request.bytes, (size_t)got) == MSG_SIGNAL)
-            signal_tree(request.simple.a);
-    } while (got > 0);
+        if (got > 0 && request_type(&word, (size_t)got) == MSG_SIGNAL)
+            signal_tree(word.a);
+    } while (got > 0 || (got < 0 && (errno == EMSGSIZE || errno == EMFILE)));
     if (got == 0 || errno != EAGAIN) { /* the host let go: end with everything */
         end_everything();
         _exit(125);
@@ -218,40 +263,41 @@ static void on_word(int signum)
     errno = error;
 }
 
-/* The kernel tells by a signal when there is something to read. It is blocked until the command runs, to which the first
- * message belongs. The life line is this sandbox's alone where there is one: what is asked for holds for whoever shares
- * what is open. */
+/* The life line is this sandbox's alone where there is one: what is asked for here holds for whoever shares what is open. */
 static int ask_for_words(int socket, int life)
 {
     struct sigaction action = {.sa_handler = on_word, .sa_flags = SA_RESTART};
+    life_line = life;
+    if (sigaction(SIGIO, &action, NULL) < 0 || fcntl(socket, F_SETOWN, getpid()) < 0)
+        return -1;
+    if (life < 0)
+        return 0;
+    return fcntl(life, F_SETOWN, getpid()) < 0 ? -1 : fcntl(life, F_SETFL, O_ASYNC);
+}
+
+static void take_words(int how)
+{
     sigset_t mask;
     sigemptyset(&mask);
     sigaddset(&mask, SIGIO);
-    hears = socket;
-    life_line = life;
-    if (sigprocmask(SIG_BLOCK, &mask, NULL) < 0 || sigaction(SIGIO, &action, NULL) < 0)
-        return -1;
-    if (life >= 0 && (fcntl(life, F_SETOWN, getpid()) < 0 || fcntl(life, F_SETFL, O_ASYNC) < 0))
-        return -1;
-    return fcntl(socket, F_SETOWN, getpid()) < 0 ? -1 : fcntl(socket, F_SETFL, O_ASYNC);
+    sigprocmask(how, &mask, NULL);
 }
 
 /* Asleep in waitpid() this process is woken where the command has just ended, not where somebody else is at work. */
-static _Noreturn void supervise(int socket, pid_t main_child)
+static int await_end(pid_t main_child)
 {
     int status = 0;
     pid_t pid;
-    sigset_t mask;
-    sigemptyset(&mask);
-    sigaddset(&mask, SIGIO);
-    on_word(0); /* what was said before we asked to be told */
-    if (sigprocmask(SIG_UNBLOCK, &mask, NULL) < 0)
-        _exit(125);
+    take_words(SIG_UNBLOCK);
     while ((pid = waitpid(-1, &status, 0)) != main_child)
         if (pid < 0 && errno != EINTR)
             _exit(125);
-    sigprocmask(SIG_BLOCK, &mask, NULL);
-    end_everything();
+    take_words(SIG_BLOCK);
+    return status;
+}
+
+static _Noreturn void report_end(int socket, int status)
+{
     struct rusage used;
     getrusage(RUSAGE_CHILDREN, &used);
     struct exited_msg msg = {
@@ -266,45 +312,31 @@ static _Noreturn void supervise(int socket, pid_t main_child)
     _exit(0);
 }
 
-/* Sleeps until the child has exec'd or ended: then the last writing end of the pipe is closed. */
-static void await_exec(int begun, int life)
-{
-    struct pollfd wait[2] = {{.fd = begun}, {.fd = life}};
-    while (poll(wait, 2, -1) < 0)
-        if (errno != EINTR)
-            _exit(125);
-    if (wait[1].revents)
-        _exit(125);
-    close(begun);
-}
-
 _Noreturn void runner_main(int socket, const struct built *built)
 {
-    static struct command c;
-    int begun[2];
-    if (ask_for_words(socket, built->life) < 0 || pipe2(begun, O_CLOEXEC) < 0)
+    struct command *c = &command;
+    int ends[2];
+    c->socket = socket;
+    c->built = built;
+    c->at = OP_REQUEST;
+    take_words(SIG_BLOCK);
+    if (ask_for_words(socket, built->life) < 0 || pipe2(ends, O_CLOEXEC) < 0)
         fail(socket, OP_FDS, errno);
-    c.socket = socket;
-    c.built = built;
-    c.at = OP_REQUEST;
-    pid_t pid = clone(child, child_stack + sizeof child_stack, CLONE_VM | SIGCHLD, &c);
-    if (pid < 0)
+    c->pid = clone(child, child_stack + sizeof child_stack, CLONE_VM | SIGCHLD, c);
+    if (c->pid < 0)
         fail(socket, OP_FORK, errno);
-    close(begun[1]);
+    close(ends[1]);
+    begun = ends[0];
     for (int i = 0; i < built->nslots; i++)
         close(built->slots[i]);
-    await_exec(begun[0], built->life);
-    if (c.unused)
+    int status = await_end(c->pid);
+    if (c->unused)
         _exit(0);
-    if (c.failed_op)
-        fail(socket, c.failed_op, c.error);
+    if (c->failed_op)
+        fail(socket, c->failed_op, c->error);
     /* Somebody killed it before it was the command: that is not how the command ended. */
-    if (c.at != OP_EXEC)
-        fail(socket, c.at, ECHILD);
-    struct simple_msg started = {.type = MSG_STARTED, .a = (int32_t)pid};
-    if (c.tell && send_message(socket, &started, sizeof started, NULL, 0) < 0) {
-        end_everything();
-        _exit(125);
-    }
-    supervise(socket, pid);
+    if (c->at != OP_EXEC)
+        fail(socket, c->at, ECHILD);
+    end_everything();
+    report_end(socket, status);
 }

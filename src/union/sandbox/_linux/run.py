@@ -99,6 +99,8 @@ class Sandbox:
         self._kill = kill
         self.was_out_of_memory: Callable[[], bool] = lambda: False
         self.peak_memory: Callable[[], int | None] = lambda: None
+        self._pipes: list[tuple[int, int]] = []
+        """For the output of a command to come: (near end, far end)."""
 
     def kill(self) -> None:
         if not self._kill(self.number) and self.sock.fileno() >= 0:
@@ -106,6 +108,28 @@ class Sandbox:
             # then lives on; it ends when it hears nothing from us any more.
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)
+
+    def lay_pipes(self) -> None:
+        """Ahead of a command, for both its streams."""
+        for _ in (1, 2):
+            self._pipes.append(self._new_pipe())
+
+    def pipe(self) -> tuple[int, int]:
+        """A pipe that is there already, or a new one; it is the caller's."""
+        return self._pipes.pop() if self._pipes else self._new_pipe()
+
+    def _new_pipe(self) -> tuple[int, int]:
+        near, far = os.pipe2(os.O_CLOEXEC)
+        fcntl.fcntl(near, fcntl.F_SETFL, os.O_NONBLOCK)
+        if self.owner is not None:
+            # So that the command can open /dev/stdout: it checks the owner of the pipe.
+            os.fchown(far, self.owner, self.owner)
+        return near, far
+
+    def drop_pipes(self) -> None:
+        """Closes those that nobody has asked for."""
+        while self._pipes:
+            _close_all(self._pipes.pop())
 
     def last_words(self) -> tuple[int, int, bytes] | None:
         """Of one that has ended: the step that failed, its errno, and what bwrap said."""
@@ -119,6 +143,7 @@ class Sandbox:
     def let_go(self) -> None:
         """Lets an unused sandbox go: its processes see that, and end."""
         self.sock.close()
+        self.drop_pipes()
 
 
 class _GarbledError(Exception):
@@ -218,7 +243,7 @@ class LocalRun:
                 given[_HAS_STDIN] = far
             for fd, wanted in zip((1, 2), self._wanted, strict=True):
                 if wanted:
-                    self._pipes[fd], given[1 << fd] = self._pipe()
+                    self._pipes[fd], given[1 << fd] = self._sandbox.pipe()
             if command.script is not None:
                 given[_HAS_SCRIPT] = sealed_memfd("script", command.script)
             body = command.body()
@@ -245,6 +270,7 @@ class LocalRun:
             send_with_fds(self._sandbox.sock, head + body, far_ends)
         finally:
             _close_all(given.values())
+            self._sandbox.drop_pipes()
 
     def attach(self, sink: Sink, *, timeout_s: float | None) -> None:
         """Begins to listen."""
@@ -262,14 +288,6 @@ class LocalRun:
             self._stdin.drop()
         while self._pipes:
             os.close(self._pipes.popitem()[1])
-
-    def _pipe(self) -> tuple[int, int]:
-        near, far = os.pipe2(os.O_CLOEXEC)
-        fcntl.fcntl(near, fcntl.F_SETFL, os.O_NONBLOCK)
-        if self._sandbox.owner is not None:
-            # So that the command can open /dev/stdout: it checks the owner of the pipe.
-            os.fchown(far, self._sandbox.owner, self._sandbox.owner)
-        return near, far
 
     def _make_stdin(self, stdin: bytes | str | None) -> int | None:
         owner = self._sandbox.owner

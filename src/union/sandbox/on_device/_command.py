@@ -28,6 +28,8 @@ _LONGEST_ARGUMENT: Final = 120 * 1024
 """A longer shell command goes in as a file: the kernel takes at most 128 KiB in one argument."""
 _SLOTS: Final = {"python": (PYTHON_SLOT, 0), "shell": (SHELL_SLOT, 1)}
 _NUMBERS = itertools.count(1)
+_Variables = tuple[dict[str, str], tuple[str, ...]]
+"""By name, and as a program is given them."""
 
 
 class CommandBuilder:
@@ -41,20 +43,22 @@ class CommandBuilder:
         self._venv = f"{work_dir}/{VENV_DIR}"
         self._scratch = scratch
         self._base = self._environment()
-        self._last: tuple[NetworkSpec | None, Mapping[str, str], dict[str, str]] = (None, {}, {})
+        self._last: tuple[NetworkSpec | None, Mapping[str, str], _Variables] = (None, {}, ({}, ()))
         self._rlimits = _rlimits(limits)
 
     def build(self, spec: RunSpec, *, carried: Mapping[str, str], count_processes: bool) -> Command:
-        env = self._variables(spec, carried)
+        usual, env = self._usual(spec, carried)
+        path = usual["PATH"]
         if spec.env or spec.pty is not None:
             terminal = {"TERM": "xterm-256color"} if spec.pty is not None else {}
-            env = {**env, **terminal, **dict(spec.env)}
+            theirs = {**usual, **terminal, **dict(spec.env)}
+            path, env = theirs["PATH"], _listed(theirs)
         cwd = self._cwd(spec.cwd)
         script: bytes | None = None
         slot = 0
         programs: tuple[str, ...]
         if spec.kind == "argv":
-            programs, argv = _candidates(spec.argv[0], env.get("PATH", ""), cwd), spec.argv
+            programs, argv = _candidates(spec.argv[0], path, cwd), spec.argv
         elif spec.kind == "shell" and _is_short(spec.text):
             programs, argv = (_SHELL,), ("sh", "-c", "--", spec.text)
         else:
@@ -70,7 +74,7 @@ class CommandBuilder:
         return Command(
             programs=programs,
             argv=argv,
-            env=[f"{k}={v}" for k, v in env.items()],
+            env=env,
             cwd=cwd,
             # Counted per user namespace, so the number of processes is the sandbox's own.
             rlimits=self._rlimits[: None if count_processes and self._scratch is None else -1],
@@ -91,13 +95,14 @@ class CommandBuilder:
             "VIRTUAL_ENV": self._venv,
         }
 
-    def _variables(self, spec: RunSpec, carried: Mapping[str, str]) -> dict[str, str]:
-        """Those that a command finds unless it is given others; most are like the one before."""
-        network, was_carried, env = self._last
+    def _usual(self, spec: RunSpec, carried: Mapping[str, str]) -> _Variables:
+        """What a command finds unless it is given others; most are like the one before."""
+        network, was_carried, found = self._last
         if network is not spec.network or was_carried is not carried:
-            env = {**self._base, **self._proxies(spec), **carried}
-            self._last = (spec.network, carried, env)
-        return env
+            usual = {**self._base, **self._proxies(spec), **carried}
+            found = (usual, _listed(usual))
+            self._last = (spec.network, carried, found)
+        return found
 
     def _proxies(self, spec: RunSpec) -> dict[str, str]:
         """The caller's own, or ours; without a sandbox, ours are not there to be named."""
@@ -112,6 +117,10 @@ class CommandBuilder:
             return cwd
         relative = work_path(cwd, work_dir=self._work_dir, argument="cwd", allow_root=True)
         return f"{self._work_dir}/{relative}"
+
+
+def _listed(env: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(f"{name}={value}" for name, value in env.items())
 
 
 def _is_short(text: str) -> bool:

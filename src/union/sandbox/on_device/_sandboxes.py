@@ -126,6 +126,11 @@ class Sandboxes:
         if self._closed or len(waiting) >= self._keep:
             sandbox.let_go()
             return
+        try:
+            sandbox.lay_pipes()
+        except OSError:
+            sandbox.let_go()
+            raise
         waiting.append(_Spare(sandbox))
         self.touch()
 
