@@ -41,8 +41,7 @@ WAYS = ("bubblewrap", "userns", "none")
 ISOLATED = tuple(way for way in WAYS if way != "none")
 REMOTE = "remote-"
 """Before a backend: the same over a server on this machine."""
-REMOTE_WAYS = tuple(REMOTE + way for way in ISOLATED)
-"""The wire is the same for all of them; without isolation it has nothing to carry that is new."""
+REMOTE_WAYS = tuple(REMOTE + way for way in WAYS)
 
 OpenSession = Callable[..., sb.Session]
 
@@ -67,7 +66,8 @@ def host_dir(session: sb.Session) -> str:
 
 def marked(*ways: str) -> list[Any]:
     """Ways as parameters; the mark tells those that isolate nothing, wherever they run."""
-    return [pytest.param(way, marks=pytest.mark.bare) if way == "none" else way for way in ways]
+    bare = ("none", REMOTE + "none")
+    return [pytest.param(way, marks=pytest.mark.bare) if way in bare else way for way in ways]
 
 
 @pytest.fixture(params=marked(*WAYS))

@@ -1,4 +1,4 @@
-"""The contract holds over every backend on this machine, and over a server for the isolating."""
+"""The contract holds over every backend on this machine, and over a server for each of them."""
 
 from __future__ import annotations
 

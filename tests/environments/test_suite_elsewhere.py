@@ -32,8 +32,9 @@ SHORTER = {
 }
 # Tests marked slow put load on this machine rather than on the place, so once is enough.
 # A server's engine is the one that is tested here; the wire to it is the same everywhere. So is a
-# process that nothing isolates: no user and no container makes it another.
-OPTIONS = ("-q", "-ra", "-p", "no:cacheprovider", "-m", "not slow and not bare", "-k", "not remote")
+# process that nothing isolates, in every container.
+OPTIONS = ("-q", "-ra", "-p", "no:cacheprovider", "-k", "not remote")
+USER = "unprivileged"
 BESIDE = ("-n", "2")
 # Root without any capability may map no id into a namespace, so nothing can be opened there.
 REFUSING = "pod-root"
@@ -104,7 +105,8 @@ def _told(name: str, done: Outcome) -> str:
 
 
 def _run_in(name: str, suite: Suite, arguments: list[str]) -> Outcome:
-    command = [suite.python, "-m", "pytest", *OPTIONS, *arguments]
+    chosen = "not slow" if name == USER else "not slow and not bare"
+    command = [suite.python, "-m", "pytest", *OPTIONS, "-m", chosen, *arguments]
     with open_place(name, readable=suite.readable) as place:
         try:
             return place.run(command, env=suite.environment(), cwd=suite.root, timeout_s=LIMIT_S)

@@ -319,19 +319,15 @@ class SandboxProcess:
     async def _communicate(self, data: bytes | None, cap: int) -> tuple[bytes, bytes]:
         if data is not None and self.stdin is None:
             raise SandboxUsageError("input needs run(stdin=PIPE)", argument="input")
-        tasks = []
         for fd, mode in self._modes.items():
             if mode == "pipe" and fd not in self._collected:
-                self._collected[fd] = Collector(cap)
-                tasks.append(self._drain(fd))
+                collector = Collector(cap)
+                self._buffers[fd].pour(collector.add)
+                self._collected[fd] = collector
         if self.stdin is not None:
             if data:
                 self.stdin.write(data)
             self.stdin.close()
-        if len(tasks) > 1:
-            await asyncio.gather(*tasks)
-        elif tasks:
-            await tasks[0]
         await self._until_done()
         await self._finish_pumps()
         self._checked()
@@ -347,11 +343,6 @@ class SandboxProcess:
         waiter = self._loop.create_future()
         waiters.append(waiter)
         await waiter
-
-    async def _drain(self, fd: int) -> None:
-        buffer, collector = self._buffers[fd], self._collected[fd]
-        while data := await buffer.read():
-            collector.add(data)
 
     def _value(self, fd: int) -> bytes:
         collector = self._collected.get(fd)

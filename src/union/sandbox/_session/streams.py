@@ -40,8 +40,12 @@ class StreamBuffer:
         self._ended = False
         self._on_room = on_room
         self._waiter: asyncio.Future[None] | None = None
+        self._into: Callable[[bytes | memoryview], None] | None = None
 
     def feed(self, data: bytes | memoryview) -> bool:
+        if self._into is not None:
+            self._into(data)
+            return True
         self._chunks.append(data)
         self._size += len(data)
         self._wake()
@@ -51,6 +55,15 @@ class StreamBuffer:
     def feed_eof(self) -> None:
         self._ended = True
         self._wake()
+
+    def pour(self, into: Callable[[bytes | memoryview], None]) -> None:
+        """Gives what is held, and everything that comes, to somebody who keeps it all."""
+        self._check_alone()
+        self._into = into
+        if self._partial:
+            into(self._take_partial())
+        while self._chunks:
+            into(self._take())
 
     def widen(self) -> None:
         """Only the sibling stream, or the end of the command, is being waited for."""
@@ -124,14 +137,17 @@ class StreamBuffer:
         while len(self._chunks) <= beyond:
             if self._ended:
                 return False
-            if self._waiter is not None:
-                raise RuntimeError("two tasks read the same stream at the same time")
+            self._check_alone()
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
         return True
+
+    def _check_alone(self) -> None:
+        if self._waiter is not None:
+            raise RuntimeError("two tasks read the same stream at the same time")
 
     def _take(self) -> bytes | memoryview:
         chunk = self._chunks.popleft()
