@@ -221,7 +221,10 @@ def _frames() -> dict[str, list[bytes]]:
     def event(number: int, data: bytes) -> bytes:
         return wire.numbered(Kind.EVENT, 1, number, data)
 
-    output = wire.output(1, 1, 0, b"hello") + wire.output(1, 2, 0, b"oh")
+    def piece(fd: int, offset: int, data: bytes) -> bytes:
+        return wire.output_head(1, fd, offset, len(data)) + data
+
+    output = piece(1, 0, b"hello") + piece(2, 0, b"oh")
     ends = wire.end_of_output(1, 1, 5) + wire.end_of_output(1, 2, 2)
     taken = wire.taken(1, Taken(1, 10, broken=False))
     client = [
@@ -229,7 +232,7 @@ def _frames() -> dict[str, list[bytes]]:
         event(0, refused),
         event(0, started) + taken + event(1, failed),
         output + output + wire.encode(Kind.UNKNOWN, 1),
-        output + wire.output(1, 1, 9, b"after a gap"),
+        output + piece(1, 9, b"after a gap"),
     ]
     start = [b"".join(wire.parts(1, body)) for body in made["bodies"]]
     control = [

@@ -80,7 +80,7 @@ MALFORMED = {
     "nothing known": b"\x00" * 40,
     "a head cut short": b"\x01\x00",
     "a size that is not there": HEAD.pack(1, 1, 2**32 - 1),
-    "a frame for clients": wire.output(1, 1, 0, b"x"),
+    "a frame for clients": wire.output_head(1, 1, 0, 1) + b"x",
     "a start in the middle": wire.encode(Kind.START, 1, struct.pack(">IB", 100, 1) + b"x"),
     "a start of nonsense": wire.encode(Kind.START, 1, struct.pack(">IB", 0, 1) + b"\xff" * 50),
     "a start without JSON": b"".join(wire.parts(1, struct.pack(">II", 3, 0) + b"{]}")),

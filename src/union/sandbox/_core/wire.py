@@ -35,7 +35,7 @@ __all__ = [
     "encode",
     "numbered",
     "offsets",
-    "output",
+    "output_head",
     "parse_json",
     "parse_numbered",
     "parse_offsets",
@@ -170,11 +170,6 @@ def decode(message: bytes) -> Iterator[Frame]:
 def output_head(run: int, fd: int, offset: int, size: int) -> bytes:
     """What comes before the bytes of an OUTPUT frame; those follow as they are, without a copy."""
     return _HEAD.pack(Kind.OUTPUT, run, _OUTPUT.size + size) + _OUTPUT.pack(fd, offset)
-
-
-def output(run: int, fd: int, offset: int, data: bytes) -> bytes:
-    """A whole OUTPUT frame."""
-    return output_head(run, fd, offset, len(data)) + data
 
 
 def end_of_output(run: int, fd: int, offset: int) -> bytes:
