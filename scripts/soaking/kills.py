@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,8 @@ class Killer:
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self.excuses = Excuses()
-        self._later: set[asyncio.Task[None]] = set()
+        self._later: set[asyncio.Future[None]] = set()
+        self._threads = ThreadPoolExecutor(max_workers=8)
         self.done: Counter[str] = Counter()
         self.unknown = 0
         """Kills of which nobody can say what session they hit: a sandbox that was half made."""
@@ -99,21 +101,20 @@ class Killer:
         if how == "kill" or not sent:
             os.close(handle)
         else:
-            task = asyncio.create_task(
-                self._end_stop(handle, role, hit, final=how == "stop and kill")
-            )
-            self._later.add(task)
-            task.add_done_callback(self._later.discard)
+            later = self._end_stop(handle, role, hit, final=how == "stop and kill")
+            self._later.add(later)
+            later.add_done_callback(self._later.discard)
         if sent and how == "kill":
             self.excuses.add(Kill(role, time.monotonic(), hit))
         if sent:
             self.done[role + STOPPED if how == "stop" else role] += 1
 
-    async def _end_stop(self, handle: int, role: str, hit: str | None, *, final: bool) -> None:
+    def _end_stop(
+        self, handle: int, role: str, hit: str | None, *, final: bool
+    ) -> asyncio.Future[None]:
         wait_s = self._chance.uniform(*STOPPED_S)
 
         def end() -> None:
-            # In a thread: what was stopped may be what the loop itself is waiting for.
             time.sleep(wait_s)
             _send(handle, signal.SIGKILL if final else signal.SIGCONT)
             os.close(handle)
@@ -121,7 +122,9 @@ class Killer:
         if final:
             # From now on: what notices the end may be faster than this task.
             self.excuses.add(Kill(role, time.monotonic() + wait_s, hit))
-        await asyncio.to_thread(end)
+        # In a thread that begins now, and is nobody else's: what was stopped may be what the loop
+        # itself, or whatever has all other threads, is about to wait for.
+        return asyncio.get_running_loop().run_in_executor(self._threads, end)
 
     async def settle(self) -> None:
         """Waits until whatever is stopped goes on, or is dead."""

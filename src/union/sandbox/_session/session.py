@@ -50,6 +50,7 @@ class Session:
         self._state = "new"
         self._why_closed = "the session is closed"
         self._closing: asyncio.Task[None] | None = None
+        self._is_ending = False
         self._deadline: asyncio.TimerHandle | None = None
         self._processes: set[SandboxProcess] = set()
 
@@ -100,12 +101,13 @@ class Session:
         try:
             await asyncio.shield(self._closing)
         except asyncio.CancelledError:
-            if self._state != "closed" and self._closing.cancelling():
+            if not self._is_ending and self._closing.cancelling():
                 # The loop ends, and has cancelled that task before its first step: it never begins.
                 await self._close()
             raise
 
     async def _close(self) -> None:
+        self._is_ending = True
         self._state = "closed"
         if self._deadline is not None:
             self._deadline.cancel()

@@ -353,8 +353,13 @@ class Sessions:
     def close_soon(self, session: ServerSession, why: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._close(session, why))
         self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        task.add_done_callback(self._closed)
         return task
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._closing.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _LOGGER.error("a session was closed, but not all of it is gone", exc_info=fault)
 
     async def close_by_name(self, name: str) -> None:
         """Ends a session, also one that is just being opened, or never was."""
@@ -371,7 +376,12 @@ class Sessions:
         await asyncio.shield(self.close_soon(session, why))
 
     async def _close(self, session: ServerSession, why: str) -> None:
-        await session.close()
+        try:
+            await session.close()
+        finally:
+            self._forget(session, why)
+
+    def _forget(self, session: ServerSession, why: str) -> None:
         if self._sessions.pop(session.name, None) is None:
             return
         _LOGGER.info("session closed", extra={"session": short(session.name), "why": why})
@@ -399,7 +409,8 @@ class Sessions:
     async def close_all(self) -> None:
         for task in tuple(self._opening.values()):
             await asyncio.wait({task})
-        await asyncio.gather(*(self.close(s, "shutdown") for s in self.all()))
+        for session in self.all():
+            self.close_soon(session, "shutdown")
         if self._closing:
             await asyncio.wait(self._closing)
 
