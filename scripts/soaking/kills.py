@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import signal
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Killer", "targets_below"]
 
 STOPPED_S = (0.01, 0.3)
+STOPS_AT_ONCE = 8
 
 
 def targets_below(launcher: int) -> dict[str, list[int]]:
@@ -62,7 +64,10 @@ class Killer:
         self._chance = chance
         self.excuses = Excuses()
         self._later: set[asyncio.Future[None]] = set()
-        self._threads = ThreadPoolExecutor(max_workers=8)
+        self._threads = ThreadPoolExecutor(max_workers=STOPS_AT_ONCE)
+        # All of them begin now: threads are counted.
+        barrier = threading.Barrier(STOPS_AT_ONCE)
+        list(self._threads.map(lambda _: barrier.wait(), range(STOPS_AT_ONCE)))
         self.done: Counter[str] = Counter()
         self.unknown = 0
         """Kills of which nobody can say what session they hit: a sandbox that was half made."""
