@@ -1,0 +1,53 @@
+"""Sessions of a server: what happens to one that cannot be closed whole."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from union.sandbox._core.spec import SessionSpec
+from union.sandbox._core.wire_values import session_to
+from union.sandbox.errors import SandboxExecutionError, SessionClosedError
+from union.sandbox.server._config import config_from_arguments
+from union.sandbox.server._metrics import Metrics
+from union.sandbox.server._sessions import Sessions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "n" * 32
+
+
+@pytest.fixture
+async def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sessions:
+    config = config_from_arguments(["--work-dir", str(tmp_path / "w")], {})
+    (tmp_path / "w").mkdir(mode=0o700)
+    found = Sessions(config, Metrics())
+    session = await found.open(NAME, session_to(SessionSpec(backend="userns")))
+    real = session.transport.aclose
+
+    async def incomplete() -> None:
+        await real()
+        raise SandboxExecutionError("still there", stage="stream", code="close-incomplete")
+
+    monkeypatch.setattr(session.transport, "aclose", incomplete)
+    return found
+
+
+async def test_its_client_is_told_and_it_is_forgotten(sessions: Sessions) -> None:
+    with pytest.raises(SandboxExecutionError, match="still there"):
+        await sessions.close_by_name(NAME)
+    assert len(sessions) == 0
+    with pytest.raises(SessionClosedError):
+        sessions.get(NAME)
+
+
+async def test_a_server_that_ends_says_so_and_ends(
+    sessions: Sessions, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    await sessions.drain(0)
+    assert len(sessions) == 0
+    assert "not all of it is gone" in caplog.text
