@@ -42,7 +42,7 @@ struct command {
     /* Written by the child, which shares our memory until it has exec'd or ended. */
     volatile uint32_t failed_op, at;
     volatile int error, unused, tell;
-    pid_t pid;
+    pid_t runner, pid;
 };
 
 static _Noreturn void child_fail(struct command *c, uint32_t op, int error)
@@ -88,7 +88,11 @@ static void hand_on_words(struct command *c)
     if (fcntl(c->socket, F_SETFL, O_ASYNC) < 0)
         child_fail(c, OP_REQUEST, errno);
     int silent = recv(c->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
-    if ((c->tell || !silent) && kill(getppid(), SIGIO) < 0)
+    if (!c->tell && silent)
+        return;
+    if (getppid() != c->runner)
+        _exit(126); /* it is gone: whoever has taken its place is not to be signalled */
+    if (kill(c->runner, SIGIO) < 0)
         child_fail(c, OP_REQUEST, errno);
 }
 
@@ -319,6 +323,7 @@ _Noreturn void runner_main(int socket, const struct built *built)
     c->socket = socket;
     c->built = built;
     c->at = OP_REQUEST;
+    c->runner = getpid();
     take_words(SIG_BLOCK);
     if (ask_for_words(socket, built->life) < 0 || pipe2(ends, O_CLOEXEC) < 0)
         fail(socket, OP_FDS, errno);
