@@ -16,6 +16,7 @@
 struct entering {
     struct sandbox *sandbox;
     int channel, userns, mounts;
+    uint64_t oldest;
     /* Written by the helper, which shares our memory. */
     uint32_t failed_op;
     volatile pid_t pid;
@@ -28,32 +29,30 @@ static int enter(void *arg)
     struct entering *e = arg;
     const struct prepare_msg *p = e->sandbox->prepare;
     /* Groups are left first: a user namespace may forbid it to whoever is inside. */
-    int network = -1;
     if (leave_groups(p) == 0 && setns(e->userns, CLONE_NEWUSER) == 0 && setns(e->mounts, CLONE_NEWNS) == 0 &&
-        (!p->network || (network = enter_network(e->sandbox, e->channel, e->userns, &e->failed_op)) >= -1) &&
+        (!p->network || enter_network(e->sandbox, e->channel, e->userns, e->oldest, &e->failed_op) >= -1) &&
         take_ids(p) == 0) {
         /* A change of ids hides the memory it happens in, the launcher's, and every copy of it. */
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
         e->pid = (pid_t)make_child(p->clone_flags | CLONE_PARENT);
         if (e->pid == 0)
             sandbox_main(e->sandbox);
-        if (e->pid > 0)
-            use_network(network, e->pid);
     }
     e->error = errno;
     _exit(0);
 }
 
-pid_t make_copy(struct sandbox *s, int channel, int userns, int mounts, uint32_t *failed_op)
+pid_t make_copy(struct sandbox *s, int channel, int userns, int mounts, uint64_t oldest, uint32_t *failed_op)
 {
     static char stack[65536] __attribute__((aligned(16)));
     /* The error of a helper that was killed before it could say more. */
-    struct entering e = {.sandbox = s, .channel = channel, .userns = userns, .mounts = mounts, .failed_op = OP_COPY, .pid = -1,
-                         .error = ECHILD};
+    struct entering e = {.sandbox = s, .channel = channel, .userns = userns, .mounts = mounts, .oldest = oldest,
+                         .failed_op = OP_COPY, .pid = -1, .error = ECHILD};
     pid_t helper = clone(enter, stack + sizeof stack, CLONE_VM | CLONE_FILES | CLONE_VFORK | SIGCHLD, &e);
     if (helper < 0)
         return -1;
     waitpid(helper, NULL, 0);
+    use_network(e.pid);
     *failed_op = e.failed_op;
     errno = e.error;
     return e.pid;

@@ -26,10 +26,11 @@
 /* `wrapped`: the process is bwrap, whose only child is the first process of the sandbox; `said` is what it wrote to its
  * standard error, `socket` the sandbox's, to pass that on; `life` is our end of its life line. `leaves`: its processes may
  * outlive it and come to us. */
-struct child { pid_t pid; int channel, said, socket, life; uint32_t id; unsigned char notify, leaves, wrapped; };
+struct child { uint64_t seq; pid_t pid; int channel, said, socket, life; uint32_t id; unsigned char notify, leaves, wrapped; };
 
 static struct child *children;
 static size_t nchildren, room;
+static uint64_t made; /* sandboxes, ever */
 static struct step steps[MAX_STEPS];
 static union { char bytes[MAX_MESSAGE]; struct simple_msg simple; struct prepare_msg prepare; } request;
 static int poller, proc, life[2];
@@ -57,6 +58,15 @@ static int is_busy(int channel)
     return 0;
 }
 
+static uint64_t oldest_of(int channel)
+{
+    uint64_t oldest = UINT64_MAX;
+    for (size_t i = 0; i < nchildren; i++)
+        if (children[i].channel == channel && children[i].seq < oldest)
+            oldest = children[i].seq;
+    return oldest;
+}
+
 static int remember(pid_t pid, int channel, const struct prepare_msg *p, int said, int socket, int own_life)
 {
     if (nchildren == room) {
@@ -68,8 +78,8 @@ static int remember(pid_t pid, int channel, const struct prepare_msg *p, int sai
         room = more;
     }
     int wrapped = (p->flags & PREPARE_WRAPPED) != 0;
-    children[nchildren++] = (struct child){.pid = pid, .channel = channel, .id = p->id, .said = said, .socket = socket,
-                                           .life = own_life,
+    children[nchildren++] = (struct child){.seq = ++made, .pid = pid, .channel = channel, .id = p->id, .said = said,
+                                           .socket = socket, .life = own_life,
                                            .notify = (p->flags & PREPARE_NOTIFY) != 0, .wrapped = (unsigned char)wrapped,
                                            .leaves = wrapped || p->clone_flags == 0};
     return 0;
@@ -96,7 +106,7 @@ static void reap(void)
     int status;
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         int orphan = 1;
-        leave_network(pid);
+        leave_network(pid, made);
         for (size_t i = 0; i < nchildren; i++) {
             if (children[i].pid != pid)
                 continue;
@@ -212,7 +222,8 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
         report_failure(socket, OP_FDS, errno);
         goto kept;
     }
-    pid_t pid = copies ? make_copy(&s, channel, fds[nfds - 2], fds[nfds - 1], &failed) : (pid_t)make_child(p->clone_flags);
+    pid_t pid = copies ? make_copy(&s, channel, fds[nfds - 2], fds[nfds - 1], oldest_of(channel), &failed)
+                       : (pid_t)make_child(p->clone_flags);
     if (pid == 0)
         sandbox_main(&s);
     close(s.go[0]);

@@ -1,28 +1,34 @@
 /* Network namespaces that are used again, within the session that they were made for.
  *
  * One with nothing but loopback takes longer to make, and to take down, than all else that a copied sandbox needs. So it
- * is kept by a descriptor of ours, and the next sandbox of the session gets it if it is, to the last counter, as it was
+ * is kept by a descriptor of ours, and a later sandbox of the session gets it if it is, to the last counter, as it was
  * when it was made: no socket is left in it, and not one packet, nor an attempt at one, has been in it. Otherwise a new
  * one takes its place. It belongs to the user namespace that the session's sandboxes share, in which none of their
- * processes has a capability. */
+ * processes has a capability.
+ *
+ * It rests for a moment first, so that what the kernel still has to send for the last user (the leaving of a multicast
+ * group) is sent, and seen. And it rests for as long as a sandbox lives that was there together with the last user, who
+ * may have handed it a file of /proc/net: such a file shows the namespace to whoever holds it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "sbx.h"
 
-enum { MOST_KEPT = 64, MOST_UNUSED = 8, MOST_TEXT = 8192 };
+enum { MOST_KEPT = 128, MOST_UNUSED = 64, MOST_TEXT = 8192, REST_MS = 50, TAKEN = -1 };
 
 /* `user` is the first process of the sandbox that has it, 0 when nobody has; `made_in` is a user namespace by its number,
- * which is nobody else's for as long as we hold what was made in it. */
-static struct kept { int fd, channel; pid_t user; ino_t made_in; } kept[MOST_KEPT];
+ * which is nobody else's for as long as we hold what was made in it. It was left at `left_ms`, when `left_seq` was the
+ * number of the youngest sandbox. */
+static struct kept { int fd, channel; pid_t user; ino_t made_in; int64_t left_ms; uint64_t left_seq; } kept[MOST_KEPT];
 
 /* What a new one says of itself, where all of it is its own. "used" counts every socket, those of killed processes and
  * those on their way in a message included; the numbers behind it are the machine's. */
-static const char *const told[] = {"self/net/snmp", "self/net/snmp6", "self/net/ip6_flowlabel"};
+static const char *const told[] = {"self/net/snmp", "self/net/snmp6", "self/net/ip6_flowlabel", "self/net/rt6_stats"};
 static const char unused[] = "sockets: used 0\n";
 static struct { char text[MOST_TEXT]; ssize_t size; } new_says[sizeof told / sizeof *told];
 static int know_new;
@@ -63,14 +69,24 @@ static void learn_new(int proc)
     know_new = 1;
 }
 
-/* One of this channel's that nobody uses, else room for a new one, else NULL. */
-static struct kept *find(int channel, ino_t made_in)
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* One of this channel's that has rested, else room for a new one, else NULL; `oldest` is the number of the channel's oldest
+ * sandbox that lives. */
+static struct kept *find(int channel, ino_t made_in, uint64_t oldest)
 {
     struct kept *room = NULL;
+    int64_t now = now_ms();
     for (struct kept *k = kept; k < kept + MOST_KEPT; k++) {
         if (!k->made_in)
             room = k;
-        else if (k->user == 0 && k->channel == channel && k->made_in == made_in)
+        else if (k->user == 0 && k->channel == channel && k->made_in == made_in && oldest > k->left_seq &&
+                 now - k->left_ms >= REST_MS)
             return k;
     }
     return room;
@@ -86,15 +102,16 @@ static void forget(struct kept *k)
 /* For a process in the user namespace `userns`, with all its rights: enters a network namespace, and sets it up by the
  * first steps of the plan if it is a new one. Returns where it is kept, or -1 where there is no room to keep it; -2 with
  * errno when it could not be done. The descriptors of this process are the launcher's. */
-int enter_network(const struct sandbox *s, int channel, int userns, uint32_t *failed_op)
+int enter_network(const struct sandbox *s, int channel, int userns, uint64_t oldest, uint32_t *failed_op)
 {
     struct stat st;
     struct built nothing = {.life = -1};
     *failed_op = OP_COPY;
     if (fstat(userns, &st) < 0)
         return -2;
-    struct kept *k = find(channel, st.st_ino);
+    struct kept *k = find(channel, st.st_ino, oldest);
     if (k && k->made_in) {
+        k->user = TAKEN;
         if (setns(k->fd, CLONE_NEWNET) == 0 && is_as_made(s->proc))
             return (int)(k - kept);
         forget(k);
@@ -105,34 +122,46 @@ int enter_network(const struct sandbox *s, int channel, int userns, uint32_t *fa
     if (!k || (k->fd = openat(s->proc, "self/ns/net", O_RDONLY | O_CLOEXEC)) < 0)
         return -1;
     k->channel = channel;
-    k->user = 0;
+    k->user = TAKEN;
     k->made_in = st.st_ino;
     return (int)(k - kept);
 }
 
-void use_network(int which, pid_t user)
-{
-    if (which >= 0)
-        kept[which].user = user;
-}
-
-void leave_network(pid_t user)
+/* What was taken is this one's; or nobody's, if it came to nothing: then it is not known who may be in it. */
+void use_network(pid_t user)
 {
     for (struct kept *k = kept; k < kept + MOST_KEPT; k++)
-        if (k->made_in && k->user == user)
-            k->user = 0;
+        if (k->made_in && k->user == TAKEN) {
+            if (user > 0)
+                k->user = user;
+            else
+                forget(k);
+        }
 }
 
-/* A session keeps a few unused, as long as it has a sandbox, running or waiting. */
+/* `youngest` is the number of the last sandbox that was made. */
+void leave_network(pid_t user, uint64_t youngest)
+{
+    struct kept *left = NULL;
+    int unused_here = 0;
+    for (struct kept *k = kept; !left && k < kept + MOST_KEPT; k++)
+        if (k->made_in && k->user == user)
+            left = k;
+    if (!left)
+        return;
+    left->user = 0;
+    left->left_ms = now_ms();
+    left->left_seq = youngest;
+    for (const struct kept *k = kept; k < kept + MOST_KEPT; k++)
+        unused_here += k->made_in && k->user == 0 && k->channel == left->channel;
+    if (unused_here > MOST_UNUSED)
+        forget(left);
+}
+
+/* A session keeps them as long as it has a sandbox, running or waiting. */
 void forget_networks(int (*is_busy)(int channel))
 {
-    for (struct kept *k = kept; k < kept + MOST_KEPT; k++) {
-        if (!k->made_in || k->user != 0)
-            continue;
-        int unused_so_far = 0;
-        for (const struct kept *other = kept; other <= k; other++)
-            unused_so_far += other->made_in && other->user == 0 && other->channel == k->channel;
-        if (unused_so_far > MOST_UNUSED || !is_busy(k->channel))
+    for (struct kept *k = kept; k < kept + MOST_KEPT; k++)
+        if (k->made_in && k->user == 0 && !is_busy(k->channel))
             forget(k);
-    }
 }

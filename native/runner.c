@@ -221,14 +221,12 @@ static int is_running(void)
 /* Sleeps until the child has exec'd or ended: then the last writing end of the pipe is closed. */
 static void await_exec(void)
 {
-    struct pollfd wait[2] = {{.fd = begun}, {.fd = life_line}};
+    char byte;
     if (begun < 0)
         return;
-    while (poll(wait, 2, -1) < 0)
+    while (read(begun, &byte, 1) < 0)
         if (errno != EINTR)
             _exit(125);
-    if (wait[1].revents)
-        _exit(125);
     close(begun);
     begun = -1;
     struct simple_msg started = {.type = MSG_STARTED, .a = (int32_t)command.pid};
@@ -248,7 +246,8 @@ static void on_word(int signum)
     struct pollfd launcher = {.fd = life_line};
     struct simple_msg word;
     ssize_t got;
-    if (poll(&launcher, 1, 0) < 0 || launcher.revents)
+    /* It fails where sandboxed code has taken our descriptors' limit away; a life line that is cut is seen by others too. */
+    if (poll(&launcher, 1, 0) > 0)
         _exit(125);
     if (command.at == OP_REQUEST)
         return;

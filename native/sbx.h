@@ -149,12 +149,12 @@ int netlink_acks(const char *reply, size_t size, int *error);
 int netlink(int protocol, int acks, const char *bytes, size_t size);
 
 /* copy.c: like make_child, from inside the two namespaces. */
-pid_t make_copy(struct sandbox *s, int channel, int userns, int mounts, uint32_t *failed_op);
+pid_t make_copy(struct sandbox *s, int channel, int userns, int mounts, uint64_t oldest, uint32_t *failed_op);
 
 /* network.c */
-int enter_network(const struct sandbox *s, int channel, int userns, uint32_t *failed_op);
-void use_network(int which, pid_t user);
-void leave_network(pid_t user);
+int enter_network(const struct sandbox *s, int channel, int userns, uint64_t oldest, uint32_t *failed_op);
+void use_network(pid_t user);
+void leave_network(pid_t user, uint64_t youngest);
 void forget_networks(int (*is_busy)(int channel));
 
 /* runner.c: waits for the command, runs it, reports its end; does not return. */

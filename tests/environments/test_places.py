@@ -117,7 +117,14 @@ def _mounts() -> list[str]:
 
 
 def _cgroups_of(pid: int) -> list[Path]:
-    return list(Path("/sys/fs/cgroup").rglob(f"{own_prefix(pid)}*"))
+    prefix = own_prefix(pid)
+    # Groups of others come and go meanwhile, which os.walk passes over.
+    return [
+        Path(folder, name)
+        for folder, names, _ in os.walk("/sys/fs/cgroup")
+        for name in names
+        if name.startswith(prefix)
+    ]
 
 
 def _directories_of(pid: int) -> list[Path]:

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - an attack program keeps each try on one line
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.conftest import ISOLATED, session_of
 from tests.escape.inside import attack
 from tests.escape.plants import drive, snapshot
 
@@ -243,3 +245,30 @@ async def test_the_script_file_cannot_be_changed_for_a_later_run(jail: sb.Sessio
     assert found.pop("control") == "ok"
     assert all("ok" not in tries for tries in found.values()), found
     assert await jail.run_code("print('works')") == "works\n"
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+async def test_what_a_waiting_python_does_to_the_venv_is_put_right(backend: str) -> None:
+    """It runs what an earlier command left for it, between two commands, when nothing else runs."""
+    plant = '''
+import os, sysconfig
+site = sysconfig.get_paths()["purelib"]
+open(f"{site}/AA.pth", "w").write("import planted")
+open(f"{site}/planted.py", "w").write("""
+import os, time
+if os.fork() == 0:
+    time.sleep(0.15)
+    python = os.environ["VIRTUAL_ENV"] + "/bin/python"
+    os.unlink(python)
+    os.symlink("/bin/false", python)
+    os._exit(0)
+""")
+'''
+    async with session_of(backend) as sbx:
+        await sbx.run_code("print(1)")
+        await sbx.run_code(plant)
+        await asyncio.sleep(0.1)
+        await sbx.exec("print(1)", script_type="python")
+        await sbx.exec("true")
+        await asyncio.sleep(0.6)
+        assert (await sbx.exec("python -c 'print(5)'")).stdout == "5\n"

@@ -52,6 +52,7 @@ _WIDE: Final = 1024 * 1024
 _ROUND: Final = 4
 """Chunks taken from one pipe before the other descriptors get their turn."""
 _MOST_DOORS: Final = 8
+_AGAIN_S: Final = 0.1
 _OUR_KILL_DELAY_S: Final = 2.0
 """How long the sandbox's first process may take to obey before it is killed from outside."""
 
@@ -120,10 +121,14 @@ class Sandbox:
 
     def _new_pipe(self) -> tuple[int, int]:
         near, far = os.pipe2(os.O_CLOEXEC)
-        fcntl.fcntl(near, fcntl.F_SETFL, os.O_NONBLOCK)
-        if self.owner is not None:
-            # So that the command can open /dev/stdout: it checks the owner of the pipe.
-            os.fchown(far, self.owner, self.owner)
+        try:
+            fcntl.fcntl(near, fcntl.F_SETFL, os.O_NONBLOCK)
+            if self.owner is not None:
+                # So that the command can open /dev/stdout: it checks the owner of the pipe.
+                os.fchown(far, self.owner, self.owner)
+        except OSError:
+            _close_all((near, far))
+            raise
         return near, far
 
     def drop_pipes(self) -> None:
@@ -494,9 +499,16 @@ class LocalRun:
     def signal(self, signum: int) -> None:
         if self._ended:
             return
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            # Gone between two messages: its end is on the way to us.
+        try:
             self._sandbox.sock.send(_SIMPLE.pack(_SIGNAL, 0, signum, 0))
+        except BlockingIOError:  # hundreds of signals were not taken yet, or it has been stopped
+            if signum == signal.SIGKILL:
+                self._cause = self._cause or "signal"
+                self._sandbox.kill()
+            else:
+                self._timers.append(self._loop.call_later(_AGAIN_S, self.signal, signum))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # gone between two messages: its end is on the way to us
 
     def end(self, cause: str) -> None:
         """Ends the whole tree: SIGTERM, a short grace, SIGKILL; ``cause`` becomes the reason."""

@@ -342,7 +342,10 @@ class SandboxProcess:
         """One future for each who waits: whoever is cancelled takes nothing from the others."""
         waiter = self._loop.create_future()
         waiters.append(waiter)
-        await waiter
+        try:
+            await waiter
+        finally:
+            waiters.remove(waiter)
 
     def _value(self, fd: int) -> bytes:
         collector = self._collected.get(fd)

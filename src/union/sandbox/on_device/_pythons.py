@@ -83,6 +83,11 @@ class WaitingPythons:
         self._preload = preload
         self._waiting: defaultdict[Posture, deque[_Waiting]] = defaultdict(deque)
 
+    @property
+    def are_any(self) -> bool:
+        """Whether one waits, and may do what earlier runs left in the venv for it."""
+        return any(self._waiting.values())
+
     def wants(self, posture: Posture) -> bool:
         return len(self._waiting[posture]) < self._keep
 

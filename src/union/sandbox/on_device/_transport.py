@@ -346,6 +346,9 @@ class LocalTransport:
         return posture
 
     def _make_posture(self, shape: NetworkShape, backend: Backend, facts: _probe.Facts) -> Posture:
+        if not self._sandboxes.is_open:
+            # Of a command that was being started: nobody would close it any more.
+            raise OSError(errno.ESHUTDOWN, "the session was closed meanwhile")
         return Posture(
             self._spec,
             shape,
@@ -433,9 +436,8 @@ class LocalTransport:
 
     def _look_at_venv(self) -> None:
         """Off the critical path: while nobody can change it, the next command need not look."""
-        self._is_venv_sure = (
-            not self._runs and self._sandboxes.is_open and self._venv().is_as_seen()
-        )
+        is_free = not self._runs and not self._pythons.are_any and self._sandboxes.is_open
+        self._is_venv_sure = is_free and self._venv().is_as_seen()
 
     def _hand_over(
         self, posture: Posture, spec: RunSpec, command: Command
@@ -507,6 +509,7 @@ class LocalTransport:
             plain = RunSpec(kind="python", env=self._spec.env, network=spec.network)
             command = dataclasses.replace(self._build(plain, posture), script=None)
             self._pythons.add(posture, self._sandboxes.prepare(posture), command, fingerprint)
+            self._is_venv_sure = False  # what is in the venv runs in it before it waits
             self._sandboxes.touch(self._let_pythons_go)
 
     def _let_pythons_go(self) -> None:
