@@ -146,6 +146,7 @@ static int child(void *arg)
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (setsid() < 0)
         child_fail(c, OP_PROCESS, errno);
+    int null = open("/dev/null", O_RDONLY | O_CLOEXEC); /* ahead: most commands have no other input */
     take_request(c);
     int terminal = -1;
     if ((c->head->flags & EXEC_TTY) && (terminal = give_terminal(c->socket, c->head->rows, c->head->cols)) < 0)
@@ -153,7 +154,7 @@ static int child(void *arg)
     for (int i = 0; i < 3; i++) {
         int fd = terminal >= 0 ? terminal : c->stdio[i];
         if (fd < 0)
-            fd = open("/dev/null", (i == 0 ? O_RDONLY : O_WRONLY) | O_CLOEXEC);
+            fd = i == 0 && null >= 0 ? null : open("/dev/null", (i == 0 ? O_RDONLY : O_WRONLY) | O_CLOEXEC);
         /* Sources are all above 2, so none of the three is overwritten before its turn. */
         if (fd < 3 || dup2(fd, i) < 0)
             child_fail(c, OP_STDIO, errno);

@@ -68,10 +68,13 @@ _Noreturn void sandbox_main(struct sandbox *s)
         fail(s->socket, failed_op);
     if (wrapped)
         wrap(s, last);
-    sandbox_ready(s->socket, &built, s->life);
+    /* Of the many that are made from what is known to work, only their failures are of interest. */
+    int silent = (s->prepare->flags & (PREPARE_COPY | PREPARE_TELL_PID)) == PREPARE_COPY;
+    sandbox_ready(s->socket, &built, s->life, !silent);
 }
 
-_Noreturn void sandbox_ready(int socket, const struct built *built, int life)
+/* Listening sockets are always handed over, with the word that all is done. */
+_Noreturn void sandbox_ready(int socket, const struct built *built, int life, int say)
 {
     /* Changing ids clears the parent-death signal, so it is set now; that a launcher died before is seen at the end of
      * its life line. It is safe to rely on here because the launcher has a single thread. Changing ids also hides this
@@ -97,7 +100,7 @@ _Noreturn void sandbox_ready(int socket, const struct built *built, int life)
     if (close_all_but(keep, n) < 0)
         fail(socket, OP_FDS);
     struct simple_msg ready = {.type = MSG_READY, .a = (int32_t)getpid()};
-    if (send_message(socket, &ready, sizeof ready, built->listeners, built->nlisteners) < 0)
+    if ((say || built->nlisteners) && send_message(socket, &ready, sizeof ready, built->listeners, built->nlisteners) < 0)
         _exit(125);
     for (int i = 0; i < built->nlisteners; i++)
         close(built->listeners[i]);

@@ -131,7 +131,7 @@ struct sandbox {
 _Noreturn void sandbox_main(struct sandbox *s);
 int leave_groups(const struct prepare_msg *p);
 int take_ids(const struct prepare_msg *p);
-_Noreturn void sandbox_ready(int socket, const struct built *built, int life);
+_Noreturn void sandbox_ready(int socket, const struct built *built, int life, int say);
 
 /* wrap.c: another program (bwrap) builds the sandbox and starts us again as its first process; these do not return. */
 int find_program(struct sandbox *s, const struct step *step);

@@ -108,5 +108,5 @@ _Noreturn void inside_main(void)
     built.life = LIFE_FD;
     if (perform(steps, 0, nsteps, &built, &failed_op) < 0)
         fail(SOCKET_FD, failed_op, errno);
-    sandbox_ready(SOCKET_FD, &built, LIFE_FD);
+    sandbox_ready(SOCKET_FD, &built, LIFE_FD, 1);
 }

@@ -6,10 +6,8 @@ Written to the documented interface, so that it drives this package and others o
 from __future__ import annotations
 
 import functools
-import os
 import socket
 import sys
-import tempfile
 import time
 from contextlib import asynccontextmanager, contextmanager
 from importlib import metadata
@@ -56,8 +54,8 @@ async def contender(
         async with _holding(make) as hold:
             yield {"hold": hold}
         return
-    with tempfile.TemporaryDirectory() as place, _name_on_loopback():
-        async with make(host_work_dir=place) as session:
+    with _name_on_loopback():
+        async with make() as session:
             operations = {
                 "open": functools.partial(open_seconds, make),
                 "first_run": functools.partial(first_run_seconds, make),
@@ -65,7 +63,7 @@ async def contender(
                 "run_code": functools.partial(run_code, session),
                 "import": functools.partial(import_seconds, "union.sandbox"),
                 "import_on_device": functools.partial(import_seconds, "union.sandbox.on_device"),
-                **moving_files(os.path.join(place, "big"), session.put_bytes, session.get_bytes),
+                **moving_files("big", session.put_bytes, session.get_bytes),
                 **_network(session, port, by_name=ours),
             }
             if not ours:

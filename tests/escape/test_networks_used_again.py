@@ -7,6 +7,7 @@ and looks for it later; a namespace that nobody touched is the positive control.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 from typing import Final
@@ -25,6 +26,8 @@ _NS_GET_USERNS: Final = 0xB701
 _WHICH: Final = "import os; print(os.readlink('/proc/self/ns/net'))\n"
 _PORT: Final = 8765
 _MOST_KEPT: Final = 64
+_UNUSED: Final = 64
+"""Commands after which a waiting Python is let go."""
 
 _TOLD: Final = """
 names = "snmp snmp6 netstat dev tcp tcp6 udp udp6 unix igmp igmp6 rt6_stats ipv6_route"
@@ -267,3 +270,26 @@ async def test_not_many_are_kept_after_a_crowd(backend: str) -> None:
         here = Launcher.current().pid
         assert eventually(lambda: _kept() <= _MOST_KEPT + len(descendants(here)))
         assert len(descendants(here)) < _MOST_KEPT
+
+
+def _which_are_kept() -> set[str]:
+    here = f"/proc/{Launcher.current().pid}/fd"
+    found = set()
+    for fd in os.listdir(here):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"{here}/{fd}"))
+    return {name for name in found if name.startswith("net:")}
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+async def test_a_python_that_nobody_asks_for_does_not_hold_them_up(backend: str) -> None:
+    """While one waits nothing is used again: it may have got a file of any of them."""
+    kept = []
+    async with session_of(backend) as sbx:
+        await _which(sbx)
+        for _ in range(_UNUSED + 2 * _RUNS):
+            await sbx.exec("true")
+            await asyncio.sleep(0.02)
+            kept.append(_which_are_kept())
+    assert len(kept[_UNUSED // 2]) > _UNUSED // 2, "the positive control: each has a new one"
+    assert all(now == kept[-1] for now in kept[-_RUNS:]), "now they have those that are there"

@@ -14,6 +14,7 @@ from tests.conftest import descriptors, eventually, held_by_launcher, session_of
 
 from union.sandbox._core.events import Exited, Failed
 from union.sandbox._linux import launcher as launchers
+from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.launcher import Channel, Launcher, sealed_memfd
 from union.sandbox._linux.run import LocalRun, Sandbox
 from union.sandbox.on_device import _probe
@@ -184,7 +185,7 @@ async def test_a_garbled_command_is_a_failure_and_no_exit(what: str) -> None:
         kinds = []
         while message := sandbox.sock.recv(512):
             kinds.append(int.from_bytes(message[:4], "little"))
-        assert kinds == [READY, FAILED], "it says that it failed, and no exit code"
+        assert kinds == [FAILED], "it says that it failed, and no exit code"
         sandbox.let_go()
         assert await works(session)
 
@@ -196,14 +197,15 @@ async def test_a_socket_that_is_closed_ends_what_is_behind_it(stage: str) -> Non
         transport: Any = session._transport
         launcher = Launcher.current().pid
         children = f"/proc/{launcher}/task/{launcher}/children"
-        sandbox = transport._sandboxes.prepare(transport._posture("blocked"))
+        pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        _, sock = transport._posture("blocked").prepare(transport._line(), pid=pid)
         if stage != "at once":
-            sandbox.sock.settimeout(10)
-            assert int.from_bytes(sandbox.sock.recv(512)[:4], "little") == READY
+            sock.settimeout(10)
+            assert int.from_bytes(sock.recv(512)[:4], "little") == READY
         if stage == "when the command runs":
-            send(sandbox.sock, _exec(argc=2) + b"/\0/bin/sleep\0sleep\x0060\0")
+            send(sock, _exec(argc=2) + b"/\0/bin/sleep\0sleep\x0060\0")
             await asyncio.sleep(0.2)
-        sandbox.let_go()
+        sock.close()
         with open(children) as file:
             assert eventually(lambda: not file.seek(0) and not file.read())
         assert await works(session)
@@ -258,7 +260,7 @@ async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         run = LocalRun(
-            Sandbox(1, ours, kill=lambda _: True, owner=None),
+            Sandbox(1, ours, line=session._transport._line(), owner=None),  # type: ignore[union-attr]
             pipes=(False, False),
             isolation=isolation,
         )
@@ -310,7 +312,8 @@ async def test_a_line_that_says_nonsense_is_lost_and_everybody_learns_it(
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         monkeypatch.setattr(launchers, "_attached", lambda: (Launcher.current(), ours))
-        line = Channel()
+        ears = Ears()
+        line = Channel(ears)
         gone: list[int] = []
         pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         line._gone[1] = lambda: gone.append(1)
@@ -325,3 +328,4 @@ async def test_a_line_that_says_nonsense_is_lost_and_everybody_learns_it(
         assert (line.lost, gone) == (True, [1])
         line.kill(1)
         line.close()
+        ears.close()

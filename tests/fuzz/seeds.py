@@ -82,7 +82,7 @@ def _execs() -> list[bytes]:
             argv=("sh", "-c", "echo hi"),
             env=("PATH=/bin", "A=b"),
             cwd="/work",
-            rlimits=limits,
+            rlimits=run.packed_rlimits(limits),
         )
         body = command.body()
         head = run._EXEC_MSG.pack(30, flags, 0, len(limits), 2, 3, 2, len(body), 24, 80)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from union.sandbox._core.plan import Plan
+    from union.sandbox._linux.ears import Ears
 
 __all__ = [
     "BINARY",
@@ -315,7 +316,8 @@ os.register_at_fork(after_in_child=_after_fork)
 class Channel:
     """One session's line to the launcher, served by the session's event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, ears: Ears) -> None:
+        self.ears = ears
         self._loop = asyncio.get_running_loop()
         self._launcher, self._sock = _attached()
         self._refused: OSError | None = None
@@ -324,7 +326,7 @@ class Channel:
         self._pids: dict[int, asyncio.Future[int]] = {}
         self._drained: dict[int, asyncio.Future[None]] = {}
         self.lost = False
-        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+        ears.add(self._sock.fileno(), self._on_readable)
 
     def prepare(
         self,
@@ -413,7 +415,7 @@ class Channel:
 
     def close(self) -> None:
         if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock.fileno())
+            self.ears.remove(self._sock.fileno())
             self._sock.close()
         self._end_all()
 
@@ -450,7 +452,7 @@ class Channel:
         if self.lost:
             return
         self.lost = True
-        self._loop.remove_reader(self._sock.fileno())
+        self.ears.remove(self._sock.fileno())
         self._sock.close()
         self._end_all()
 

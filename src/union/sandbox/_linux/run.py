@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import os
 import signal
 import socket
@@ -32,9 +33,18 @@ if TYPE_CHECKING:
     from union.sandbox._core.decision import Decision
     from union.sandbox._core.events import Event
     from union.sandbox._core.isolation import Isolation
+    from union.sandbox._linux.launcher import Channel
     from union.sandbox._session.transport import Sink
 
-__all__ = ["FAILED", "READY", "Command", "LocalRun", "NotBuiltError", "Sandbox"]
+__all__ = [
+    "FAILED",
+    "READY",
+    "Command",
+    "LocalRun",
+    "NotBuiltError",
+    "Sandbox",
+    "packed_rlimits",
+]
 
 _EXEC, _SIGNAL = 30, 31
 READY, _STARTED, _EXITED, FAILED, _TERMINAL = 40, 41, 42, 43, 45
@@ -57,6 +67,11 @@ _OUR_KILL_DELAY_S: Final = 2.0
 """How long the sandbox's first process may take to obey before it is killed from outside."""
 
 
+def packed_rlimits(limits: Iterable[tuple[int, int, int]]) -> bytes:
+    """Limits of a command, each of them (resource, soft, hard)."""
+    return b"".join(_RLIMIT.pack(kind, 0, soft, hard) for kind, soft, hard in limits)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """What the sandbox's first process is asked to run."""
@@ -66,7 +81,8 @@ class Command:
     argv: Sequence[str]
     env: Sequence[str]
     cwd: str
-    rlimits: Sequence[tuple[int, int, int]] = ()
+    rlimits: bytes = b""
+    """As ``packed_rlimits`` makes them."""
     script: bytes | None = None
     slot: int = 0
 
@@ -74,9 +90,8 @@ class Command:
         return dataclasses.replace(self, env=(*self.env, *items))
 
     def body(self) -> bytes:
-        limits = b"".join(_RLIMIT.pack(r, 0, soft, hard) for r, soft, hard in self.rlimits)
         strings = "\0".join((self.cwd, *self.programs, *self.argv, *self.env, ""))
-        return limits + strings.encode("utf-8", "surrogateescape")
+        return self.rlimits + strings.encode("utf-8", "surrogateescape")
 
 
 class Sandbox:
@@ -87,7 +102,7 @@ class Sandbox:
         number: int,
         sock: socket.socket,
         *,
-        kill: Callable[[int], bool],
+        line: Channel,
         owner: int | None,
         first_pid: asyncio.Future[int] | None = None,
     ) -> None:
@@ -95,16 +110,16 @@ class Sandbox:
         """The number of its first process on the host, where that was asked for."""
         self.number = number
         self.sock = sock
+        self.line = line
         self.owner = owner
         """The id that must own what the command may reopen, such as its pipes."""
-        self._kill = kill
         self.was_out_of_memory: Callable[[], bool] = lambda: False
         self.peak_memory: Callable[[], int | None] = lambda: None
         self._pipes: list[tuple[int, int]] = []
         """For the output of a command to come: (near end, far end)."""
 
     def kill(self) -> None:
-        if not self._kill(self.number) and self.sock.fileno() >= 0:
+        if not self.line.kill(self.number) and self.sock.fileno() >= 0:
             # The launcher has died, and nearly everything with it. One that was being made just
             # then lives on; it ends when it hears nothing from us any more.
             with contextlib.suppress(OSError):
@@ -189,6 +204,7 @@ class LocalRun:
         self._loop = asyncio.get_running_loop()
         self.isolation = isolation
         self._sandbox = sandbox
+        self._ears = sandbox.line.ears
         self._sink: Sink = _NOBODY
         self._wanted = pipes
         self._pipes: dict[int, int] = {}
@@ -260,7 +276,7 @@ class LocalRun:
             window = (0, 0)
             if self._terminal is not None:
                 flags, window = flags | _TTY, self._terminal.window
-            counts = (len(command.rlimits), len(command.programs))
+            counts = (len(command.rlimits) // _RLIMIT.size, len(command.programs))
             head = _EXEC_MSG.pack(
                 _EXEC,
                 flags,
@@ -278,11 +294,9 @@ class LocalRun:
             self._sandbox.drop_pipes()
 
     def attach(self, sink: Sink, *, timeout_s: float | None) -> None:
-        """Begins to listen."""
+        """Begins to listen: to what is said of the command, not yet to the command itself."""
         self._sink = sink
-        self._loop.add_reader(self._sandbox.sock.fileno(), self._on_message)
-        for fd in tuple(self._pipes):
-            self._loop.add_reader(self._pipes[fd], self._on_output, fd)
+        self._ears.add(self._sandbox.sock.fileno(), self._on_message)
         if timeout_s is not None:
             self._timers.append(self._loop.call_later(timeout_s, self.end, "timeout"))
 
@@ -380,9 +394,9 @@ class LocalRun:
         # Also when only a child of the command was killed: nothing else would tell.
         if self._sandbox.was_out_of_memory():
             return "oom"
-        if signum in {signal.SIGXCPU, signal.SIGXFSZ}:
-            return "limit"
-        return "signal" if signum else ""
+        if not signum:
+            return ""
+        return "limit" if signum in {signal.SIGXCPU, signal.SIGXFSZ} else "signal"
 
     def _on_lost(self) -> None:
         """The first process ended without a word: it, or everything, was killed."""
@@ -421,7 +435,7 @@ class LocalRun:
         for timer in self._timers:
             timer.cancel()
         if self._sandbox.sock.fileno() >= 0:
-            self._loop.remove_reader(self._sandbox.sock.fileno())
+            self._ears.remove(self._sandbox.sock.fileno())
             self._sandbox.sock.close()
         if self._stdin is not None:
             self._stdin.drop()
@@ -431,6 +445,19 @@ class LocalRun:
         _settle(self.finished)
 
     # Output.
+
+    def listen(self) -> None:
+        """To the output as it comes. That of a command that has ended before was taken then.
+
+        So the end of a short command wakes us once, when all of it is there; the end of each stream
+        would wake us before, in the middle of the command's own end and in its way.
+        """
+        for fd in self._pipes:
+            if fd not in self._paused:
+                self._listen(fd)
+
+    def _listen(self, fd: int) -> None:
+        self._ears.add(self._pipes[fd], functools.partial(self._on_output, fd))
 
     def _on_output(self, fd: int) -> None:
         pipe = self._pipes[fd]
@@ -444,7 +471,7 @@ class LocalRun:
                 return
             if not self._sink.output(fd, data):
                 self._paused.add(fd)
-                self._loop.remove_reader(pipe)
+                self._ears.remove(pipe)
                 return
             if len(data) < _FULL:
                 return
@@ -467,23 +494,23 @@ class LocalRun:
                     self._close_pipe(fd)
                 elif not self._sink.output(fd, data):
                     self._paused.add(fd)
-                    self._loop.remove_reader(before)
+                    self._ears.remove(before)
 
     def resume(self, fd: int) -> None:
         if fd in self._paused:
             self._paused.discard(fd)
-            self._loop.add_reader(self._pipes[fd], self._on_output, fd)
+            self._listen(fd)
 
     def _close_pipe(self, fd: int) -> None:
         pipe = self._pipes.pop(fd)
-        self._loop.remove_reader(pipe)
+        self._ears.remove(pipe)
         os.close(pipe)
         self._sink.end_of_output(fd)
 
     def _release(self) -> None:
         """Closes the near ends without telling the sink, which learns of the failure itself."""
         for pipe in self._pipes.values():
-            self._loop.remove_reader(pipe)
+            self._ears.remove(pipe)
             os.close(pipe)
         self._pipes.clear()
         self._paused.clear()
@@ -540,7 +567,7 @@ class LocalRun:
     def _take_terminal(self, terminal: Terminal, fd: int, device: int) -> None:
         self._pipes[1] = fd
         self._stdin = terminal.take(fd, device)
-        self._loop.add_reader(fd, self._on_output, 1)
+        self._listen(1)
 
     def resize(self, rows: int, cols: int) -> None:
         if self._terminal is not None and 1 in self._pipes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import functools
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -34,13 +35,16 @@ class StreamBuffer:
         self._partial: list[bytes] = []
         """The beginning of a line whose end has not come; kept if its reader gives up."""
         self._size = 0
-        self._line_decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._limit = _READ_AHEAD
         self._full = False
         self._ended = False
         self._on_room = on_room
         self._waiter: asyncio.Future[None] | None = None
         self._into: Callable[[bytes | memoryview], None] | None = None
+
+    @functools.cached_property
+    def _line_decoder(self) -> codecs.IncrementalDecoder:
+        return codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes | memoryview) -> bool:
         if self._into is not None:

@@ -12,7 +12,7 @@ from union.sandbox._core.files import VENV_DIR
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.view import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
 from union.sandbox._linux import host
-from union.sandbox._linux.run import Command
+from union.sandbox._linux.run import Command, packed_rlimits
 from union.sandbox.on_device._network import proxy_variables, shape_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ class CommandBuilder:
         self._scratch = scratch
         self._base = self._environment()
         self._last: tuple[NetworkSpec | None, Mapping[str, str], _Variables] = (None, {}, ({}, ()))
-        self._rlimits = _rlimits(limits)
+        every = _rlimits(limits)
+        self._rlimits = packed_rlimits(every)
+        self._rlimits_but_processes = packed_rlimits(every[:-1])
 
     def build(self, spec: RunSpec, *, carried: Mapping[str, str], count_processes: bool) -> Command:
         usual, env = self._usual(spec, carried)
@@ -77,7 +79,9 @@ class CommandBuilder:
             env=env,
             cwd=cwd,
             # Counted per user namespace, so the number of processes is the sandbox's own.
-            rlimits=self._rlimits[: None if count_processes and self._scratch is None else -1],
+            rlimits=self._rlimits
+            if count_processes and self._scratch is None
+            else self._rlimits_but_processes,
             script=script,
             slot=slot,
         )

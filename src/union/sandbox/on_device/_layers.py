@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core import plan as p
 from union.sandbox._core.diagnosis import Layer
 from union.sandbox._linux import bwrap, causes, cgroup, gpu, host, kernel, programs
+from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.launcher import (
     BINARY,
     Channel,
@@ -50,9 +52,14 @@ async def look_at_layers() -> tuple[Layer, ...]:
 
 
 async def _of_launcher() -> list[Layer]:
+    with contextlib.closing(Ears()) as ears:
+        return await _by_launcher(ears)
+
+
+async def _by_launcher(ears: Ears) -> list[Layer]:
     names = ("user-namespaces", *_INSIDE_NAMESPACES)
     try:
-        channel = Channel()
+        channel = Channel(ears)
     except BackendUnavailableError as exc:
         missing = Layer(name="launcher", available=False, detail=str(exc.args[0]), hint=exc.hint)
         return [missing, *(_needs(name, "the launcher") for name in names)]

@@ -98,7 +98,7 @@ class Sandboxes:
                 group.release_procs()
                 group.remove()
             raise
-        sandbox = Sandbox(number, sock, kill=channel.kill, owner=posture.owner, first_pid=pid)
+        sandbox = Sandbox(number, sock, line=channel, owner=posture.owner, first_pid=pid)
         if group is not None:
             self._held.add(group)
             group.release_procs()

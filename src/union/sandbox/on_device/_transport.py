@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+
+# The loop would import it at the first use: without a descriptor left, a session could not close.
+import concurrent.futures.thread  # noqa: F401
 import contextlib
 import dataclasses
 import errno
@@ -19,6 +22,7 @@ from union.sandbox._core.paths import work_path
 from union.sandbox._core.spec import RunSpec
 from union.sandbox._core.view import RUN_DIR
 from union.sandbox._linux import host, kernel
+from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import Channel, NamespaceRefusedError
 from union.sandbox._linux.removal import remove_tree
@@ -52,10 +56,14 @@ __all__ = ["LocalTransport"]
 _CLONE, _CHDIR = 101, 110
 _SETTLED_S: Final = {"python": 0.006}
 _SETTLED_OTHER_S: Final = 0.002
-"""A short command has ended by then; making the next sandboxes would only have slowed it."""
+"""A short command has ended by then. To listen to it, and to make the next sandboxes, would only
+have slowed it."""
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 _NOBODY_THERE: Final = (errno.EPIPE, errno.ECONNRESET)
 _BUILD_AHEAD: Final = 4
+_UNUSED: Final = 64
+"""After so many other commands in a row a waiting Python is let go: as long as it is there, no
+network of the session can be used again (native/network.c)."""
 _log = logging.getLogger("union.sandbox")
 _FIRST_INSIDE: Final = 2
 """The number of a command in its own pid namespace: the one after the sandbox's first process."""
@@ -82,6 +90,7 @@ class LocalTransport:
         self._backend = registry.get(spec.backend)
         self._bare = spec.backend == "none"
         self._work: WorkDir | None = None
+        self._ears: Ears | None = None
         self._channel: Channel | None = None
         self._postures: dict[NetworkShape, Posture] = {}
         self._facts = _probe.Facts()
@@ -91,6 +100,8 @@ class LocalTransport:
             keep=0 if self._bare else min(spec.warm, 1), preload=spec.preload
         )
         self._runs: set[LocalRun] = set()
+        self._since_python = 0
+        """Commands that were none."""
         self._building = asyncio.Lock()
         self._ahead: asyncio.Task[None] | None = None
         self._scratch: str | None = None
@@ -109,10 +120,12 @@ class LocalTransport:
 
     async def open(self) -> None:
         try:
+            # First: if there is no descriptor for what comes next, this one is free to clean up.
+            self._ears = Ears()
             self._work = WorkDir(self._spec.host_work_dir, self._place)
             if self._bare:
                 self._scratch = tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-scripts-")
-            self._channel = Channel()
+            self._channel = Channel(self._ears)
             if not self._bare:
                 await self._try_out(shape_of(self._spec.network))
         except OSError as exc:
@@ -238,7 +251,7 @@ class LocalTransport:
         except BaseException:
             sock.close()
             raise
-        sandbox = Sandbox(number, sock, kill=line.kill, owner=posture.owner)
+        sandbox = Sandbox(number, sock, line=line, owner=posture.owner)
         if outcome.failure is None:
             return outcome, sandbox
         sandbox.let_go()
@@ -267,6 +280,8 @@ class LocalTransport:
                 await until_done(run.finished)
                 run.abandon()
             self._channel.close()
+        if self._ears is not None:
+            self._ears.close()
         self._forget_postures()
         # Where the launcher was killed, nobody has waited for what it had started.
         groups = self._sandboxes.without_groups()
@@ -288,14 +303,14 @@ class LocalTransport:
         return self._work
 
     def _line(self) -> Channel:
-        if self._channel is None:
+        if self._channel is None or self._ears is None:
             raise RuntimeError("the transport is not open")
         if self._channel.lost:
             # The launcher died, and everything with it, or soon; the session itself is whole.
             self._sandboxes.let_go()
             self._pythons.let_go()
             self._channel.close()
-            self._channel = Channel()
+            self._channel = Channel(self._ears)
         return self._channel
 
     @functools.cached_property
@@ -402,14 +417,14 @@ class LocalTransport:
         if run.started is None:
             sink.event(Started(_FIRST_INSIDE))
         run.attach(sink, timeout_s=spec.timeout_s)
+        settled = _SETTLED_S.get(spec.kind, _SETTLED_OTHER_S)
+        asyncio.get_running_loop().call_later(settled, self._settled, run, posture, spec)
         if run.started is not None:
             try:
                 await asyncio.shield(run.started)
             except asyncio.CancelledError:
                 run.end_now("closed")
                 raise
-        settled = _SETTLED_S.get(spec.kind, _SETTLED_OTHER_S)
-        asyncio.get_running_loop().call_later(settled, self._keep_ready, posture, spec)
         if run.failure is not None and run.failure[0] & 0xFF == _CHDIR:
             raise SandboxUsageError(
                 f"cwd={spec.cwd!r}: {os.strerror(run.failure[1])} inside the sandbox",
@@ -444,9 +459,10 @@ class LocalTransport:
     ) -> tuple[LocalRun, Sandbox]:
         """Gives the command to a Python or a sandbox that waits, or to one that is made now."""
         self._line()  # what waits behind a line that was lost is not used
-        waited = self._waiting_python(posture, spec, command)
-        if waited is not None:
-            return waited
+        if spec.kind == "python":
+            waited = self._waiting_python(posture, spec, command)
+            if waited is not None:
+                return waited
         pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
         # Only then can there be something to say that run() must wait for: a missing program or
         # directory, a number that is not always the same, or our end of a terminal.
@@ -489,6 +505,11 @@ class LocalTransport:
             return False
         return True
 
+    def _settled(self, run: LocalRun, posture: Posture, spec: RunSpec) -> None:
+        """The command has ended, or it takes longer: there is time for the rest."""
+        run.listen()
+        self._keep_ready(posture, spec)
+
     def _keep_ready(self, posture: Posture, spec: RunSpec) -> None:
         """Off the critical path: the next command finds a sandbox ready."""
         if self._postures.get(posture.shape) is not posture or not self._sandboxes.is_open:
@@ -500,8 +521,11 @@ class LocalTransport:
             _log.debug("no sandbox could be made ahead", exc_info=True)
 
     def _make_ready(self, posture: Posture, spec: RunSpec) -> None:
+        self._since_python = 0 if spec.kind == "python" else self._since_python + 1
         if spec.kind != "python":
             self._sandboxes.fill(posture)
+            if self._since_python == _UNUSED:
+                self._pythons.let_go()
         elif posture.shape != "open" and self._pythons.wants(posture) and self._venv().is_as_seen():
             # A waiting Python runs what earlier runs left in the venv (.pth files), and so must not
             # have a network that a later, narrower run lacks. Filtered doors are not served yet.

@@ -1,0 +1,111 @@
+"""Listening to many descriptors through one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from union.sandbox._linux.ears import Ears
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def pipes() -> Iterator[list[tuple[int, int]]]:
+    made = [os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) for _ in range(3)]
+    yield made
+    for ends in made:
+        for fd in ends:
+            os.close(fd)
+
+
+async def _turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_calls_for_as_long_as_there_is_something_to_read(
+    pipes: list[tuple[int, int]],
+) -> None:
+    near, far = pipes[0]
+    ears, heard = Ears(), []
+
+    def call() -> None:
+        heard.append(os.read(near, 1))
+
+    ears.add(near, call)
+    await _turns()
+    assert heard == []
+    os.write(far, b"abc")
+    await _turns()
+    assert heard == [b"a", b"b", b"c"]
+    ears.remove(near)
+    ears.remove(near)
+    os.write(far, b"d")
+    await _turns()
+    assert len(heard) == 3
+    ears.close()
+
+
+async def test_the_last_call_that_was_given_counts(pipes: list[tuple[int, int]]) -> None:
+    near, far = pipes[0]
+    ears, heard = Ears(), []
+    ears.add(near, lambda: heard.append("first"))
+    ears.add(near, lambda: heard.append(os.read(near, 1).decode()))
+    os.write(far, b"x")
+    await _turns()
+    assert heard == ["x"]
+    ears.close()
+
+
+async def test_what_another_one_has_removed_is_not_called(pipes: list[tuple[int, int]]) -> None:
+    ears, heard = Ears(), []
+
+    def only(number: int) -> None:
+        heard.append(number)
+        for near, _ in pipes:
+            ears.remove(near)
+
+    for number, (near, far) in enumerate(pipes):
+        ears.add(near, lambda number=number: only(number))  # type: ignore[misc]
+        os.write(far, b"x")
+    await _turns()
+    assert len(heard) == 1
+    ears.close()
+
+
+async def test_a_call_that_raises_does_not_silence_the_others(
+    pipes: list[tuple[int, int]],
+) -> None:
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(str(what)))
+    ears, heard = Ears(), []
+
+    def fails() -> None:
+        ears.remove(pipes[0][0])
+        raise ValueError("of ours")
+
+    ears.add(pipes[0][0], fails)
+    ears.add(pipes[1][0], lambda: heard.append(os.read(pipes[1][0], 1)))
+    for _, far in pipes[:2]:
+        os.write(far, b"x")
+    await _turns()
+    assert heard == [b"x"]
+    assert len(told) == 1
+    assert "of ours" in told[0]
+    ears.close()
+
+
+async def test_is_closed_by_one_of_its_calls(pipes: list[tuple[int, int]]) -> None:
+    near, far = pipes[0]
+    before = len(os.listdir("/proc/self/fd"))
+    ears = Ears()
+    ears.add(near, ears.close)
+    os.write(far, b"x")
+    await _turns()
+    ears.close()
+    assert len(os.listdir("/proc/self/fd")) == before
