@@ -58,6 +58,7 @@ async def shown(sbx: sb.Session, cmd: str, **options: object) -> str:
     proc = await sbx.run(cmd, pty=options.pop("pty", True), timeout_s=15, **options)  # type: ignore[arg-type]
     out, err = await proc.communicate_text()
     assert err == ""
+    await asyncio.sleep(0)  # whoever waits is told first, and then all is closed
     return out.replace("\r\n", "\n")
 
 
@@ -211,6 +212,7 @@ async def test_no_descriptor_is_left(open_session: OpenSession) -> None:
             await proc.communicate()
         with pytest.raises(sb.SandboxExecutionError):
             await (await sbx.run(["/nothing/here"], pty=True, stdout=True)).wait()
+        await asyncio.sleep(0)
         assert descriptors() == before
 
 

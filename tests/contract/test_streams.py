@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import eventually, host_dir, sandbox_processes
@@ -13,6 +14,9 @@ from tests.conftest import eventually, host_dir, sandbox_processes
 from union import sandbox as sb
 from union.sandbox import constants
 from union.sandbox._core.wire import WINDOW
+
+if TYPE_CHECKING:
+    from tests.conftest import OpenSession
 
 MIB = 1024 * 1024
 TICKER = "for i in 1 2 3 4 5; do echo tick $i; sleep 0.2; done"
@@ -417,3 +421,20 @@ async def test_waiting_with_a_limit_does_not_kill(sbx: sb.Session) -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(proc.wait(), 0.1)
     assert await proc.communicate() == (b"survived\n", b"")
+
+
+@pytest.mark.spec("D6")
+async def test_what_was_not_read_when_the_session_closed_can_still_be_read(
+    open_session: OpenSession,
+) -> None:
+    size = 1_200_000  # more than is read ahead
+    async with open_session() as sbx:
+        proc = await sbx.run(f"head -c {size} /dev/zero", stdout=True)
+        chunks = proc.iter_stdout()
+        got = len(await anext(chunks))
+        async with asyncio.timeout(10):
+            while proc.returncode is None:
+                await asyncio.sleep(0.01)
+    async for chunk in chunks:
+        got += len(chunk)
+    assert got == size

@@ -48,7 +48,9 @@ def plan_of(content: bytes) -> int:
 
 async def works(session: sb.Session) -> bool:
     async with asyncio.timeout(20):
-        return (await session.exec("echo fine; exit 3")).returncode == 3
+        result = await session.exec("echo fine; exit 3")
+        await asyncio.sleep(0)  # whoever waits is told first, and then all is closed
+        return result.returncode == 3
 
 
 CONTROL = {
@@ -261,7 +263,6 @@ async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -
         ours.setblocking(False)
         run = LocalRun(
             Sandbox(1, ours, line=session._transport._line(), owner=None),  # type: ignore[union-attr]
-            pipes=(False, False),
             isolation=isolation,
         )
         ear = Ear()

@@ -339,7 +339,7 @@ async def _messages(data: bytes) -> None:
     try:
         ours.setblocking(False)
         sandbox = Sandbox(1, ours, line=_NOWHERE, owner=None)
-        run = LocalRun(sandbox, pipes=(False, False), isolation=ISOLATION)
+        run = LocalRun(sandbox, isolation=ISOLATION)
         run._sink = _LocalSink()
         for piece in data.split(NEXT_MESSAGE)[:6]:
             if len(piece) > 1:

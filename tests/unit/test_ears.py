@@ -100,12 +100,23 @@ async def test_a_call_that_raises_does_not_silence_the_others(
     ears.close()
 
 
-async def test_is_closed_by_one_of_its_calls(pipes: list[tuple[int, int]]) -> None:
-    near, far = pipes[0]
+async def test_after_its_end_it_is_there_for_what_is_listened_to(
+    pipes: list[tuple[int, int]],
+) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    ears = Ears()
-    ears.add(near, ears.close)
-    os.write(far, b"x")
-    await _turns()
+    (near, far), (late, late_far), _ = pipes
+    ears, heard = Ears(), []
+
+    def hear(fd: int) -> None:
+        heard.append(os.read(fd, 1))
+        ears.remove(fd)
+
+    ears.add(near, lambda: hear(near))
     ears.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    for fd, other in ((near, far), (late, late_far)):
+        ears.add(fd, lambda fd=fd: hear(fd))  # type: ignore[misc]
+        os.write(other, b"x")
+        await _turns()
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert heard == [b"x", b"x"]
+    ears.close()

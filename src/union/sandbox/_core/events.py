@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Event", "Exited", "Failed", "Started", "Usage"]
 
@@ -24,15 +25,13 @@ class Usage:
         return self.cpu_user_s + self.cpu_system_s
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """The command runs; ``pid`` is its number inside the sandbox."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(NamedTuple):
     """The command and everything it started has ended."""
 
     returncode: int
@@ -40,8 +39,7 @@ class Exited:
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """No real exit: the command could not be started, or its end was never seen."""
 
     stage: str

@@ -312,7 +312,7 @@ def event_to(event: Event) -> bytes:
                 "exited": {"returncode": event.returncode, "reason": event.reason, "usage": usage}
             }
         case Failed():
-            told = {"failed": dataclasses.asdict(event)}
+            told = {"failed": event._asdict()}
     return to_json(told)
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["Ears"]
 
 _MOST_AT_ONCE: Final = 64
-_ROUNDS: Final = 2
-"""The end of a command follows the end of its output: often it is there when that is dealt with."""
 
 
 class Ears:
@@ -26,13 +24,19 @@ class Ears:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._ready = select.epoll()
         self._calls: dict[int, Callable[[], None]] = {}
+        self._is_kept = True
+        self._open()
+
+    def _open(self) -> None:
+        self._ready = select.epoll()
         self._loop.add_reader(self._ready.fileno(), self._hear)
 
     def add(self, fd: int, call: Callable[[], None]) -> None:
         """Has ``call`` called for as long as ``fd`` has something to say. It must not block."""
         if fd not in self._calls:
+            if self._ready.closed:
+                self._open()
             self._ready.register(fd, select.EPOLLIN)
         self._calls[fd] = call
 
@@ -40,18 +44,20 @@ class Ears:
         """Does nothing for one that is not listened to."""
         if self._calls.pop(fd, None) is not None:
             self._ready.unregister(fd)
+            self._let_go()
 
     def _hear(self) -> None:
-        for _ in range(_ROUNDS):
-            if self._ready.closed:
-                return
-            for fd, _ in self._ready.poll(0, _MOST_AT_ONCE):
-                # One that was called before may have removed it, or put another in its place.
-                if (call := self._calls.get(fd)) is not None:
-                    call()
+        for fd, _ in self._ready.poll(0, _MOST_AT_ONCE):
+            # One that was called before may have removed it, or put another in its place.
+            if (call := self._calls.get(fd)) is not None:
+                call()
 
     def close(self) -> None:
-        if not self._ready.closed:
+        """The session is over. Output that nobody has read yet may still be listened to."""
+        self._is_kept = False
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if not (self._is_kept or self._calls or self._ready.closed):
             self._loop.remove_reader(self._ready.fileno())
             self._ready.close()
-            self._calls.clear()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import functools
@@ -17,8 +16,7 @@ import signal
 import socket
 import struct
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._linux.failures import explain
@@ -72,8 +70,7 @@ def packed_rlimits(limits: Iterable[tuple[int, int, int]]) -> bytes:
     return b"".join(_RLIMIT.pack(kind, 0, soft, hard) for kind, soft, hard in limits)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(NamedTuple):
     """What the sandbox's first process is asked to run."""
 
     programs: Sequence[str]
@@ -87,7 +84,7 @@ class Command:
     slot: int = 0
 
     def with_env(self, *items: str) -> Command:
-        return dataclasses.replace(self, env=(*self.env, *items))
+        return self._replace(env=(*self.env, *items))
 
     def body(self) -> bytes:
         strings = "\0".join((self.cwd, *self.programs, *self.argv, *self.env, ""))
@@ -200,14 +197,15 @@ _NOBODY: Final = _Nobody()
 class LocalRun:
     """A command in flight (the Run protocol), feeding a Sink."""
 
-    def __init__(self, sandbox: Sandbox, *, pipes: tuple[bool, bool], isolation: Isolation) -> None:
+    def __init__(self, sandbox: Sandbox, *, isolation: Isolation) -> None:
         self._loop = asyncio.get_running_loop()
         self.isolation = isolation
-        self._sandbox = sandbox
+        self.sandbox = sandbox
         self._ears = sandbox.line.ears
         self._sink: Sink = _NOBODY
-        self._wanted = pipes
         self._pipes: dict[int, int] = {}
+        self._read_out: list[int] = []
+        """Pipes that are at their end, to be closed when nobody waits for that."""
         self._paused: set[int] = set()
         self._widened: set[int] = set()
         self._stdin: StdinPipe | None = None
@@ -228,25 +226,28 @@ class LocalRun:
         self,
         command: Command,
         *,
+        pipes: tuple[bool, bool],
         stdin: bytes | str | None = None,
         wait: int | None = None,
         pty: tuple[int, int] | None = None,
         tell: bool = False,
     ) -> None:
-        """Hands the command over. ``wait`` is a descriptor that the program will wait on.
+        """Hands the command over.
 
-        With ``tell``, ``started`` will say when it runs; a terminal, asked for by ``pty``, has come
-        then too. After an OSError nothing was started, and everything the run held has been let go.
+        ``pipes`` says which output is wanted, ``wait`` is a descriptor that the program will wait
+        on. With ``tell``, ``started`` will say when it runs; a terminal, asked for by ``pty``, has
+        come then too. After an OSError nothing was started, and everything the run held has been
+        let go.
         """
         if pty is not None:
             self._terminal = Terminal(pty, stdin)
-            self._wanted, stdin = (False, False), None
+            pipes, stdin = (False, False), None
         if tell:
             self.started = self._loop.create_future()
         try:
-            self._send(command, stdin=stdin, wait=wait)
+            self._send(command, pipes, stdin=stdin, wait=wait)
         except (BrokenPipeError, ConnectionResetError) as exc:
-            words = self._sandbox.last_words()
+            words = self.sandbox.last_words()
             self.discard()
             if words is None:
                 raise
@@ -255,16 +256,23 @@ class LocalRun:
             self.discard()
             raise
 
-    def _send(self, command: Command, *, stdin: bytes | str | None, wait: int | None) -> None:
+    def _send(
+        self,
+        command: Command,
+        pipes: tuple[bool, bool],
+        *,
+        stdin: bytes | str | None,
+        wait: int | None,
+    ) -> None:
         self._program = command.argv[0]
         given: dict[int, int] = {} if wait is None else {_HAS_WAIT: wait}
         """Far ends by what they are for; they are sent in the order of these bits."""
         try:
             if (far := self._make_stdin(stdin)) is not None:
                 given[_HAS_STDIN] = far
-            for fd, wanted in zip((1, 2), self._wanted, strict=True):
+            for fd, wanted in enumerate(pipes, start=1):
                 if wanted:
-                    self._pipes[fd], given[1 << fd] = self._sandbox.pipe()
+                    self._pipes[fd], given[1 << fd] = self.sandbox.pipe()
             if command.script is not None:
                 given[_HAS_SCRIPT] = sealed_memfd("script", command.script)
             body = command.body()
@@ -288,28 +296,28 @@ class LocalRun:
                 *window,
             )
             far_ends = [given[bit] for bit in sorted(given)]
-            send_with_fds(self._sandbox.sock, head + body, far_ends)
+            send_with_fds(self.sandbox.sock, head + body, far_ends)
         finally:
             _close_all(given.values())
-            self._sandbox.drop_pipes()
+            self.sandbox.drop_pipes()
 
     def attach(self, sink: Sink, *, timeout_s: float | None) -> None:
         """Begins to listen: to what is said of the command, not yet to the command itself."""
         self._sink = sink
-        self._ears.add(self._sandbox.sock.fileno(), self._on_message)
+        self._ears.add(self.sandbox.sock.fileno(), self._on_message)
         if timeout_s is not None:
             self._timers.append(self._loop.call_later(timeout_s, self.end, "timeout"))
 
     def discard(self) -> None:
         """Lets an unused sandbox and its pipes go; nobody listens to it."""
-        self._sandbox.let_go()
+        self.sandbox.let_go()
         if self._stdin is not None:
             self._stdin.drop()
         while self._pipes:
             os.close(self._pipes.popitem()[1])
 
     def _make_stdin(self, stdin: bytes | str | None) -> int | None:
-        owner = self._sandbox.owner
+        owner = self.sandbox.owner
         if isinstance(stdin, bytes):
             return _read_only(sealed_memfd("stdin", stdin, owner=owner))
         if stdin is None:
@@ -339,7 +347,7 @@ class LocalRun:
     def _take_messages(self) -> None:
         while not self._ended:
             try:
-                data, fds = receive(self._sandbox.sock, _MESSAGE, _MOST_DOORS)
+                data, fds = receive(self.sandbox.sock, _MESSAGE, _MOST_DOORS)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -383,7 +391,7 @@ class LocalRun:
             cpu_user_s=user_us / 1e6,
             cpu_system_s=system_us / 1e6,
             max_rss_bytes=maxrss_kib * 1024,
-            peak_memory_bytes=self._sandbox.peak_memory(),
+            peak_memory_bytes=self.sandbox.peak_memory(),
         )
         reason = self._reason(-code if code < 0 else 0)
         self._finish(Exited(128 - code if code < 0 else code, reason, usage))
@@ -392,7 +400,7 @@ class LocalRun:
         if self._cause:
             return self._cause
         # Also when only a child of the command was killed: nothing else would tell.
-        if self._sandbox.was_out_of_memory():
+        if self.sandbox.was_out_of_memory():
             return "oom"
         if not signum:
             return ""
@@ -400,10 +408,10 @@ class LocalRun:
 
     def _on_lost(self) -> None:
         """The first process ended without a word: it, or everything, was killed."""
-        out_of_memory = self._sandbox.was_out_of_memory()
+        out_of_memory = self.sandbox.was_out_of_memory()
         if out_of_memory or self._cause:
             self._drain_pipes()
-            usage = Usage(peak_memory_bytes=self._sandbox.peak_memory())
+            usage = Usage(peak_memory_bytes=self.sandbox.peak_memory())
             cause = "oom" if out_of_memory else self._cause
             self._finish(Exited(128 + signal.SIGKILL, cause, usage))
         else:
@@ -429,14 +437,16 @@ class LocalRun:
 
     def _report(self, end: Exited | Failed) -> None:
         self._sink.event(end)
-        self._end_all()
+        self._loop.call_soon(self._end_all)  # after whoever waited for this end
 
     def _end_all(self) -> None:
         for timer in self._timers:
             timer.cancel()
-        if self._sandbox.sock.fileno() >= 0:
-            self._ears.remove(self._sandbox.sock.fileno())
-            self._sandbox.sock.close()
+        if self.sandbox.sock.fileno() >= 0:
+            self._ears.remove(self.sandbox.sock.fileno())
+            self.sandbox.sock.close()
+        _close_all(self._read_out)
+        self._read_out.clear()
         if self._stdin is not None:
             self._stdin.drop()
         if self._terminal is not None:
@@ -489,9 +499,12 @@ class LocalRun:
                 try:
                     data = read_some(before, _CHUNK)
                 except BlockingIOError:
-                    break  # a copy of the far end is open elsewhere; the reader callback goes on
+                    # It is still dying, or a copy of the far end is open elsewhere.
+                    self._listen(fd)
+                    break
                 if not data:
-                    self._close_pipe(fd)
+                    self._read_out.append(self._take_pipe(fd))
+                    self._sink.end_of_output(fd)
                 elif not self._sink.output(fd, data):
                     self._paused.add(fd)
                     self._ears.remove(before)
@@ -502,10 +515,13 @@ class LocalRun:
             self._listen(fd)
 
     def _close_pipe(self, fd: int) -> None:
+        os.close(self._take_pipe(fd))
+        self._sink.end_of_output(fd)
+
+    def _take_pipe(self, fd: int) -> int:
         pipe = self._pipes.pop(fd)
         self._ears.remove(pipe)
-        os.close(pipe)
-        self._sink.end_of_output(fd)
+        return pipe
 
     def _release(self) -> None:
         """Closes the near ends without telling the sink, which learns of the failure itself."""
@@ -527,11 +543,11 @@ class LocalRun:
         if self._ended:
             return
         try:
-            self._sandbox.sock.send(_SIMPLE.pack(_SIGNAL, 0, signum, 0))
+            self.sandbox.sock.send(_SIMPLE.pack(_SIGNAL, 0, signum, 0))
         except BlockingIOError:  # hundreds of signals were not taken yet, or it has been stopped
             if signum == signal.SIGKILL:
                 self._cause = self._cause or "signal"
-                self._sandbox.kill()
+                self.sandbox.kill()
             else:
                 self._timers.append(self._loop.call_later(_AGAIN_S, self.signal, signum))
         except (BrokenPipeError, ConnectionResetError):
@@ -546,21 +562,21 @@ class LocalRun:
         self.signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
         self._timers.append(self._loop.call_later(KILL_GRACE_S, self.signal, signal.SIGKILL))
         self._timers.append(
-            self._loop.call_later(KILL_GRACE_S + _OUR_KILL_DELAY_S, self._sandbox.kill)
+            self._loop.call_later(KILL_GRACE_S + _OUR_KILL_DELAY_S, self.sandbox.kill)
         )
 
     def kill_tree(self) -> None:
         """SIGKILL to everything, by the sandbox's first process, or else by the launcher."""
         self.signal(signal.SIGKILL)
         if not self._ended:
-            self._timers.append(self._loop.call_later(_OUR_KILL_DELAY_S, self._sandbox.kill))
+            self._timers.append(self._loop.call_later(_OUR_KILL_DELAY_S, self.sandbox.kill))
 
     def end_now(self, cause: str) -> None:
         """The same without grace, from outside."""
         if not self._ended:
             self._cause = self._cause or cause
             self._shut_doors()
-            self._sandbox.kill()
+            self.sandbox.kill()
 
     # A terminal, or standard input.
 

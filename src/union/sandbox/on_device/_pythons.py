@@ -42,9 +42,8 @@ def can_wait(spec: RunSpec) -> bool:
 class _Waiting:
     """One waiting Python; whoever claims its ticket owns it."""
 
-    def __init__(self, run: LocalRun, sandbox: Sandbox, go: int, fingerprint: object) -> None:
+    def __init__(self, run: LocalRun, go: int, fingerprint: object) -> None:
         self.run = run
-        self.sandbox = sandbox
         self.fingerprint = fingerprint
         self._go = go
         self._ticket = Budget.add(self._discard)
@@ -95,21 +94,19 @@ class WaitingPythons:
         self, posture: Posture, sandbox: Sandbox, command: Command, fingerprint: object
     ) -> None:
         """Starts one in a sandbox. ``command`` is the same as with a script, but without it."""
-        run = LocalRun(sandbox, pipes=(True, True), isolation=posture.isolation)
+        run = LocalRun(sandbox, isolation=posture.isolation)
         far, go = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(far, True)
         if self._preload:
             command = command.with_env(f"{PRELOAD}={','.join(self._preload)}")
         try:
-            run.send(command, wait=far)
+            run.send(command, pipes=(True, True), wait=far)
         except OSError:
             os.close(go)
             raise
-        self._waiting[posture].append(_Waiting(run, sandbox, go, fingerprint))
+        self._waiting[posture].append(_Waiting(run, go, fingerprint))
 
-    def take(
-        self, posture: Posture, command: Command, fingerprint: object
-    ) -> tuple[LocalRun, Sandbox] | None:
+    def take(self, posture: Posture, command: Command, fingerprint: object) -> LocalRun | None:
         """A Python that has begun with this script; None if there is none to be had."""
         waiting = self._waiting[posture]
         if not waiting or command.script is None:
@@ -121,7 +118,7 @@ class WaitingPythons:
         while waiting:
             one = waiting.popleft()
             if one.start(payload, fingerprint):
-                return one.run, one.sandbox
+                return one.run
         return None
 
     def let_go(self) -> None:

@@ -31,17 +31,17 @@ _GONE_WITHIN_S: Final = 10.0
 class _Spare:
     """A prepared sandbox that waits; whoever claims its ticket owns it."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
-        self.ticket = Budget.add(sandbox.let_go)
+    def __init__(self, run: LocalRun) -> None:
+        self._run = run
+        self._ticket = Budget.add(run.discard)
 
     def let_go(self) -> None:
-        if Budget.claim(self.ticket):
-            self.sandbox.let_go()
+        if Budget.claim(self._ticket):
+            self._run.discard()
 
-    def take(self) -> Sandbox | None:
-        """The sandbox, if it is still ours; one that has died takes no command, and says so."""
-        return self.sandbox if Budget.claim(self.ticket) else None
+    def take(self) -> LocalRun | None:
+        """The run to be, if it is still ours; a sandbox that died takes no command, and says so."""
+        return self._run if Budget.claim(self._ticket) else None
 
 
 class Sandboxes:
@@ -106,14 +106,19 @@ class Sandboxes:
             sandbox.peak_memory = group.peak_memory
         return sandbox
 
-    def take(self, posture: Posture) -> Sandbox:
-        """A sandbox that is ready, or one that is begun now."""
+    def take(self, posture: Posture) -> LocalRun:
+        """A sandbox that is ready for a command, or one that is begun now."""
         waiting = self._spares[posture]
         while waiting:
-            sandbox = waiting.popleft().take()
-            if sandbox is not None:
-                return sandbox
-        return self.prepare(posture)
+            run = waiting.popleft().take()
+            if run is not None:
+                return run
+        return self.begin(posture)
+
+    def begin(self, posture: Posture, *, terminals: bool = False) -> LocalRun:
+        """The same, always begun now."""
+        sandbox = self.prepare(posture, terminals=terminals)
+        return LocalRun(sandbox, isolation=posture.isolation)
 
     def fill(self, posture: Posture) -> None:
         """Has as many ready for next time as are wanted."""
@@ -131,7 +136,7 @@ class Sandboxes:
         except OSError:
             sandbox.let_go()
             raise
-        waiting.append(_Spare(sandbox))
+        waiting.append(_Spare(LocalRun(sandbox, isolation=posture.isolation)))
         self.touch()
 
     @property
@@ -202,9 +207,9 @@ class Sandboxes:
         if not self._held and self._without_groups and not self._without_groups.done():
             self._without_groups.set_result(None)
 
-    def watch_memory(self, run: LocalRun, sandbox: Sandbox) -> None:
+    def watch_memory(self, run: LocalRun) -> None:
         """Enforces the memory limit by looking, where there is no control group to do it."""
-        limit = self._limits.memory_bytes
+        limit, sandbox = self._limits.memory_bytes, run.sandbox
         if sandbox.first_pid is None or limit is None:
             return
 

@@ -404,7 +404,7 @@ class LocalTransport:
             if not self._bare and (shape not in self._tried or not posture.is_built):
                 posture = await self._built(shape)
             command = self._build(spec, posture)
-            run, sandbox = self._hand_over(posture, spec, command)
+            run = self._hand_over(posture, spec, command)
         except NotBuiltError as exc:
             raise self._failed(exc.failed) from exc
         except OSError as exc:
@@ -413,7 +413,7 @@ class LocalTransport:
             run.on_doors = functools.partial(self._serve, run, spec, sink)
         self._runs.add(run)
         run.finished.add_done_callback(lambda _: self._ended(run))
-        self._sandboxes.watch_memory(run, sandbox)
+        self._sandboxes.watch_memory(run)
         if run.started is None:
             sink.event(Started(_FIRST_INSIDE))
         run.attach(sink, timeout_s=spec.timeout_s)
@@ -454,41 +454,36 @@ class LocalTransport:
         is_free = not self._runs and not self._pythons.are_any and self._sandboxes.is_open
         self._is_venv_sure = is_free and self._venv().is_as_seen()
 
-    def _hand_over(
-        self, posture: Posture, spec: RunSpec, command: Command
-    ) -> tuple[LocalRun, Sandbox]:
+    def _hand_over(self, posture: Posture, spec: RunSpec, command: Command) -> LocalRun:
         """Gives the command to a Python or a sandbox that waits, or to one that is made now."""
         self._line()  # what waits behind a line that was lost is not used
         if spec.kind == "python":
             waited = self._waiting_python(posture, spec, command)
             if waited is not None:
                 return waited
-        pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
-        # Only then can there be something to say that run() must wait for: a missing program or
-        # directory, a number that is not always the same, or our end of a terminal.
-        terminal = spec.pty is not None
-        tell = self._bare or spec.kind == "argv" or spec.cwd is not None or terminal
-        sandbox = (
-            self._sandboxes.prepare(posture, terminals=True)
-            if terminal
-            else self._sandboxes.take(posture)
-        )
-        run = LocalRun(sandbox, pipes=pipes, isolation=posture.isolation)
+        if spec.pty is None:
+            run = self._sandboxes.take(posture)
+        else:
+            run = self._sandboxes.begin(posture, terminals=True)
         try:
-            run.send(command, stdin=spec.stdin, pty=spec.pty, tell=tell)
+            self._send(run, spec, command)
         except (BrokenPipeError, ConnectionResetError):
             # It died while it waited, so nothing was started; a new one is as good.
-            sandbox = self._sandboxes.prepare(posture, terminals=terminal)
-            run = LocalRun(sandbox, pipes=pipes, isolation=posture.isolation)
-            run.send(command, stdin=spec.stdin, pty=spec.pty, tell=tell)
-        return run, sandbox
+            run = self._sandboxes.begin(posture, terminals=spec.pty is not None)
+            self._send(run, spec, command)
+        return run
+
+    def _send(self, run: LocalRun, spec: RunSpec, command: Command) -> None:
+        # Only then can there be something to say that run() must wait for: our end of a terminal, a
+        # missing program or directory, or a number that is not always the same.
+        tell = spec.pty is not None or spec.kind == "argv" or spec.cwd is not None or self._bare
+        pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
+        run.send(command, pipes=pipes, stdin=spec.stdin, pty=spec.pty, tell=tell)
 
     def _serve(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
         run.close_doors = open_doors(spec.network, fds, sink.decision).aclose
 
-    def _waiting_python(
-        self, posture: Posture, spec: RunSpec, command: Command
-    ) -> tuple[LocalRun, Sandbox] | None:
+    def _waiting_python(self, posture: Posture, spec: RunSpec, command: Command) -> LocalRun | None:
         if self._bare or not can_wait(spec) or not self._is_dir(spec.cwd):
             return None
         return self._pythons.take(posture, command, self._venv().fingerprint())
@@ -531,7 +526,7 @@ class LocalTransport:
             # have a network that a later, narrower run lacks. Filtered doors are not served yet.
             fingerprint = self._venv().fingerprint()
             plain = RunSpec(kind="python", env=self._spec.env, network=spec.network)
-            command = dataclasses.replace(self._build(plain, posture), script=None)
+            command = self._build(plain, posture)._replace(script=None)
             self._pythons.add(posture, self._sandboxes.prepare(posture), command, fingerprint)
             self._is_venv_sure = False  # what is in the venv runs in it before it waits
             self._sandboxes.touch(self._let_pythons_go)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import secrets
 import warnings
@@ -194,7 +193,7 @@ class RemoteTransport:
         stdin = spec.stdin
         if isinstance(stdin, bytes) and len(stdin) > _MOST_INLINE_STDIN:
             # Fed as the command takes it, so that neither side holds a second copy.
-            spec = dataclasses.replace(spec, stdin="pipe")
+            spec = spec._replace(stdin="pipe")
         body = run_to(spec, self._spec)
         if len(body) > MAX_START:
             raise SandboxUsageError(
