@@ -50,12 +50,19 @@ def _home() -> str:
     return os.path.realpath(tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-", dir=place))
 
 
-def start(request: Request) -> LocalHold:
-    """Starts the server, without waiting for it."""
+async def start(request: Request) -> LocalHold:
+    """Starts the server's process, without waiting for what becomes of it."""
     if not _said:
         _said.append(True)
         sys.stderr.write(_NOTICE)
-    return LocalHold(request)
+    hold = LocalHold(request)
+    try:
+        # The caller's next step may be long, and is taken while the server starts, not before.
+        await hold.begun()
+    except BaseException:
+        await hold.end()
+        raise
+    return hold
 
 
 class LocalHold:
@@ -92,6 +99,10 @@ class LocalHold:
     def pid(self) -> int | None:
         """The server's process, once it has one."""
         return self._supervisor.pid
+
+    async def begun(self) -> None:
+        """Waits until there is a process, or it is known why there will be none."""
+        await self._supervisor.begun.wait()
 
     async def _run(self) -> str:
         try:
