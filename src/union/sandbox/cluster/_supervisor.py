@@ -72,6 +72,7 @@ class Supervisor:
                 env=clean_environment(),
                 cwd="/",
                 limit=_MOST_LINE,
+                pass_fds=() if orders.line_fd is None else (orders.line_fd,),
                 # A Ctrl-C is for the owner, who then ends the server in the right order.
                 start_new_session=True,
             )
