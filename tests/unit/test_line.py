@@ -97,7 +97,8 @@ async def test_who_is_asked_answers(bare):
     assert theirs.recv(100) == bytes(4)
 
 
-async def test_silence_is_the_end_for_who_asks():
+async def test_silence_is_the_end_for_who_asks(monkeypatch):
+    monkeypatch.setattr("union.sandbox._session.line._DOUBT_S", 0.05)
     ours, theirs = socket.socketpair()
     with theirs:
         line = await Line.over(ours, asks_every_s=0.05)
@@ -123,7 +124,7 @@ async def test_answers_keep_it_up():
 
 
 async def test_who_was_busy_does_not_blame_the_other_side(monkeypatch):
-    monkeypatch.setattr("union.sandbox._session.line._LATE_S", 0.2)
+    monkeypatch.setattr("union.sandbox._session.line._DOUBT_S", 0.3)
     ours, theirs = socket.socketpair()
     line, other = await Line.over(ours, asks_every_s=0.1), await Line.over(theirs)
     answering = asyncio.create_task(anext(other, b"nothing"))

@@ -21,8 +21,8 @@ __all__ = ["Carrier", "Line"]
 
 _SIZE: Final = struct.Struct(">I")
 _GOODBYE_S: Final = 2.0
-_LATE_S: Final = 1.0
-"""Who asked that much later than planned was busy, and may not have come to read the answer."""
+_DOUBT_S: Final = 1.0
+"""Who asked may have been busy: the answer is there, and was not read yet."""
 
 
 class Carrier(Protocol):
@@ -63,6 +63,7 @@ class Line:
         self._timer: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
         self._heard = True
+        self._doubts = False
         self.end = "closed"
         if asks_every_s is not None:
             self._timer = self._loop.call_later(asks_every_s, self._ask, asks_every_s)
@@ -78,14 +79,16 @@ class Line:
         return cls(reader, writer, asks_every_s=asks_every_s)
 
     def _ask(self, every_s: float) -> None:
-        due = self._timer.when() if self._timer is not None else 0.0
-        if not self._heard and self._loop.time() - due < _LATE_S:
+        if self._heard:
+            self._heard = self._doubts = False
+            self._put((b"",))
+            self._timer = self._loop.call_later(every_s, self._ask, every_s)
+        elif not self._doubts:
+            self._doubts = True
+            self._timer = self._loop.call_later(_DOUBT_S, self._ask, every_s)
+        else:
             self.end = "the other side does not answer"
             self._writer.transport.abort()
-            return
-        self._heard = False
-        self._put((b"",))
-        self._timer = self._loop.call_later(every_s, self._ask, every_s)
 
     def __aiter__(self) -> Self:
         return self
