@@ -8,8 +8,6 @@ import socket
 import types
 from typing import Any
 
-from aiohttp import WSMsgType
-
 from union.sandbox._core import wire, wire_values
 from union.sandbox._core.events import Exited, Failed, Started
 from union.sandbox._core.isolation import Isolation
@@ -244,7 +242,7 @@ class _Socket:
 
     async def __aiter__(self) -> Any:
         for message in self.messages:
-            yield types.SimpleNamespace(type=WSMsgType.BINARY, data=message)
+            yield message
             await asyncio.sleep(0)
             assert self.link is not None
             for frame in wire.decode(b"".join(self.link._next_pieces())):
@@ -265,7 +263,7 @@ async def _server(data: bytes) -> None:
     )
     ws = _Socket(data.split(NEXT_MESSAGE)[:8])
     may_close = data[:1] != b"\1"
-    link = ws.link = Link(ws, None, session, sessions, may_close=may_close)  # type: ignore[arg-type]
+    link = ws.link = Link(ws, session, sessions, may_close=may_close)  # type: ignore[arg-type]
     try:
         await link._receive()
     except WireError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from union.sandbox.server._link import _message_head
+from union.sandbox.server._websocket import _message_head
 
 
 @pytest.mark.spec("I3")

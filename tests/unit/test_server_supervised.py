@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import time
 
 import pytest
@@ -55,6 +56,24 @@ def test_incomplete_orders(missing):
     told = {k: v for k, v in ORDERS.items() if k != missing}
     with pytest.raises(SandboxUsageError, match="incomplete"):
         with_orders(supervised, told)
+
+
+@pytest.mark.parametrize("line", ["5", -1, 1 << 20])
+def test_a_line_must_be_a_socket_that_was_handed_down(line):
+    with pytest.raises(SandboxUsageError, match="incomplete"):
+        config(line=line)
+
+
+def test_a_line_is_not_handed_on():
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.set_inheritable(True)
+        line = config(line=theirs.detach()).line
+        assert line is not None
+        with line:
+            assert not line.get_inheritable()
+            ours.sendall(b"x")
+            assert line.recv(1) == b"x"
 
 
 def test_a_verifier_must_be_one():

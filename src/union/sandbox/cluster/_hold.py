@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import socket
+
     from union.sandbox.cluster._keys import Keys
 
 __all__ = ["Found", "Hold"]
@@ -27,6 +29,10 @@ class Hold(Protocol):
 
     async def found(self) -> Found:
         """Returns when the server can be addressed; raises why it never will be."""
+        ...
+
+    def take_line(self) -> socket.socket | None:
+        """A way to the server that needs no HTTP, where there is one; once."""
         ...
 
     async def end(self) -> None:

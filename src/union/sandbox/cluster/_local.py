@@ -12,6 +12,7 @@ import functools
 import importlib
 import logging
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -50,12 +51,19 @@ def _home() -> str:
     return os.path.realpath(tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-", dir=place))
 
 
-def start(request: Request) -> LocalHold:
-    """Starts the server, without waiting for it."""
+async def start(request: Request) -> LocalHold:
+    """Starts the server's process, without waiting for what becomes of it."""
     if not _said:
         _said.append(True)
         sys.stderr.write(_NOTICE)
-    return LocalHold(request)
+    hold = LocalHold(request)
+    try:
+        # The caller's next step may be long, and is taken while the server starts, not before.
+        await hold.begun()
+    except BaseException:
+        await hold.end()
+        raise
+    return hold
 
 
 class LocalHold:
@@ -69,6 +77,9 @@ class LocalHold:
         fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self.endpoint = f"unix://{self._home}/s"
         self._expires = time.time() + request.timeout_s
+        ours, theirs = socket.socketpair()
+        self._line: socket.socket | None = ours
+        self._their_line = theirs
         orders = Orders(
             run=request.name,
             owner_sha256=verifier_of(self.keys.owner),
@@ -81,6 +92,7 @@ class LocalHold:
             shown_at=WORK_DIR,
             home=self._home,
             log_level="warning",
+            line_fd=theirs.fileno(),
         )
         self._supervisor = Supervisor(orders, keeps_log=True)
         self._ready_s = request.ready_timeout_s
@@ -93,20 +105,28 @@ class LocalHold:
         """The server's process, once it has one."""
         return self._supervisor.pid
 
+    async def begun(self) -> None:
+        """Waits until there is a process, or it is known why there will be none."""
+        await self._supervisor.begun.wait()
+
     async def _run(self) -> str:
         try:
             running = asyncio.ensure_future(self._supervisor.run())
             try:
                 # Not sooner: an import would keep the interpreter from starting the process.
                 await self._supervisor.begun.wait()
+                self._their_line.close()
                 # While the server starts: what the first call needs anyway.
-                await asyncio.to_thread(importlib.import_module, "union.sandbox.remote._attached")
+                importlib.import_module("union.sandbox.remote._attached")
                 return await running
             except BaseException:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
                 raise
         finally:
+            for end in (self._their_line, self.take_line()):
+                if end is not None:
+                    end.close()
             # Usually the server has cleaned up; one that was killed could not.
             if os.path.exists(self._home):  # noqa: ASYNC240 - one look
                 from union.sandbox._linux.removal import remove_tree
@@ -127,6 +147,11 @@ class LocalHold:
         if time.time() >= self._expires:
             raise SessionClosedError("the session's timeout has passed before it was ready")
         return Found(endpoint=endpoint)
+
+    def take_line(self) -> socket.socket | None:
+        """The line to the server, for one taker."""
+        line, self._line = self._line, None
+        return line
 
     async def end(self) -> None:
         self._supervisor.stop()

@@ -48,6 +48,8 @@ class Orders:
     shown_at: str | None = None
     home: str | None = None
     log_level: str = "info"
+    line_fd: int | None = None
+    """A descriptor that the server inherits: a socket whose other end its owner has."""
 
     def arguments(self) -> list[str]:
         """The command line: nothing in it is worth hiding."""
@@ -68,5 +70,6 @@ class Orders:
             "expires": self.expires,
             "shown_at": self.shown_at,
             "home": self.home,
+            "line": self.line_fd,
         }
         return json.dumps(told).encode() + b"\n"

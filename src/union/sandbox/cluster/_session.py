@@ -188,10 +188,12 @@ class SandboxSession(Session):
         from union.sandbox.remote._access import access_from
 
         await self._addressable()
-        key = self.access if self._hold is None else self._hold.keys.owner
-        return access_from(
+        hold = self._hold
+        key = self.access if hold is None else hold.keys.owner
+        access = access_from(
             self.endpoint, token=key, cert=None, connect_timeout_s=_CONNECT_S, lazy=True
         )
+        return dataclasses.replace(access, line=None if hold is None else hold.take_line())
 
     # Closing.
 

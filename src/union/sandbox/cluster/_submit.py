@@ -144,6 +144,9 @@ class ClusterHold:
                 raise SessionClosedError("the session was closed before it was ready") from None
             raise
 
+    def take_line(self) -> None:
+        """There is none: its server is the child of another process."""
+
     async def end(self) -> None:
         try:
             self._finding.cancel()

@@ -72,6 +72,7 @@ class Supervisor:
                 env=clean_environment(),
                 cwd="/",
                 limit=_MOST_LINE,
+                pass_fds=() if orders.line_fd is None else (orders.line_fd,),
                 # A Ctrl-C is for the owner, who then ends the server in the right order.
                 start_new_session=True,
             )
@@ -94,6 +95,8 @@ class Supervisor:
             self._fail(self._early(process))
 
     async def _until_over(self, process: Process) -> str:
+        # It reads nothing before it has started; whoever waited for its process goes on first.
+        await asyncio.sleep(0)
         if process.stdin is not None:
             process.stdin.write(self._orders.line())
         ended = asyncio.ensure_future(process.wait())

@@ -10,6 +10,8 @@ from union.sandbox._core.endpoint import parse_endpoint, parse_fingerprint
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
+    import socket
+
     from union.sandbox._core.endpoint import Endpoint
 
 __all__ = ["Access", "access_from"]
@@ -25,6 +27,8 @@ class Access:
     """A file of certificates to trust."""
     connect_timeout_s: float
     lazy: bool
+    line: socket.socket | None = None
+    """To a server that was started here: for the first connection to it."""
 
 
 def access_from(

@@ -15,6 +15,7 @@ from union.sandbox._core.wire import MAX_MESSAGE, PROTOCOL, WireError, parse_jso
 from union.sandbox._core.wire_errors import error_from
 from union.sandbox.errors import SandboxConnectionError, SandboxError, SandboxUsageError
 from union.sandbox.remote._upload import LAST, PIECE, Upload, finished
+from union.sandbox.remote._websocket import WebSocket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
@@ -121,16 +122,18 @@ class Http:
             raise error_from(error)
         return told
 
-    async def connect(self, session: str) -> aiohttp.ClientWebSocketResponse:
+    async def connect(self, session: str) -> WebSocket:
         """The connection that carries the runs of one session."""
         try:
-            return await self._session.ws_connect(
-                self._url(f"sessions/{session}/connect"),
-                protocols=(PROTOCOL,),
-                max_msg_size=MAX_MESSAGE,
-                heartbeat=_HEARTBEAT_S,
-                timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
-                ssl=self._ssl,
+            return WebSocket(
+                await self._session.ws_connect(
+                    self._url(f"sessions/{session}/connect"),
+                    protocols=(PROTOCOL,),
+                    max_msg_size=MAX_MESSAGE,
+                    heartbeat=_HEARTBEAT_S,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
+                    ssl=self._ssl,
+                )
             )
         except aiohttp.WSServerHandshakeError as exc:
             # The refusal's reason is not in the handshake; a plain request tells it.

@@ -1,4 +1,4 @@
-"""The connection of a session: one WebSocket, many runs; comes back when it breaks."""
+"""The connection of a session: one for many runs; comes back when it breaks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import contextlib
 import random
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
-
 from union.sandbox._core import wire
 from union.sandbox._core.wire import Kind, WireError
 from union.sandbox.errors import SandboxConnectionError, SandboxError
 
 if TYPE_CHECKING:
-    from union.sandbox.remote._http import Http
+    from collections.abc import Awaitable, Callable
+
+    from union.sandbox._core.endpoint import Endpoint
+    from union.sandbox._session.line import Carrier
     from union.sandbox.remote._run import RemoteRun
 
 __all__ = ["Link", "pauses"]
@@ -49,17 +50,27 @@ class _Pauses:
 class Link:
     """Carries frames for the runs of one session. All in one event loop."""
 
-    def __init__(self, http: Http, session: str, *, grace_s: float) -> None:
-        self._http = http
-        self._session = session
+    def __init__(
+        self,
+        carrier: Carrier,
+        endpoint: Endpoint,
+        *,
+        connect: Callable[[], Awaitable[Carrier]],
+        let_go: Callable[[], Awaitable[None]],
+        grace_s: float,
+    ) -> None:
+        self._carrier: Carrier | None = carrier
+        self._endpoint = endpoint
+        self._connect = connect
+        """Makes another connection."""
+        self._let_go = let_go
+        """Frees what connections are made with."""
         self._grace_s = grace_s
         self._runs: dict[int, RemoteRun] = {}
-        self._ws: aiohttp.ClientWebSocketResponse | None = None
         self._out: list[bytes] = []
         self._late: dict[RemoteRun, None] = {}
         self._late_timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
         self._asks_to_close = False
         self._idle = asyncio.Event()
@@ -67,9 +78,6 @@ class Link:
         """The session is over, or was given up: nothing more will come."""
         self.lost: SandboxError | None = None
         """Why it was given up."""
-
-    async def open(self) -> None:
-        self._ws = await self._http.connect(self._session)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._keep()), loop.create_task(self._send())]
 
@@ -77,7 +85,7 @@ class Link:
 
     def begin(self, run: RemoteRun) -> None:
         self._runs[run.number] = run
-        if self._ws is not None:
+        if self._carrier is not None:
             for frame in run.first_frames():
                 self.send(frame)
 
@@ -88,7 +96,7 @@ class Link:
 
     def send(self, frame: bytes) -> None:
         """Sends now; without a connection, what counts is said again when there is one."""
-        if self._ws is not None:
+        if self._carrier is not None:
             self._out.append(frame)
             self._wake.set()
 
@@ -98,7 +106,7 @@ class Link:
 
     def ack_later(self, run: RemoteRun) -> None:
         """Nobody waits for it: goes along with the next frame, or a little later."""
-        if self._ws is not None:
+        if self._carrier is not None:
             self._late[run] = None
             if self._late_timer is None:
                 loop = asyncio.get_running_loop()
@@ -112,14 +120,11 @@ class Link:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while (ws := self._ws) is not None and (self._out or self._late):
-                message = self._next_message()
-                try:
-                    await ws.send_bytes(message)
-                except (ConnectionError, aiohttp.ClientError):
+            while (carrier := self._carrier) is not None and (self._out or self._late):
+                if not await carrier.send(self._next_message()):
                     break  # the reading side finds out as well, and sees to it
 
-    def _next_message(self) -> bytes:
+    def _next_message(self) -> list[bytes]:
         self._out.extend(run.ack() for run in self._late)
         self._late.clear()
         size = count = 0
@@ -128,7 +133,7 @@ class Link:
                 break
             size += len(frame)
             count += 1
-        message = b"".join(self._out[:count])
+        message = self._out[:count]
         del self._out[:count]
         return message
 
@@ -137,51 +142,47 @@ class Link:
     async def _keep(self) -> None:
         why: SandboxError = SandboxConnectionError("the connection was lost", sent=True)
         try:
-            while self._ws is not None:
-                why = await self._receive(self._ws)
-                self._ws = None
+            while self._carrier is not None:
+                why = await self._receive(self._carrier)
+                self._carrier = None
                 self._out.clear()
                 self._late.clear()
                 if self.closed.is_set() and not self._closing:
                     # The server has ended the session: whoever has it may never ask again.
-                    await self._http.close()
+                    await self._let_go()
                 if self._closing or self.closed.is_set():
                     break
-                self._ws = await self._reconnect()
+                self._carrier = await self._reconnect()
         except SandboxError as exc:
             why = exc
         except asyncio.CancelledError:
             if not self._closing:
                 # The loop is going down, and nobody has closed the session first.
-                if self._ws is not None:
-                    await self._ws.close()
-                await self._http.close()
+                if self._carrier is not None:
+                    await self._carrier.close()
+                await self._let_go()
             raise
         finally:
             self._give_up(why)
 
-    async def _receive(self, ws: aiohttp.ClientWebSocketResponse) -> SandboxError:
+    async def _receive(self, carrier: Carrier) -> SandboxError:
         """Reads until the connection ends; the reason."""
-        why = ""
         try:
-            async for message in ws:
-                if message.type is not aiohttp.WSMsgType.BINARY:
-                    raise WireError("a message that is not binary")
-                for frame in wire.decode(message.data):
+            async for message in carrier:
+                for frame in wire.decode(message):
                     self._take(frame)
         except WireError as exc:
-            why = f"the server sent what is not of this protocol: {exc}"
-            await ws.close()
             raise SandboxConnectionError(
-                f"{self._http.endpoint}: {why}",
-                endpoint=str(self._http.endpoint),
+                f"{self._endpoint}: the server sent what is not of this protocol: {exc}",
+                endpoint=str(self._endpoint),
                 sent=True,
                 code="protocol",
             ) from exc
-        reason = ws.exception() or f"closed with {ws.close_code}"
+        finally:
+            await carrier.close()
         return SandboxConnectionError(
-            f"{self._http.endpoint}: the connection was lost: {reason}",
-            endpoint=str(self._http.endpoint),
+            f"{self._endpoint}: the connection was lost: {carrier.end}",
+            endpoint=str(self._endpoint),
             sent=True,
         )
 
@@ -192,17 +193,17 @@ class Link:
             run.receive(frame)
         # Else: about a run that has ended here; its acknowledgement is on the way.
 
-    async def _reconnect(self) -> aiohttp.ClientWebSocketResponse:
+    async def _reconnect(self) -> Carrier:
         """A new connection, on which every run goes on where it was."""
         attempts = pauses(self._grace_s)
-        ws = None
-        while ws is None:
+        carrier = None
+        while carrier is None:
             try:
-                ws = await self._http.connect(self._session)
+                carrier = await self._connect()
             except SandboxConnectionError as exc:
                 if exc.code in {"unauthorized", "certificate", "version"}:
                     raise
-                if self._http.endpoint.socket is not None and not exc.sent:
+                if self._endpoint.socket is not None and not exc.sent:
                     raise  # nobody listens there any more: the server is gone, and the session
                 if self._closing or not await attempts.wait():
                     raise
@@ -211,10 +212,10 @@ class Link:
         if self._asks_to_close:
             self._out.append(wire.encode(Kind.CLOSE))
         self._wake.set()
-        return ws
+        return carrier
 
     def _give_up(self, why: SandboxError) -> None:
-        self._ws = None
+        self._carrier = None
         if not self._closing and not self.closed.is_set():
             self.lost = why
         self.closed.set()
@@ -227,7 +228,7 @@ class Link:
     async def close(self, *, within_s: float) -> bool:
         """Asks the server to end the session and waits until it has; False: it may not know."""
         ended = self.closed.is_set() and self.lost is None
-        if not ended and self._ws is not None:
+        if not ended and self._carrier is not None:
             self._asks_to_close = True
             self.send(wire.encode(Kind.CLOSE))
             try:
@@ -254,8 +255,8 @@ class Link:
         self._closing = True
         if self._late_timer is not None:
             self._late_timer.cancel()
-        if self._ws is not None:
-            await self._ws.close()
+        if self._carrier is not None:
+            await self._carrier.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -25,7 +25,6 @@ from union.sandbox.errors import (
     SandboxUsageError,
     SessionClosedError,
 )
-from union.sandbox.remote._http import Http
 from union.sandbox.remote._link import Link, pauses
 from union.sandbox.remote._run import RemoteRun
 
@@ -35,8 +34,10 @@ if TYPE_CHECKING:
     from union.sandbox._core.files import FileInfo
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec, SessionSpec
+    from union.sandbox._session.line import Carrier
     from union.sandbox._session.transport import Sink
     from union.sandbox.remote._access import Access
+    from union.sandbox.remote._http import Http
 
 __all__ = ["RemoteTransport"]
 
@@ -58,6 +59,7 @@ class RemoteTransport:
         self._facts: Facts | None = None
         self._connecting = asyncio.Lock()
         self._asked = False
+        self._is_over = False
 
     # Opening and closing.
 
@@ -77,7 +79,7 @@ class RemoteTransport:
         if link.lost is not None:
             raise SandboxConnectionError(
                 f"the session was lost: {link.lost.args[0]}",
-                endpoint="" if self._http is None else str(self._http.endpoint),
+                endpoint="" if self._access is None else str(self._access.endpoint),
                 code="session-lost",
                 hint="open a new session",
             )
@@ -85,23 +87,48 @@ class RemoteTransport:
             raise SessionClosedError("the server has ended the session", code="session-lost")
         return link
 
-    async def _connect(self) -> None:
-        access = self._access
-        if access is None:
+    @property
+    def _way(self) -> Access:
+        if self._access is None:
             raise RuntimeError("nobody has said where the server is")
+        return self._access
+
+    async def _requests(self) -> Http:
+        """What makes requests; loaded when the first of them is to be made."""
         if self._http is None:
+            from union.sandbox.remote._http import Http
+
+            if self._is_over:
+                raise SessionClosedError("the session is closed")
+            access = self._way
             self._http = Http(access.endpoint, token=access.token, ca=access.ca)
-        await self._check_health(self._http, access.connect_timeout_s)
-        facts = facts_from(await self._join(self._http))
-        link = Link(self._http, self._name, grace_s=facts.grace_s)
-        await link.open()
+        return self._http
+
+    async def _connect(self) -> None:
+        http = await self._requests()
+        await self._check_health(http, self._way.connect_timeout_s)
+        facts = facts_from(await self._join(http))
+        self._carry(await http.connect(self._name), facts)
+
+    def _carry(self, carrier: Carrier, facts: Facts) -> None:
+        """The session is there, and a connection to it."""
+
+        async def connect() -> Carrier:
+            return await (await self._requests()).connect(self._name)
+
         self._facts = facts
-        self._link = link
+        self._link = Link(
+            carrier,
+            self._way.endpoint,
+            connect=connect,
+            let_go=self._let_go,
+            grace_s=facts.grace_s,
+        )
         if facts.isolation.backend == "none":
             warnings.warn(
                 "backend='none' isolates nothing: commands run with all of the server's rights",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     async def _join(self, http: Http) -> dict[str, Any]:
@@ -140,9 +167,13 @@ class RemoteTransport:
         ended = not self._asked
         if self._link is not None:
             ended = await self._link.close(within_s=_CLOSE_S)
+        if self._http is not None and not ended:
+            await self._delete(self._http)
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        self._is_over = True
         if self._http is not None:
-            if not ended:
-                await self._delete(self._http)
             await self._http.close()
 
     async def _delete(self, http: Http) -> None:
@@ -155,9 +186,7 @@ class RemoteTransport:
 
     async def _live(self) -> Http:
         await self._connected()
-        if self._http is None:
-            raise RuntimeError("the transport was closed")
-        return self._http
+        return await self._requests()
 
     # Facts.
 

@@ -35,6 +35,7 @@ from union.sandbox.server._link import Link
 from union.sandbox.server._metrics import render
 from union.sandbox.server._observe import Observatory
 from union.sandbox.server._sessions import short
+from union.sandbox.server._websocket import WebSocket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -286,7 +287,8 @@ class App:
         ws.headers.update(HEADERS)
         await ws.prepare(request)
         _LOGGER.debug("connected", extra={"session": short(session.name)})
-        await Link(ws, request, session, self._sessions, may_close=grant.is_full).serve()
+        carrier = WebSocket(ws, request)
+        await Link(carrier, session, self._sessions, may_close=grant.is_full).serve()
         return ws
 
 

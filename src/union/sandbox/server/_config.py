@@ -15,6 +15,7 @@ from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Verifier
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping, Sequence
 
     from union.sandbox._core.spec import NetworkSpec
@@ -88,6 +89,8 @@ class Config:
     guest: Guest | None = None
     fixed: FixedSession | None = None
     """The one session there is; None: clients open their own."""
+    line: socket.socket | None = None
+    """To whoever started this server, who made it."""
 
     @property
     def is_tls(self) -> bool:

@@ -1,13 +1,10 @@
-"""One connection of a client: frames of many runs, in both directions, over one WebSocket."""
+"""One connection of a client: frames of many runs, in both directions."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from typing import TYPE_CHECKING, Final
-
-from aiohttp import WSCloseCode, WSMsgType
 
 from union.sandbox._core import wire
 from union.sandbox._core.wire import Kind, WireError
@@ -16,8 +13,7 @@ from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._sessions import short
 
 if TYPE_CHECKING:
-    from aiohttp.web import BaseRequest, WebSocketResponse
-
+    from union.sandbox._session.line import Carrier
     from union.sandbox.server._metrics import Metrics
     from union.sandbox.server._runs import ServerRun
     from union.sandbox.server._sessions import ServerSession, Sessions
@@ -31,10 +27,6 @@ _RUNS_KEPT: Final = 4
 """Of a session, in multiples of what may run at once on the server."""
 _MESSAGE: Final = 256 * 1024
 """About how much goes into one message: many runs take turns."""
-_SHORT: Final = struct.Struct(">BB")
-_MIDDLE: Final = struct.Struct(">BBH")
-_LONG: Final = struct.Struct(">BBQ")
-_WHOLE_BINARY: Final = 0x82
 
 
 class Link:
@@ -42,15 +34,13 @@ class Link:
 
     def __init__(
         self,
-        ws: WebSocketResponse,
-        request: BaseRequest,
+        carrier: Carrier,
         session: ServerSession,
         sessions: Sessions,
         *,
         may_close: bool,
     ) -> None:
-        self._ws = ws
-        self._request = request
+        self._carrier = carrier
         self._session = session
         self._sessions = sessions
         self._metrics: Metrics = sessions.metrics
@@ -76,7 +66,7 @@ class Link:
             _LOGGER.warning(
                 "connection refused", extra={"session": short(session.name), "why": str(exc)}
             )
-            await self._ws.close(code=WSCloseCode.POLICY_VIOLATION, message=str(exc)[:100].encode())
+            await self._carrier.close(str(exc))
         finally:
             # Nothing is awaited here: a client that is gone cancels this, and again.
             sender.cancel()
@@ -106,31 +96,17 @@ class Link:
             await self._wake.wait()
             self._wake.clear()
             while self._dirty or self._replies:
-                if not await self._write(self._next_pieces()):
+                pieces = self._next_pieces()
+                self._metrics.bytes_sent += sum(map(len, pieces))
+                if not await self._carrier.send(pieces):
                     return  # the receiving side finds out as well, and sees to it
             if self._ending:
-                await self._ws.send_bytes(wire.encode(Kind.CLOSED))
-                await self._ws.close()
-                self._session.let_go()
+                await self._carrier.send((wire.encode(Kind.CLOSED),))
+                try:
+                    await self._carrier.close()
+                finally:
+                    self._session.let_go()
                 return
-
-    async def _write(self, pieces: list[bytes]) -> bool:
-        """One message, in one go; False: nobody takes it any more.
-
-        Not by ``send_bytes``, which would send the head of a large one by itself, after the pieces
-        had been put together: every byte twice in memory, and a client woken by nothing.
-        """
-        transport = self._request.transport
-        if self._ws.closed or transport is None or transport.is_closing():
-            return False
-        size = sum(map(len, pieces))
-        self._metrics.bytes_sent += size
-        transport.write(b"".join((_message_head(size), *pieces)))
-        try:
-            await self._request.writer.drain()
-        except ConnectionError:
-            return False
-        return True
 
     def _next_pieces(self) -> list[bytes]:
         frames, self._replies = self._replies, []
@@ -148,11 +124,9 @@ class Link:
     # From the client.
 
     async def _receive(self) -> None:
-        async for message in self._ws:
-            if message.type is not WSMsgType.BINARY:
-                raise WireError("a message that is not binary")
-            self._metrics.bytes_received += len(message.data)
-            for frame in wire.decode(message.data):
+        async for message in self._carrier:
+            self._metrics.bytes_received += len(message)
+            for frame in wire.decode(message):
                 try:
                     self._take(frame)
                 except SandboxUsageError as exc:  # a value that a client of ours does not send
@@ -233,12 +207,3 @@ class Link:
             return
         self._asked_to_close = True
         self._sessions.close_soon(self._session, "client")
-
-
-def _message_head(size: int) -> bytes:
-    """What a server puts before a whole binary message (RFC 6455, 5.2); servers do not mask."""
-    if size < 126:
-        return _SHORT.pack(_WHOLE_BINARY, size)
-    if size < 1 << 16:
-        return _MIDDLE.pack(_WHOLE_BINARY, 126, size)
-    return _LONG.pack(_WHOLE_BINARY, 127, size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -12,17 +13,17 @@ import socket
 import stat
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.wire import WINDOW
 from union.sandbox._core.wire_errors import error_to
 from union.sandbox._linux.allocator import keep_freed
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._addresses import own_entries
-from union.sandbox.server._app import App
 from union.sandbox.server._auth import Authority
 from union.sandbox.server._config import TOKEN_VARIABLE, config_from_arguments
-from union.sandbox.server._gate import Gate
+from union.sandbox.server._front import Front, load
+from union.sandbox.server._line import OwnerLine
 from union.sandbox.server._logs import set_up
 from union.sandbox.server._metrics import Metrics
 from union.sandbox.server._sessions import Sessions, prepare_work_dir
@@ -36,7 +37,6 @@ from union.sandbox.server._supervised import (
 from union.sandbox.server._tls import server_context
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Sequence
 
     from union.sandbox.server._config import Bind, Config
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["main", "serve"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.server")
-_BACKLOG: Final = 512
-_HANDSHAKE_S: Final = 10.0
-_GOODBYE_S: Final = 5.0
 _STDIN: Final = 0
 
 
@@ -57,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.pop(TOKEN_VARIABLE, None)
         if config.supervised:
             config = with_orders(config, read_orders(_STDIN))
+        if config.line is None:
+            load()
+        gc.freeze()  # nor later
+        gc.enable()
         set_up(config.log_level)
         # Output of a few streams comes and goes all the time.
         keep_freed(2 * WINDOW)
@@ -75,32 +76,38 @@ async def serve(config: Config) -> None:
     context, fingerprint = server_context(config)
     metrics = Metrics()
     sessions = Sessions(config, metrics)
-    app = App(config, sessions, Authority(config.verifier, config.guest))
-    gate = Gate(app.handle, config, metrics)
+    authority = Authority(config.verifier, config.guest)
     stopping = _Stopping(sessions, config)
-    app.shut_down = stopping.begin
     sockets = [_listen(bind) for bind in config.binds]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.begin)
     listening = [s.getsockname()[:2] for s in sockets if s.family != socket.AF_UNIX]
     sessions.own_addresses = lambda: own_entries(listening)
-    servers = [await _serve_on(sock, gate, context) for sock in sockets]
-    fixed, lifeline, home = config.fixed, None, None
+    front = Front(
+        config, sessions, authority, sockets=sockets, context=context, shut_down=stopping.begin
+    )
+    if config.line is None:
+        await front.open()
+    else:
+        front.open_when_asked()
+    fixed, lifeline, home, line = config.fixed, None, None, None
     try:
         if fixed is not None:
             lifeline = Lifeline(_STDIN, stopping.done.set)
             home = hold_home(fixed.home) if fixed.home is not None else None
             sessions.over = stopping.done.set
             await sessions.open_fixed(fixed)
+        if config.line is not None:
+            line = OwnerLine(config.line, sessions, authority)
         _announce(config, sockets, fingerprint)
         await stopping.done.wait()
     finally:
-        for server in servers:
-            server.close()
+        await front.close()
         await sessions.close_all()
-        gate.pre_shutdown()
-        await gate.shutdown(_GOODBYE_S)
+        if line is not None:
+            await line.end()
+        await front.shutdown()
         for bind in config.binds:
             if bind.path:
                 with contextlib.suppress(FileNotFoundError):
@@ -181,16 +188,6 @@ def _answers(path: str) -> bool:
         except OSError:
             return False
         return True
-
-
-async def _serve_on(
-    sock: socket.socket, gate: Gate, context: ssl.SSLContext | None
-) -> asyncio.AbstractServer:
-    loop = asyncio.get_running_loop()
-    if sock.family == socket.AF_UNIX:
-        return await loop.create_unix_server(gate, sock=sock, backlog=_BACKLOG)
-    options: dict[str, Any] = {} if context is None else {"ssl_handshake_timeout": _HANDSHAKE_S}
-    return await loop.create_server(gate, sock=sock, backlog=_BACKLOG, ssl=context, **options)
 
 
 def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | None) -> None:

@@ -15,6 +15,7 @@ import fcntl
 import json
 import logging
 import os
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +35,7 @@ _GRACE_S: Final = 5.0
 """How long the end may take, once nobody waits for it."""
 _LOOK_S: Final = 1.0
 _KNOWN: Final = frozenset(
-    {"session", "told", "owner_sha256", "guest_sha256", "expires", "shown_at", "home"}
+    {"session", "told", "owner_sha256", "guest_sha256", "expires", "shown_at", "home", "line"}
 )
 
 
@@ -86,7 +87,8 @@ def with_orders(config: Config, told: dict[str, Any]) -> Config:
             home=told.get("home"),
         )
         owner, guest = told["owner_sha256"], told["guest_sha256"]
-    except (KeyError, TypeError, ValueError) as exc:
+        line = None if told.get("line") is None else _line(told["line"])
+    except (KeyError, TypeError, ValueError, OSError) as exc:
         raise SandboxUsageError(
             f"--supervised: the orders are incomplete: {exc}", argument="--supervised"
         ) from exc
@@ -99,8 +101,16 @@ def with_orders(config: Config, told: dict[str, Any]) -> Config:
             until=fixed.expires,
         ),
         fixed=fixed,
+        line=line,
         max_sessions=1,
     )
+
+
+def _line(fd: int) -> socket.socket:
+    """The socket that was handed down; nobody else gets it."""
+    line = socket.socket(fileno=fd)
+    line.set_inheritable(False)
+    return line
 
 
 class Lifeline:

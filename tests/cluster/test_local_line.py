@@ -1,0 +1,196 @@
+"""The line of an owner to its local server: the first result without HTTP, and nothing less."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.local import LONG_S, home_of, request, server_of
+from tests.conftest import eventually
+
+from union import sandbox as sb
+from union.sandbox._core import wire
+from union.sandbox._core.wire import Kind, to_json
+from union.sandbox._session.line import Line
+from union.sandbox.cluster._keys import session_name
+from union.sandbox.remote._websocket import WebSocket
+
+pytestmark = pytest.mark.spec("I4", "I8")
+
+
+def has_loaded_http(pid: int) -> bool:
+    return "/aiohttp/" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def carrier_of(sbx: sb.SandboxSession) -> object:
+    transport: Any = sbx._transport
+    return transport._link._carrier
+
+
+def cut(sbx: sb.SandboxSession) -> None:
+    line: Any = carrier_of(sbx)
+    line._writer.transport.abort()
+
+
+PROGRAM = """
+import asyncio, json, sys
+from union import sandbox as sb
+async def main():
+    async with await sb.session() as sbx:
+        assert (await sbx.exec("echo hi")).stdout == "hi\\n"
+        client = "aiohttp" in sys.modules
+        server = "/aiohttp/" in open(f"/proc/{sbx._hold.pid}/maps").read()
+        await sbx.put_bytes("a", b"x")
+        assert await sbx.get_bytes("a") == b"x"
+        print(json.dumps([client, server]))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.spec("A5")
+def test_neither_side_loads_http_for_a_command():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=LONG_S,
+    )
+    assert json.loads(done.stdout) == [False, False]
+
+
+async def test_it_is_loaded_when_somebody_asks_and_commands_go_on_meanwhile():
+    async with await sb.session() as sbx:
+        proc = await sbx.run("while sleep 0.01; do echo .; done", stdout=True)
+        assert not has_loaded_http(server_of(sbx))
+        calls = [asyncio.to_thread(request, sbx, "GET", "/v1/health", token=None) for _ in range(8)]
+        for status, told in await asyncio.gather(*calls):
+            assert (status, told["status"]) == (200, "ok")
+        assert has_loaded_http(server_of(sbx))
+        assert isinstance(carrier_of(sbx), Line)
+        proc.kill()
+        await proc.wait()
+
+
+@pytest.mark.parametrize(
+    "change, code",
+    [
+        ({"token": "x" * 43}, "unauthorized"),
+        ({"token": ""}, "unauthorized"),
+        ({"session": "ab" * 16}, "session-lost"),
+        ({"protocol": 2}, "version"),
+    ],
+)
+async def test_it_asks_for_the_same_as_a_request_does(change, code):
+    async with await sb.session() as sbx:
+        assert sbx._hold is not None
+        sock = sbx._hold.take_line()
+        assert sock is not None
+        line = await Line.over(sock)
+        hello = {"protocol": 1, "session": session_name(sbx.name), "token": sbx._hold.keys.owner}
+        await line.send((to_json(hello | change),))
+        async with asyncio.timeout(LONG_S):
+            told = json.loads(await anext(line))
+            assert told["error"]["code"] == code
+            assert [message async for message in line] == []
+        await line.close()
+        # The session is as good as before, without it.
+        assert (await sbx.exec("echo hi")).stdout == "hi\n"
+        assert isinstance(carrier_of(sbx), WebSocket)
+
+
+@pytest.mark.parametrize("hello", [b"{", b"[]", b'{"protocol":1}', b'{"protocol":1,"session":7}'])
+async def test_what_is_no_greeting_ends_it(hello):
+    async with await sb.session() as sbx:
+        assert sbx._hold is not None
+        sock = sbx._hold.take_line()
+        assert sock is not None
+        line = await Line.over(sock)
+        await line.send((hello,))
+        async with asyncio.timeout(LONG_S):
+            assert [message async for message in line] == []
+        await line.close()
+        assert (await sbx.exec("echo hi")).stdout == "hi\n"
+
+
+async def test_with_the_key_of_a_guest_the_session_cannot_be_ended():
+    async with await sb.session() as sbx:
+        assert sbx._hold is not None
+        sock = sbx._hold.take_line()
+        assert sock is not None
+        line = await Line.over(sock)
+        hello = {"protocol": 1, "session": session_name(sbx.name), "token": sbx.access}
+        await line.send((to_json(hello),))
+        async with asyncio.timeout(LONG_S):
+            assert "error" not in json.loads(await anext(line))
+            await line.send((wire.encode(Kind.CLOSE),))
+            assert [message async for message in line] == []
+        await line.close()
+        assert (await sbx.exec("echo hi")).stdout == "hi\n"
+
+
+@pytest.mark.spec("I3")
+async def test_when_it_breaks_a_command_goes_on_where_it_was():
+    async with await sb.session() as sbx:
+        proc = await sbx.run("for i in $(seq 300); do echo $i; sleep 0.005; done", stdout=True)
+        found = b""
+        async for piece in proc.iter_stdout():
+            if not found:
+                cut(sbx)
+            found += piece
+        assert found.split() == [str(i).encode() for i in range(1, 301)]
+        assert await proc.wait() == 0
+        assert isinstance(carrier_of(sbx), WebSocket)
+        assert (await sbx.exec("echo hi")).stdout == "hi\n"
+
+
+@pytest.mark.spec("I3")
+async def test_a_server_that_hangs_is_noticed_and_found_again(monkeypatch):
+    monkeypatch.setattr("union.sandbox.remote._attached._ASKS_EVERY_S", 0.2)
+    async with await sb.session() as sbx:
+        await sbx.put_bytes("a", b"x")
+        line = carrier_of(sbx)
+        pid = server_of(sbx)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(LONG_S):
+                while carrier_of(sbx) is line:
+                    await asyncio.sleep(0.05)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert (await sbx.exec("echo hi")).stdout == "hi\n"
+        assert isinstance(carrier_of(sbx), WebSocket)
+
+
+async def test_much_goes_through_it_in_both_directions():
+    size = 20_000_000
+    async with await sb.session() as sbx:
+        many = [sbx.exec("wc -c", stdin=bytes(size)) for _ in range(2)]
+        many += [sbx.exec("head -c 3000000 /dev/zero | tr '\\0' x") for _ in range(4)]
+        done = await asyncio.gather(*many)
+        assert [int(result.stdout) for result in done[:2]] == [size, size]
+        assert {len(result.stdout) for result in done[2:]} == {3_000_000}
+        assert isinstance(carrier_of(sbx), Line)
+
+
+async def test_one_that_was_never_used_goes_with_its_session():
+    before = set(os.listdir("/proc/self/fd"))
+    sbx = await sb.session()
+    await sbx
+    async with asyncio.timeout(4):  # nobody waits for a word over it
+        await sbx.close()
+    assert eventually(lambda: not os.path.exists(home_of(sbx)), within_s=LONG_S)
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+async def test_what_runs_inside_has_no_part_of_it():
+    async with await sb.session() as sbx:
+        listed = await sbx.exec("ls -l /proc/self/fd")
+        assert "socket:" not in listed.stdout
