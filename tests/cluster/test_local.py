@@ -235,13 +235,13 @@ def test_nothing_outlives_an_owner_that_ends_without_a_word(number):
 def holds(monkeypatch: pytest.MonkeyPatch) -> list[_local.LocalHold]:
     """Every server that a test starts."""
     found: list[_local.LocalHold] = []
-    made = _local.LocalHold
+    start = _local.start
 
     def recorded(request: object) -> _local.LocalHold:
-        found.append(made(request))
+        found.append(start(request))
         return found[-1]
 
-    monkeypatch.setattr(_local, "LocalHold", recorded)
+    monkeypatch.setattr(_local, "start", recorded)
     return found
 
 
@@ -277,26 +277,6 @@ async def test_cancelled_anywhere_it_leaves_nothing(holds, after_s):
     async with asyncio.timeout(3):
         while not nothing_left(holds):  # cancelled while it closed, which goes on
             await asyncio.sleep(0.01)
-
-
-@pytest.mark.spec("I4")
-async def test_its_process_is_there_when_the_call_returns(holds):
-    sbx = await sb.session()
-    # Not to be held up by what the caller does next, however long that takes.
-    assert is_alive(holds[0].pid or 0)
-    await sbx.close()
-    assert nothing_left(holds)
-
-
-@pytest.mark.spec("I4")
-async def test_a_call_that_is_given_up_leaves_nothing(holds):
-    call = asyncio.create_task(sb.session())
-    while not holds:
-        await asyncio.sleep(0)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert nothing_left(holds)
 
 
 @pytest.mark.spec("I4")

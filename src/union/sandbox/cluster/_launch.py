@@ -76,7 +76,7 @@ async def session(
     else:
         from union.sandbox.cluster import _local
 
-        local = await _local.start(request)
+        local = _local.start(request)
         made = _described(request, created, local)
         made.endpoint = local.endpoint
     return made

@@ -51,19 +51,12 @@ def _home() -> str:
     return os.path.realpath(tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-", dir=place))
 
 
-async def start(request: Request) -> LocalHold:
-    """Starts the server's process, without waiting for what becomes of it."""
+def start(request: Request) -> LocalHold:
+    """Starts the server, without waiting for it."""
     if not _said:
         _said.append(True)
         sys.stderr.write(_NOTICE)
-    hold = LocalHold(request)
-    try:
-        # The caller's next step may be long, and is taken while the server starts, not before.
-        await hold.begun()
-    except BaseException:
-        await hold.end()
-        raise
-    return hold
+    return LocalHold(request)
 
 
 class LocalHold:
@@ -104,10 +97,6 @@ class LocalHold:
     def pid(self) -> int | None:
         """The server's process, once it has one."""
         return self._supervisor.pid
-
-    async def begun(self) -> None:
-        """Waits until there is a process, or it is known why there will be none."""
-        await self._supervisor.begun.wait()
 
     async def _run(self) -> str:
         try:

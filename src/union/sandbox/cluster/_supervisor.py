@@ -95,8 +95,6 @@ class Supervisor:
             self._fail(self._early(process))
 
     async def _until_over(self, process: Process) -> str:
-        # It reads nothing before it has started; whoever waited for its process goes on first.
-        await asyncio.sleep(0)
         if process.stdin is not None:
             process.stdin.write(self._orders.line())
         ended = asyncio.ensure_future(process.wait())
