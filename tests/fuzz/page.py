@@ -29,6 +29,7 @@ WHAT: Final = {
     "wire_values": "everything that the wire carries as JSON, there and back",
     "wire_client": "a remote session's end of the wire, against a hostile server",
     "wire_server": "a server's end of the wire, against a hostile client",
+    "line": "a local server's line to its owner, and the greeting on it",
     "replay": "what is kept for a client that was cut off: nothing lost, nothing changed",
     "sandbox_messages": "what a sandbox tells the host, should its first process be taken over",
 }

@@ -279,6 +279,18 @@ def _said() -> list[bytes]:
     ]
 
 
+_GREETINGS: Final[tuple[tuple[bytes, ...], ...]] = (
+    (b'{"protocol":1,"session":"one","token":"open sesame"}', b"", b"frames"),
+    (b'{"protocol":1,"session":"two","token":"open sesame"}',),
+    (b'{"protocol":2,"session":"one","token":""}', b'{"protocol":1,"session":1,"token":null}'),
+    (b"[]", b"", b'{"protocol":1,"session":"one","token":"\\ud800"}'),
+)
+
+
+def _on_a_line(*messages: bytes) -> bytes:
+    return b"".join(len(one).to_bytes(4, "big") + one for one in messages)
+
+
 def seeds() -> dict[str, list[bytes]]:
     """The inputs to begin with, by target."""
     frames = _frames()
@@ -345,6 +357,7 @@ def seeds() -> dict[str, list[bytes]]:
         "wire_values": _values()["values"],
         "wire_client": frames["client"],
         "wire_server": frames["server"],
+        "line": [_on_a_line(*told) for told in _GREETINGS],
         "replay": [bytes((0, 9, 1, 255, 2, 128, 3, 255, 1, 9)), bytes((0, 255, 4, 1, 5, 0)) * 3],
         "sandbox_messages": _said(),
     }

@@ -26,6 +26,7 @@ PYTHON: Final[dict[str, Callable[[bytes], None]]] = {
     "wire_values": wire.values,
     "wire_client": wire.client,
     "wire_server": wire.server,
+    "line": wire.line,
     "replay": wire.replay,
     "sandbox_messages": wire.messages,
 }

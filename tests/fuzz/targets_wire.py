@@ -13,11 +13,14 @@ from union.sandbox._core.events import Exited, Failed, Started
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.replay import RunLog, StreamLog
 from union.sandbox._core.spec import RunSpec, SessionSpec
-from union.sandbox._core.wire import Kind, Offsets, WireError
+from union.sandbox._core.wire import Kind, Offsets, WireError, parse_json
 from union.sandbox._core.wire_errors import error_from, error_to
 from union.sandbox._linux.run import LocalRun, Sandbox
+from union.sandbox._session.line import Line
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.remote._run import RemoteRun
+from union.sandbox.server._auth import Authority, Guest, Verifier
+from union.sandbox.server._line import _admit
 from union.sandbox.server._link import Link
 from union.sandbox.server._metrics import Metrics
 from union.sandbox.server._runs import Buffers, ServerRun
@@ -26,6 +29,8 @@ SESSION = SessionSpec(backend="userns", env=(("A", "b"),))
 ISOLATION = Isolation(backend="scripted")
 BACKENDS = ("userns", "bubblewrap")
 LOOP = asyncio.new_event_loop()
+GUEST = Guest(verifier=Verifier.from_token("open sesame"), session="one", until=float("inf"))
+AUTHORITY = Authority(Verifier(bytes(32)), GUEST)
 NEXT_MESSAGE = b"\xff\xfe\xfd\xfc"
 PATTERN = bytes(range(251)) * 6000
 
@@ -353,3 +358,39 @@ async def _messages(data: bytes) -> None:
 def messages(data: bytes) -> None:
     """What a sandbox says to the host; the first byte says how many descriptors come along."""
     LOOP.run_until_complete(_messages(data))
+
+
+# The line between a local server and its owner.
+
+
+async def _line(data: bytes) -> None:
+    reader = asyncio.StreamReader(limit=wire.MAX_MESSAGE)
+    reader.feed_data(data)
+    reader.feed_eof()
+    said: list[bytes] = []
+    writer = types.SimpleNamespace(is_closing=lambda: False, write=said.append)
+    got = 0
+    try:
+        async for message in Line(reader, writer, asks_every_s=None):  # type: ignore[arg-type]
+            assert message, "an empty one is a question, and answered"
+            got += len(message)
+            _greeting(message)
+    except WireError:
+        pass
+    assert got <= len(data)
+    assert set(said) <= {bytes(4)}
+
+
+def _greeting(data: bytes) -> None:
+    sessions: Any = types.SimpleNamespace(draining=False, get=lambda name: name)
+    try:
+        told = parse_json(data)
+        _, session = _admit(told, sessions, AUTHORITY)
+    except SandboxError:
+        return
+    assert (session, told["token"].strip()) == ("one", "open sesame")
+
+
+def line(data: bytes) -> None:
+    """Messages on a line, each taken for the first one: no other token opens it."""
+    LOOP.run_until_complete(_line(data))
