@@ -14,7 +14,7 @@ import tempfile
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from bench.peers.operations import import_seconds, moving_files, spawn
+from bench.peers.operations import import_seconds, moving_files, spawn, unlink
 from bench.peers.programs import (
     ANSWER,
     DOWNLOAD,
@@ -54,7 +54,7 @@ async def contender(*, prefix: list[str], port: int) -> AsyncIterator[dict[str, 
         yield operations
         return
     with tempfile.TemporaryDirectory() as place:
-        operations |= moving_files(os.path.join(place, "plain"), _put, _get)
+        operations |= moving_files(os.path.join(place, "plain"), _put, _get, unlink)
         operations |= {
             "open": functools.partial(_quiet, "pass"),
             "first_run": run_true,

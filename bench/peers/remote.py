@@ -42,7 +42,7 @@ async def contender(*, backend: str) -> AsyncIterator[dict[str, Operation]]:
                     "run_true": functools.partial(on_device.run_true, session),
                     "run_code": functools.partial(on_device.run_code, session),
                     "stdout": functools.partial(on_device.stream_output, session),
-                    **moving_files("big", session.put_bytes, session.get_bytes),
+                    **moving_files("big", session.put_bytes, session.get_bytes, session.remove),
                 }
 
 

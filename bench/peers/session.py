@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import socket
 import sys
+import tempfile
 import time
 from contextlib import asynccontextmanager, contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from bench.peers.operations import import_seconds, moving_files
+from bench.peers.operations import import_seconds, moving_files, unlink
 from bench.peers.programs import (
     ANSWER,
     DOWNLOAD,
@@ -54,8 +55,8 @@ async def contender(
         async with _holding(make) as hold:
             yield {"hold": hold}
         return
-    with _name_on_loopback():
-        async with make() as session:
+    with tempfile.TemporaryDirectory() as place, _name_on_loopback():
+        async with make() as session, make(host_work_dir=place) as files:
             operations = {
                 "open": functools.partial(open_seconds, make),
                 "first_run": functools.partial(first_run_seconds, make),
@@ -63,7 +64,7 @@ async def contender(
                 "run_code": functools.partial(run_code, session),
                 "import": functools.partial(import_seconds, "union.sandbox"),
                 "import_on_device": functools.partial(import_seconds, "union.sandbox.on_device"),
-                **moving_files("big", session.put_bytes, session.get_bytes),
+                **moving_files(f"{place}/big", files.put_bytes, files.get_bytes, unlink),
                 **_network(session, port, by_name=ours),
             }
             if not ours:
