@@ -33,7 +33,7 @@ static size_t nchildren, room;
 static uint64_t made; /* sandboxes, ever */
 static struct step steps[MAX_STEPS];
 static union { char bytes[MAX_MESSAGE]; struct simple_msg simple; struct prepare_msg prepare; } request;
-static int poller, proc, life[2];
+static int poller, proc, life[2], look_again = -1;
 
 /* A message to a channel must never stop the launcher: a host that does not read loses its notice, not its neighbours. */
 static void tell(int channel, uint32_t type, uint32_t id, int32_t a)
@@ -124,7 +124,7 @@ static void reap(void)
         if (orphan)
             kill_children(SIGKILL, is_listed);
     }
-    forget_networks(is_busy);
+    look_again = forget_networks(is_busy);
 }
 
 /* Not reaped yet, so the pid is still its own. The sandbox's first process dies before bwrap, which is left to see it:
@@ -155,6 +155,7 @@ static void drain_channel(int channel)
             break;
         reap();
     }
+    forget_networks_of(channel);
 }
 
 static int enter_cgroups(pid_t pid, const int *fds, int n)
@@ -410,9 +411,11 @@ int main(int argc, char **argv)
         cannot_start(control);
     for (;;) {
         struct epoll_event events[32];
-        int n = epoll_wait(poller, events, 32, -1);
+        int n = epoll_wait(poller, events, 32, look_again);
         if (n < 0 && errno != EINTR)
             goto end;
+        if (n == 0)
+            look_again = forget_networks(is_busy);
         for (int i = 0; i < n; i++) {
             int fd = events[i].data.fd;
             if (fd == host || (fd == control && !on_control(control)))

@@ -19,7 +19,7 @@
 
 #include "sbx.h"
 
-enum { MOST_KEPT = 128, MOST_UNUSED = 64, MOST_TEXT = 8192, REST_MS = 50, TAKEN = -1 };
+enum { MOST_KEPT = 128, MOST_UNUSED = 64, MOST_TEXT = 8192, REST_MS = 50, LINGER_MS = 250, TAKEN = -1 };
 
 /* `user` is the first process of the sandbox that has it, 0 when nobody has; `made_in` is a user namespace by its number,
  * which is nobody else's for as long as we hold what was made in it. It was left at `left_ms`, when `left_seq` was the
@@ -158,10 +158,29 @@ void leave_network(pid_t user, uint64_t youngest)
         forget(left);
 }
 
-/* A session keeps them as long as it has a sandbox, running or waiting. */
-void forget_networks(int (*is_busy)(int channel))
+/* A session keeps them as long as it has a sandbox, running or waiting, and a moment longer: the next may be about to be
+ * made. Returns in how many milliseconds to look again, -1 for not at all. */
+int forget_networks(int (*is_busy)(int channel))
+{
+    int64_t now = 0, left;
+    int again = -1;
+    for (struct kept *k = kept; k < kept + MOST_KEPT; k++) {
+        if (!k->made_in || k->user != 0 || is_busy(k->channel))
+            continue;
+        now = now ? now : now_ms();
+        left = k->left_ms + LINGER_MS - now;
+        if (left <= 0)
+            forget(k);
+        else if (again < 0 || left < again)
+            again = (int)left;
+    }
+    return again;
+}
+
+/* The session is over: its number will be another one's. */
+void forget_networks_of(int channel)
 {
     for (struct kept *k = kept; k < kept + MOST_KEPT; k++)
-        if (k->made_in && k->user == 0 && !is_busy(k->channel))
+        if (k->made_in && k->channel == channel)
             forget(k);
 }

@@ -153,8 +153,10 @@ static int child(void *arg)
         child_fail(c, OP_TTY, errno);
     for (int i = 0; i < 3; i++) {
         int fd = terminal >= 0 ? terminal : c->stdio[i];
-        if (fd < 0)
-            fd = i == 0 && null >= 0 ? null : open("/dev/null", (i == 0 ? O_RDONLY : O_WRONLY) | O_CLOEXEC);
+        if (fd < 0 && i == 0)
+            fd = null >= 0 ? null : open("/dev/null", O_RDONLY | O_CLOEXEC);
+        else if (fd < 0)
+            fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
         /* Sources are all above 2, so none of the three is overwritten before its turn. */
         if (fd < 3 || dup2(fd, i) < 0)
             child_fail(c, OP_STDIO, errno);

@@ -155,7 +155,8 @@ pid_t make_copy(struct sandbox *s, int channel, int userns, int mounts, uint64_t
 int enter_network(const struct sandbox *s, int channel, int userns, uint64_t oldest, uint32_t *failed_op);
 void use_network(pid_t user);
 void leave_network(pid_t user, uint64_t youngest);
-void forget_networks(int (*is_busy)(int channel));
+int forget_networks(int (*is_busy)(int channel));
+void forget_networks_of(int channel);
 
 /* runner.c: waits for the command, runs it, reports its end; does not return. */
 _Noreturn void runner_main(int socket, const struct built *built);

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("I4")]
 
 SOFT_S = 10.0
+LEASE_S = 3.0
 """Long enough for a server to come up on a busy machine."""
 LATE_S = 15.0
 """How much later than promised an end may be, on a busy machine."""
@@ -134,9 +135,11 @@ from union import sandbox as sb
 async def main():
     flyte.init(endpoint=sys.argv[1], insecure=True, org="stand-in", project="testing",
                domain="development")
-    sbx = await sb.session(name="orphaned", timeout=float(sys.argv[2]))
+    lease = float(sys.argv[3]) if sys.argv[3:] else None
+    name = "orphaned" if lease is None else "leased"
+    sbx = await sb.session(name=name, timeout=float(sys.argv[2]), owner_lease=lease)
     await sbx
-    process = await sbx.run("sleep 60")
+    process = await sbx.run("sleep 60", background=True)
     print("serving", flush=True)
     await asyncio.sleep(60)
 
@@ -161,6 +164,24 @@ async def test_an_owner_that_is_killed_leaves_a_run_that_ends_by_itself(plane: P
     ended = await over(plane, "orphaned", begun, by_s=SOFT_S + 2)
     assert ended < SOFT_S + 2 + LATE_S
     assert not plane.pod("orphaned").processes()
+
+
+async def test_an_owner_with_a_lease_that_is_killed_leaves_nothing_for_long(plane: Plane):
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, plane.endpoint, "3600", str(LEASE_S)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as owner:
+        assert owner.stdout is not None
+        try:
+            line = await asyncio.wait_for(asyncio.to_thread(owner.stdout.readline), LONG_S)
+            assert line == b"serving\n"
+            await asyncio.sleep(2 * LEASE_S)
+            assert not plane.action("leased").is_over, "it says nothing, and renews its lease"
+        finally:
+            owner.kill()
+    await over(plane, "leased", time.monotonic(), by_s=LEASE_S + 2)
+    assert not plane.pod("leased").processes()
 
 
 async def test_a_pod_that_is_killed_takes_its_server_with_it(plane: Plane):

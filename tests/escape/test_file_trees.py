@@ -253,6 +253,7 @@ async def test_a_tree_without_bottom_is_given_up(jail: sb.Session, tmp_path: Pat
         os.chdir(here)
     """
     await attack(jail, code)
+    await asyncio.sleep(0)  # whoever waits is told first, and then all is closed
     descriptors = len(os.listdir("/proc/self/fd"))
     for top in ("deep", "long"):
         with pytest.raises(sb.SandboxError) as caught:

@@ -26,6 +26,7 @@ from union.sandbox._core.resources import Resources
 from union.sandbox._core.wire import Kind, Offsets, Taken
 from union.sandbox._core.wire_errors import error_to
 from union.sandbox._linux import launcher, run
+from union.sandbox._linux.command import Command, packed_rlimits
 from union.sandbox.errors import PolicyError
 
 HERE: Final = Path(__file__).parent
@@ -77,12 +78,12 @@ def _plans() -> list[bytes]:
 def _execs() -> list[bytes]:
     found = []
     for flags, fds, limits in ((0, 0, ()), (7, 3, ((7, 64, 64),)), (63, 6, ((0, 1, 2),) * 3)):
-        command = run.Command(
+        command = Command(
             programs=("/bin/sh", "/usr/bin/sh"),
             argv=("sh", "-c", "echo hi"),
             env=("PATH=/bin", "A=b"),
             cwd="/work",
-            rlimits=run.packed_rlimits(limits),
+            rlimits=packed_rlimits(limits),
         )
         body = command.body()
         head = run._EXEC_MSG.pack(30, flags, 0, len(limits), 2, 3, 2, len(body), 24, 80)

@@ -23,6 +23,7 @@ USUAL = {
     "network_denylist": None,
     "sandbox_mode": None,
     "ready_timeout": timedelta(minutes=3),
+    "owner_lease": None,
 }
 
 
@@ -126,3 +127,16 @@ def test_a_request_is_a_value():
     found = asked()
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.name = "other"
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.5, "1h", True, timedelta(milliseconds=999)])
+def test_a_lease_that_is_none(value: object):
+    with pytest.raises(SandboxUsageError, match="owner_lease") as told:
+        asked(owner_lease=value)
+    assert told.value.argument == "owner_lease"
+
+
+def test_a_lease_is_for_whoever_asks_for_one():
+    assert asked().owner_lease_s is None
+    assert asked(owner_lease=timedelta(minutes=5)).owner_lease_s == 300
+    assert asked(owner_lease=1).owner_lease_s == 1

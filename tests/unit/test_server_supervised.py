@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -13,7 +14,7 @@ import pytest
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Authority, Grant
 from union.sandbox.server._config import config_from_arguments
-from union.sandbox.server._supervised import read_orders, with_orders
+from union.sandbox.server._supervised import OwnerLease, read_orders, with_orders
 
 SESSION = "ab" * 16
 ORDERS = {
@@ -101,3 +102,50 @@ def test_the_owner_may_everything_the_guest_one_session():
 def test_a_guest_is_one_for_a_time():
     made = config(expires=time.time() - 1)
     assert Authority(made.verifier, made.guest).judge("Bearer guest") is None
+
+
+@pytest.mark.parametrize("told", [1, [1], [1, 2, 3], ["a", "b"], "no"])
+def test_a_lease_that_cannot_be_read(told):
+    with pytest.raises(SandboxUsageError, match="incomplete"):
+        config(owner_lease=told)
+
+
+async def test_an_owner_that_is_heard_keeps_its_server():
+    made = config(owner_lease=[2.0, 2.0])
+    assert made.fixed is not None
+    assert made.fixed.owner_lease == (2.0, 2.0)
+    authority = Authority(made.verifier, made.guest)
+    ended = asyncio.Event()
+    lease = OwnerLease(made.fixed.owner_lease, authority, ended.set)
+    for _ in range(20):
+        await asyncio.sleep(0.2)
+        assert authority.judge("Bearer owner") is not None
+    assert not ended.is_set(), "for twice the lease"
+    async with asyncio.timeout(10):
+        await ended.wait()
+    lease.close()
+
+
+async def test_a_guest_does_not_keep_the_server():
+    made = config(owner_lease=[0.2, 0.2])
+    authority = Authority(made.verifier, made.guest)
+    ended = asyncio.Event()
+    lease = OwnerLease((0.2, 0.2), authority, ended.set)
+    async with asyncio.timeout(10):
+        while not ended.is_set():
+            assert authority.judge("Bearer guest") is not None
+            assert authority.judge("Bearer nobody") is None
+            await asyncio.sleep(0.02)
+    lease.close()
+
+
+async def test_an_owner_may_take_longer_to_come():
+    authority = Authority(config().verifier)
+    ended = asyncio.Event()
+    lease = OwnerLease((0.05, 30.0), authority, ended.set)
+    await asyncio.sleep(0.3)
+    assert not ended.is_set()
+    assert authority.judge("Bearer owner") is not None
+    async with asyncio.timeout(10):
+        await ended.wait()
+    lease.close()

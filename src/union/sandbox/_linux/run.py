@@ -16,9 +16,10 @@ import signal
 import socket
 import struct
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Exited, Failed, Started, Usage
+from union.sandbox._linux.command import RLIMIT_BYTES
 from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import receive, sealed_memfd, send_with_fds
 from union.sandbox._linux.stdin import StdinPipe
@@ -26,23 +27,16 @@ from union.sandbox._linux.terminal import Terminal, read_some
 from union.sandbox.constants import KILL_GRACE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable
 
     from union.sandbox._core.decision import Decision
     from union.sandbox._core.events import Event
     from union.sandbox._core.isolation import Isolation
+    from union.sandbox._linux.command import Command
     from union.sandbox._linux.launcher import Channel
     from union.sandbox._session.transport import Sink
 
-__all__ = [
-    "FAILED",
-    "READY",
-    "Command",
-    "LocalRun",
-    "NotBuiltError",
-    "Sandbox",
-    "packed_rlimits",
-]
+__all__ = ["FAILED", "READY", "LocalRun", "NotBuiltError", "Sandbox"]
 
 _EXEC, _SIGNAL = 30, 31
 READY, _STARTED, _EXITED, FAILED, _TERMINAL = 40, 41, 42, 43, 45
@@ -50,7 +44,6 @@ _HAS_STDIN, _HAS_SCRIPT, _HAS_PAYLOAD, _HAS_WAIT, _TTY, _TELL = 1, 8, 16, 32, 64
 _SIMPLE = struct.Struct("=IIii")
 _EXIT = struct.Struct("=IiQQQ")
 _EXEC_MSG = struct.Struct("=10I")
-_RLIMIT = struct.Struct("=IIQQ")
 _MESSAGE: Final = 512
 _INLINE: Final = 60 * 1024
 _CHUNK: Final = 256 * 1024
@@ -63,32 +56,6 @@ _MOST_DOORS: Final = 8
 _AGAIN_S: Final = 0.1
 _OUR_KILL_DELAY_S: Final = 2.0
 """How long the sandbox's first process may take to obey before it is killed from outside."""
-
-
-def packed_rlimits(limits: Iterable[tuple[int, int, int]]) -> bytes:
-    """Limits of a command, each of them (resource, soft, hard)."""
-    return b"".join(_RLIMIT.pack(kind, 0, soft, hard) for kind, soft, hard in limits)
-
-
-class Command(NamedTuple):
-    """What the sandbox's first process is asked to run."""
-
-    programs: Sequence[str]
-    """Paths to try in turn."""
-    argv: Sequence[str]
-    env: Sequence[str]
-    cwd: str
-    rlimits: bytes = b""
-    """As ``packed_rlimits`` makes them."""
-    script: bytes | None = None
-    slot: int = 0
-
-    def with_env(self, *items: str) -> Command:
-        return self._replace(env=(*self.env, *items))
-
-    def body(self) -> bytes:
-        strings = "\0".join((self.cwd, *self.programs, *self.argv, *self.env, ""))
-        return self.rlimits + strings.encode("utf-8", "surrogateescape")
 
 
 class Sandbox:
@@ -284,7 +251,7 @@ class LocalRun:
             window = (0, 0)
             if self._terminal is not None:
                 flags, window = flags | _TTY, self._terminal.window
-            counts = (len(command.rlimits) // _RLIMIT.size, len(command.programs))
+            counts = (len(command.rlimits) // RLIMIT_BYTES, len(command.programs))
             head = _EXEC_MSG.pack(
                 _EXEC,
                 flags,

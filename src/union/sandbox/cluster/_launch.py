@@ -40,6 +40,7 @@ async def session(
     network_denylist: Sequence[str] | None = None,
     sandbox_mode: str | None = None,
     ready_timeout: timedelta | float = timedelta(minutes=3),
+    owner_lease: timedelta | float | None = None,
 ) -> SandboxSession:
     """Starts a sandbox in a run of its own, and returns at once; the caller is its owner.
 
@@ -49,8 +50,12 @@ async def session(
     ``network_mode`` and its lists are the ceiling of every call; ``resources`` replaces the
     environment's. A server that cannot be addressed after ``ready_timeout`` is given up.
 
+    With ``owner_lease`` the run also ends when nothing was heard of its owner for so long: one that
+    crashed, or whose event loop did not come to it. The owner renews it by itself.
+
     Where Flyte has no control plane (none was configured, or the calling task runs locally), the
-    sandbox is a process of this machine: the same in every respect, but with no pod around it.
+    sandbox is a process of this machine: the same in every respect, but with no pod around it. It
+    ends with its owner's process, so it needs no lease.
     """
     require("aiohttp", extra="remote", what="session()")
     request = request_from(
@@ -65,6 +70,7 @@ async def session(
         network_denylist=network_denylist,
         sandbox_mode=sandbox_mode,
         ready_timeout=ready_timeout,
+        owner_lease=owner_lease,
     )
     created = datetime.now(UTC)
     if _has_control_plane():

@@ -48,6 +48,8 @@ class Orders:
     shown_at: str | None = None
     home: str | None = None
     log_level: str = "info"
+    owner_lease: tuple[float, float] | None = None
+    """For how many seconds the owner may be silent; for how many until it is heard at all."""
     line_fd: int | None = None
     """A descriptor that the server inherits: a socket whose other end its owner has."""
 
@@ -70,6 +72,7 @@ class Orders:
             "expires": self.expires,
             "shown_at": self.shown_at,
             "home": self.home,
+            "owner_lease": self.owner_lease,
             "line": self.line_fd,
         }
         return json.dumps(told).encode() + b"\n"

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
     from union.sandbox._core.spec import SessionSpec
 
-__all__ = ["BACKENDS", "DEFAULT_NAMES", "MOST_S", "Request", "SandboxMode", "request_from"]
+__all__ = [
+    "BACKENDS",
+    "DEFAULT_NAMES",
+    "MOST_S",
+    "OWNER_LEASE",
+    "Request",
+    "SandboxMode",
+    "request_from",
+]
 
 SandboxMode = Literal["userns", "bwrap"]
 BACKENDS: Final[dict[str, str]] = {"userns": "userns", "bwrap": "bubblewrap"}
@@ -27,7 +35,9 @@ DEFAULT_NAMES: Final[dict[str, str]] = {
 }
 """The environments that ``unionai-sandbox-deploy`` deploys."""
 MOST_S: Final = 24 * 3600.0
+OWNER_LEASE: Final = "owner_lease"
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
+_LEAST_LEASE_S: Final = 1.0
 _RESERVE: Final = 128 * 2**20
 """What the server itself needs of a pod's memory."""
 
@@ -43,6 +53,8 @@ class Request:
     """Whether the environment's own mode is another one."""
     timeout_s: float
     ready_timeout_s: float
+    owner_lease_s: float | None = None
+    """The run ends when its owner was not heard of for so long; None: it does not."""
     project: str | None = None
     domain: str | None = None
     resources: object = None
@@ -103,6 +115,7 @@ def request_from(
     network_denylist: object,
     sandbox_mode: object,
     ready_timeout: object,
+    owner_lease: object,
 ) -> Request:
     """Checks every argument of ``session()``; a mistake costs no pod."""
     asked = None if sandbox_mode is None else _mode(sandbox_mode)
@@ -131,6 +144,9 @@ def request_from(
     timeout_s = _seconds("timeout", timeout)
     if timeout_s > MOST_S:
         raise _wrong("timeout", timeout, "at most 24 hours")
+    lease_s = None if owner_lease is None else _seconds("owner_lease", owner_lease)
+    if lease_s is not None and lease_s < _LEAST_LEASE_S:
+        raise _wrong("owner_lease", owner_lease, f"{_LEAST_LEASE_S:g} seconds or more, or None")
     spec = resolve_session(
         backend=BACKENDS[mode],
         backends=tuple(BACKENDS.values()),
@@ -146,6 +162,7 @@ def request_from(
         overrides_mode=own_mode is None or mode != own_mode,
         timeout_s=timeout_s,
         ready_timeout_s=_seconds("ready_timeout", ready_timeout),
+        owner_lease_s=lease_s,
         project=_text("project", project),
         domain=_text("domain", domain),
         resources=resources,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.resources import Resources
 from union.sandbox.cluster._find import Search, plane_error
-from union.sandbox.cluster._keys import Keys, verifier_of
+from union.sandbox.cluster._keys import Keys, session_name, verifier_of
+from union.sandbox.cluster._request import OWNER_LEASE
 from union.sandbox.errors import (
     SandboxError,
     SandboxExecutionError,
@@ -20,11 +21,13 @@ from union.sandbox.errors import (
 if TYPE_CHECKING:
     from union.sandbox.cluster._hold import Found
     from union.sandbox.cluster._request import Request
+    from union.sandbox.remote._http import Http
 
 __all__ = ["ClusterHold", "submit"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.cluster")
 _SHUTDOWN_S: Final = 2.0
+_RENEWALS: Final = 3
 _ABORT_TRIES: Final = 3
 _ABORT_S: Final = 20.0
 
@@ -58,7 +61,7 @@ async def _submit(request: Request) -> ClusterHold:
         "owner_sha256": verifier_of(keys.owner),
         "guest_sha256": verifier_of(keys.guest),
         "timeout_s": request.timeout_s,
-        "session": json.dumps(request.session()),
+        "session": json.dumps(_told(request)),
         "sandbox_mode": request.sandbox_mode if request.overrides_mode else "",
         "announce_to": announce_to,
     }
@@ -93,6 +96,15 @@ async def _submit(request: Request) -> ClusterHold:
     except flyte.errors.BaseRuntimeError as exc:
         raise plane_error(exc, "the run could not be submitted") from exc
     return ClusterHold(run, keys, request, announce_to=announce_to)
+
+
+def _told(request: Request) -> dict[str, Any]:
+    told = request.session()
+    lease_s = request.owner_lease_s
+    if lease_s is not None:
+        # The first time, the server waits until its owner would have given up finding it.
+        told[OWNER_LEASE] = [lease_s, max(lease_s, request.ready_timeout_s)]
+    return told
 
 
 def _announce_to(name: str) -> str:
@@ -134,6 +146,11 @@ class ClusterHold:
         )
         # Nobody may be interested, which is no reason to complain.
         self._finding.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._renewing: asyncio.Task[None] | None = None
+        if request.owner_lease_s is not None:
+            self._renewing = asyncio.get_running_loop().create_task(
+                self._renew(f"sessions/{session_name(request.name)}", request.owner_lease_s)
+            )
 
     async def found(self) -> Found:
         try:
@@ -147,8 +164,36 @@ class ClusterHold:
     def take_line(self) -> None:
         """There is none: its server is the child of another process."""
 
+    async def _renew(self, path: str, lease_s: float) -> None:
+        """Lets itself be heard, three times in each lease: any request of the owner's is one."""
+        await asyncio.wait({self._finding})
+        if (http := self._http()) is None:
+            return
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(lease_s / _RENEWALS):
+                        await http.call("GET", path)
+                except (SandboxError, TimeoutError) as exc:
+                    _LOGGER.debug("the lease of %s was not renewed: %s", self._run.name, exc)
+                await asyncio.sleep(lease_s / _RENEWALS)
+        finally:
+            await http.close()
+
+    def _http(self) -> Http | None:
+        """To the server; None if it was not found."""
+        if self._finding.cancelled() or self._finding.exception() is not None:
+            return None
+        from union.sandbox._core.endpoint import parse_endpoint
+        from union.sandbox.remote._http import Http
+
+        return Http(parse_endpoint(self._finding.result().endpoint), token=self.keys.owner, ca=None)
+
     async def end(self) -> None:
         try:
+            if self._renewing is not None:
+                self._renewing.cancel()
+                await asyncio.gather(self._renewing, return_exceptions=True)
             self._finding.cancel()
             await asyncio.wait({self._finding})
             await self._ask_to_shut_down()
@@ -158,12 +203,8 @@ class ClusterHold:
 
     async def _ask_to_shut_down(self) -> None:
         """So that commands end in order; the run is aborted whatever comes of this."""
-        if self._finding.cancelled() or self._finding.exception() is not None:
+        if (http := self._http()) is None:
             return
-        from union.sandbox._core.endpoint import parse_endpoint
-        from union.sandbox.remote._http import Http
-
-        http = Http(parse_endpoint(self._finding.result().endpoint), token=self.keys.owner, ca=None)
         try:
             async with asyncio.timeout(_SHUTDOWN_S):
                 await http.call("POST", "shutdown")

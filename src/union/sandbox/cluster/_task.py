@@ -17,7 +17,7 @@ from union.sandbox._core.wire import VERSION
 from union.sandbox._core.wire_errors import error_to
 from union.sandbox.cluster._announce import Announcement, announce
 from union.sandbox.cluster._orders import WORK_DIR, Orders
-from union.sandbox.cluster._request import BACKENDS, MOST_S
+from union.sandbox.cluster._request import BACKENDS, MOST_S, OWNER_LEASE
 from union.sandbox.cluster._supervisor import Supervisor
 from union.sandbox.errors import SandboxError, SandboxUsageError
 
@@ -77,13 +77,15 @@ async def serve_run(
         _LOGGER.warning("the session's time was over before its server could start")
         return "timeout"
     bind, tls = _bind()
+    told = _session(session, forwarded)
     orders = Orders(
         run=run,
         owner_sha256=owner_sha256,
         guest_sha256=guest_sha256,
         expires=expires,
         backend=BACKENDS[sandbox_mode],
-        told=_session(session, forwarded),
+        owner_lease=told.pop(OWNER_LEASE, None),
+        told=told,
         bind=bind,
         tls=tls,
         # The same place, unless the environment has its scratch elsewhere.

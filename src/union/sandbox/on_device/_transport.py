@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.files import FileInfo
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import SessionSpec
-    from union.sandbox._linux.run import Command
+    from union.sandbox._linux.command import Command
     from union.sandbox._session.transport import Sink
     from union.sandbox.on_device._workdir import WorkPlace
 
@@ -62,8 +62,8 @@ _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
 _NOBODY_THERE: Final = (errno.EPIPE, errno.ECONNRESET)
 _BUILD_AHEAD: Final = 4
 _UNUSED: Final = 64
-"""After so many other commands in a row a waiting Python is let go: as long as it is there, no
-network of the session can be used again (native/network.c)."""
+"""After so many commands of one kind in a row, what waits for the other is let go: as long as that
+is there, no network of the session can be used again (native/network.c)."""
 _log = logging.getLogger("union.sandbox")
 _FIRST_INSIDE: Final = 2
 """The number of a command in its own pid namespace: the one after the sandbox's first process."""
@@ -100,8 +100,8 @@ class LocalTransport:
             keep=0 if self._bare else min(spec.warm, 1), preload=spec.preload
         )
         self._runs: set[LocalRun] = set()
-        self._since_python = 0
-        """Commands that were none."""
+        self._in_a_row = (False, 0)
+        """Whether the last commands were Python, and how many they are."""
         self._building = asyncio.Lock()
         self._ahead: asyncio.Task[None] | None = None
         self._scratch: str | None = None
@@ -210,8 +210,8 @@ class LocalTransport:
         try:
             # A command of this session does not queue here: it takes the lock, and builds at once.
             async with _turn_to_build(), self._building:
-                # A command that came before may have found that it takes another posture.
-                if self._postures.get(posture.shape) is not posture:
+                # A command that came before has built it, or found that it takes another posture.
+                if self._postures.get(posture.shape) is not posture or posture.is_built:
                     return
                 outcome = await posture.build(self._line())
                 if outcome.failure is None:
@@ -516,11 +516,14 @@ class LocalTransport:
             _log.debug("no sandbox could be made ahead", exc_info=True)
 
     def _make_ready(self, posture: Posture, spec: RunSpec) -> None:
-        self._since_python = 0 if spec.kind == "python" else self._since_python + 1
-        if spec.kind != "python":
+        is_python = spec.kind == "python"
+        last, count = self._in_a_row
+        self._in_a_row = (is_python, count + 1 if last is is_python else 1)
+        if self._in_a_row[1] == _UNUSED:
+            (self._sandboxes if is_python else self._pythons).let_go()
+            self._sandboxes.touch()
+        if not is_python:
             self._sandboxes.fill(posture)
-            if self._since_python == _UNUSED:
-                self._pythons.let_go()
         elif posture.shape != "open" and self._pythons.wants(posture) and self._venv().is_as_seen():
             # A waiting Python runs what earlier runs left in the venv (.pth files), and so must not
             # have a network that a later, narrower run lacks. Filtered doors are not served yet.

@@ -81,6 +81,8 @@ class Authority:
     def __init__(self, verifier: Verifier | None, guest: Guest | None = None) -> None:
         self._verifier = verifier
         self._guest = guest
+        self.owner_heard: float | None = None
+        """When the bearer of the server's own token was last heard, by the monotonic clock."""
         # Lives as long as the process: a capability does not outlast the sessions it is for.
         self._key = secrets.token_bytes(32)
 
@@ -100,6 +102,7 @@ class Authority:
         if not token:
             return None
         if self._verifier.accepts(token):
+            self.owner_heard = time.monotonic()
             return Grant()
         guest = self._guest
         if guest is not None and guest.verifier.accepts(token) and time.time() < guest.until:

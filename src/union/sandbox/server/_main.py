@@ -29,6 +29,7 @@ from union.sandbox.server._metrics import Metrics
 from union.sandbox.server._sessions import Sessions, prepare_work_dir
 from union.sandbox.server._supervised import (
     Lifeline,
+    OwnerLease,
     hold_home,
     leave_home,
     read_orders,
@@ -91,12 +92,14 @@ async def serve(config: Config) -> None:
         await front.open()
     else:
         front.open_when_asked()
-    fixed, lifeline, home, line = config.fixed, None, None, None
+    fixed, lifeline, home, line, lease = config.fixed, None, None, None, None
     try:
         if fixed is not None:
             lifeline = Lifeline(_STDIN, stopping.done.set)
             home = hold_home(fixed.home) if fixed.home is not None else None
             sessions.over = stopping.done.set
+            if fixed.owner_lease is not None:
+                lease = OwnerLease(fixed.owner_lease, authority, stopping.begin)
             await sessions.open_fixed(fixed)
         if config.line is not None:
             line = OwnerLine(config.line, sessions, authority)
@@ -112,8 +115,9 @@ async def serve(config: Config) -> None:
             if bind.path:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(bind.path)
-        if lifeline is not None:
-            lifeline.close()
+        for watch in (lifeline, lease):
+            if watch is not None:
+                watch.close()
         if fixed is not None and fixed.home is not None and home is not None:
             leave_home(fixed.home, home)
     _LOGGER.info("ended")

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import socket
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,9 +26,18 @@ from union.sandbox.server._auth import Guest, Verifier
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from union.sandbox.server._auth import Authority
     from union.sandbox.server._config import Config
 
-__all__ = ["FixedSession", "Lifeline", "hold_home", "leave_home", "read_orders", "with_orders"]
+__all__ = [
+    "FixedSession",
+    "Lifeline",
+    "OwnerLease",
+    "hold_home",
+    "leave_home",
+    "read_orders",
+    "with_orders",
+]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.server")
 _MOST: Final = 4 * 1024 * 1024
@@ -36,6 +46,7 @@ _GRACE_S: Final = 5.0
 _LOOK_S: Final = 1.0
 _KNOWN: Final = frozenset(
     {"session", "told", "owner_sha256", "guest_sha256", "expires", "shown_at", "home", "line"}
+    | {"owner_lease"}
 )
 
 
@@ -51,6 +62,8 @@ class FixedSession:
     """Where the sandbox sees its work dir, if not where it is."""
     home: str | None = None
     """A directory that was made for this server, and that goes with it."""
+    owner_lease: tuple[float, float] | None = None
+    """For how many seconds the owner may be silent; for how many until it is heard at all."""
 
 
 def read_orders(fd: int) -> dict[str, Any]:
@@ -85,6 +98,7 @@ def with_orders(config: Config, told: dict[str, Any]) -> Config:
             expires=float(told["expires"]),
             shown_at=told.get("shown_at"),
             home=told.get("home"),
+            owner_lease=_pair(told.get("owner_lease")),
         )
         owner, guest = told["owner_sha256"], told["guest_sha256"]
         line = None if told.get("line") is None else _line(told["line"])
@@ -104,6 +118,13 @@ def with_orders(config: Config, told: dict[str, Any]) -> Config:
         line=line,
         max_sessions=1,
     )
+
+
+def _pair(told: object) -> tuple[float, float] | None:
+    if told is None:
+        return None
+    lease_s, first_s = map(float, told)  # type: ignore[call-overload]  # or it is no order
+    return lease_s, first_s
 
 
 def _line(fd: int) -> socket.socket:
@@ -148,6 +169,37 @@ class Lifeline:
     def close(self) -> None:
         self._timer.cancel()
         self._loop.remove_reader(self._fd)
+
+
+class OwnerLease:
+    """Ends a server whose owner was not heard of for too long."""
+
+    def __init__(
+        self, lease: tuple[float, float], authority: Authority, end: Callable[[], None]
+    ) -> None:
+        self._lease_s, self._first_s = lease
+        self._authority = authority
+        self._end = end
+        self._begun = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(self._lease_s, self._look)
+
+    def _left_s(self) -> float:
+        heard = self._authority.owner_heard
+        if heard is None:
+            return self._begun + self._first_s - time.monotonic()
+        return heard + self._lease_s - time.monotonic()
+
+    def _look(self) -> None:
+        left_s = self._left_s()
+        if left_s > 0:
+            self._timer = self._loop.call_later(min(left_s, self._lease_s), self._look)
+            return
+        _LOGGER.warning("the owner was not heard of for too long", extra={"lease_s": self._lease_s})
+        self._end()
+
+    def close(self) -> None:
+        self._timer.cancel()
 
 
 def hold_home(home: str) -> int:
