@@ -36,7 +36,7 @@ class OwnServer:
         environment["SANDBOX_SERVER_TOKEN"] = self.token
         argv = [sys.executable, "-m", "union.sandbox.server", "--bind", "127.0.0.1:0"]
         # A client that was killed is missed soon.
-        argv += ["--work-dir", str(self._place / "work"), "--grace", "1"]
+        argv += ["--work-dir", str(self._place / "work"), "--grace", "5"]
         with (self._place / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 argv, stdout=subprocess.PIPE, stderr=log, env=environment

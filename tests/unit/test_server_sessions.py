@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
 import pytest
 
-from union.sandbox._core.spec import SessionSpec
+from union.sandbox._core.spec import RunSpec, SessionSpec
+from union.sandbox._core.wire import parse_json
 from union.sandbox._core.wire_values import session_to
 from union.sandbox.errors import SandboxExecutionError, SessionClosedError
 from union.sandbox.server._config import config_from_arguments
@@ -51,3 +53,13 @@ async def test_a_server_that_ends_says_so_and_ends(
     await sessions.drain(0)
     assert len(sessions) == 0
     assert "not all of it is gone" in caplog.text
+
+
+async def test_a_command_that_comes_while_it_ends_is_told_so(sessions: Sessions) -> None:
+    session = sessions.get(NAME)
+    closing = sessions.close_soon(session, "lease")
+    await asyncio.sleep(0)
+    run = session.launch(1, RunSpec(kind="shell", text="true"))
+    (told,) = (parse_json(event) for _, event in run.log.events.unsent(1 << 20))
+    assert told["refused"]["code"] == "session-lost"
+    await asyncio.wait({closing})

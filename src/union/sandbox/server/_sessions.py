@@ -163,9 +163,11 @@ class ServerSession:
         self.record.begin(run.record)
         self._owner.metrics.runs_started += 1
         try:
+            if self._closing is not None:
+                raise SessionClosedError("the server is ending the session", code="session-lost")
             self._owner.check_room_for_run()
             check_narrower(spec.network, ceiling=self.spec.network)
-        except (PolicyError, SandboxExecutionError) as exc:
+        except (PolicyError, SandboxExecutionError, SessionClosedError) as exc:
             self._owner.metrics.runs_refused += 1
             run.refuse(exc)
             return run
