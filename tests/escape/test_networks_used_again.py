@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import os
 from typing import Any, Final
 
@@ -94,7 +95,8 @@ async def test_one_that_nobody_touched_is_used_again(jail: sb.Session) -> None:
         await _which(jail)
         kept.append(_which_are_kept())
     # Numbers of those that are gone come again, so it is not enough to see one twice.
-    assert all(now == kept[-1] for now in kept[-_RUNS:]), kept
+    made = sum(not now <= before for before, now in itertools.pairwise(kept[-_RUNS:]))
+    assert made <= _RUNS // 3, kept
 
 
 @pytest.mark.parametrize("what", LEFT_BEHIND)
