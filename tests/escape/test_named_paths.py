@@ -41,7 +41,8 @@ def shared(tmp_path: Path) -> Path:
 
 # In the sandbox as on the host, `a/data` then means the directory that holds the work dir: a name
 # that exists on both sides, so that nothing but a check stops the mount.
-_PLANT = "mv a b && ln -s {top} a"
+# Whoever builds the next sandbox meanwhile may make the directory again, so it is tried again.
+_PLANT = "mv a b && until ln -sT {top} a; do mv a c$((n=n+1)); done"
 
 
 @pytest.mark.threat(17, 27)

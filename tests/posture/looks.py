@@ -51,8 +51,12 @@ def sandboxes() -> list[dict[str, int]]:
 
     By parents, as its own user may not look at the namespaces of a first process.
     """
-    firsts = [pid for pid in inside() if numbers(pid)[-1] == "1"]
-    return [{numbers(pid)[-1]: pid for pid in (first, *children_of(first))} for first in firsts]
+    found = []
+    for pid in inside():
+        with contextlib.suppress(OSError):  # it has just ended
+            if numbers(pid)[-1] == "1":
+                found.append({numbers(one)[-1]: one for one in (pid, *children_of(pid))})
+    return found
 
 
 def is_closed(pid: int) -> bool:
