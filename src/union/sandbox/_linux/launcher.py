@@ -375,6 +375,15 @@ class Channel:
         ours.setblocking(False)
         return number, ours
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is a launcher behind it.
+
+        One that was killed is not always missed at the line: what it was just making has a copy of
+        its end, and holds that until it is told.
+        """
+        return not self.lost and self._launcher.is_usable()
+
     def end(self) -> OSError:
         """Why nothing can be asked of this line any more."""
         return self._refused or self._launcher.why_it_ended()

@@ -305,7 +305,7 @@ class LocalTransport:
     def _line(self) -> Channel:
         if self._channel is None or self._ears is None:
             raise RuntimeError("the transport is not open")
-        if self._channel.lost:
+        if not self._channel.is_usable:
             # The launcher died, and everything with it, or soon; the session itself is whole.
             self._sandboxes.let_go()
             self._pythons.let_go()
