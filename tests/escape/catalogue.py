@@ -15,7 +15,7 @@ NETWORK = "Network"
 ENDS = "Resources and ends"
 SERVER = "The server"
 
-# Row numbers are kept for good: tests name them. A new row goes to the end, with its class.
+# Row numbers never change, because tests name them. A new row takes the next free number.
 _TITLES = {
     FILES: {
         1: "a descriptor that the owner left open is usable inside",
@@ -48,6 +48,13 @@ _TITLES = {
         28: "what is shown read-only can be changed",
         29: "the caller's own Python library is changed",
         30: "an installed file, edited in place, reaches another session",
+        129: "the host executes a program that was found in a work dir",
+        130: "a directory above a read-only path is renamed or replaced",
+        131: "the host's own cleanup deletes what is shown read-only",
+        132: "a read-only mount is lost when the caller replaces the file",
+        133: "opening a session removes a directory of somebody else",
+        134: "an environment variable that names a file leads out of the work dir",
+        135: "an inspection of the work dir follows links",
     },
     PROCESSES: {
         31: "processes of the host are listed",
@@ -73,6 +80,12 @@ _TITLES = {
         51: "policy is read again from a file that the sandbox can write",
         52: "a death signal is bound to a thread, or comes too late",
         53: "a process number that was used again is killed",
+        136: "a file lease stalls the host's open()",
+        137: "a crash inside starts the host's core dump helper",
+        138: "names of the caller's kernel keys are listed",
+        139: "input is pushed into a terminal (TIOCSTI, TIOCLINUX)",
+        140: "OOM score, real-time priority or nice value are inherited from the caller",
+        141: "the ids of a sandbox are weakened after the session opened",
     },
     KERNEL: {
         54: "a new user namespace gives capabilities",
@@ -124,6 +137,12 @@ _TITLES = {
         98: "what a wider call left serves a narrower one",
         99: "a misspelled mode means open",
         100: "the proxy is held up by half-open or huge requests",
+        161: "TRACE returns the upstream proxy's password",
+        162: "an address that the host gained later leads to the server",
+        163: "the TLS name is not checked after another record type",
+        164: "a connection is passed to a run of a narrower network mode",
+        172: "a call widens the network ceiling of its session",
+        173: "the paths of one call exceed the rules of the session",
     },
     ENDS: {
         101: "a fork bomb",
@@ -140,6 +159,16 @@ _TITLES = {
         112: "a huge environment, argument or script",
         113: "the host leaks descriptors, processes, mounts",
         114: "a missing layer is left out in silence",
+        142: "a kernel counter shared with the host is exhausted",
+        143: "sessions of root share one id and its counters",
+        144: "memory that the watch does not count",
+        145: "an exhausted kernel counter makes close() hang",
+        146: "a process that cannot be killed stalls other sessions",
+        147: "a sibling that holds an output pipe delays a timeout",
+        148: "leftovers are removed in the event loop",
+        149: "one session takes every thread of the process",
+        150: "many runs together exceed the process limit",
+        174: "a backend accepts a limit that it cannot enforce",
     },
     SERVER: {
         115: "calls without credentials are served",
@@ -156,6 +185,24 @@ _TITLES = {
         126: "the server is gone and its runs go on, or end well by invention",
         127: "after a restart the files are gone or served to somebody else",
         128: "a client asks for more time than the session has",
+        151: "a client's upstream proxy bypasses the network ceiling",
+        152: "strangers hold every connection",
+        153: "silent TLS connections are not counted",
+        154: "a key with few rights exhausts the server's memory",
+        155: "slow name resolution delays other sessions",
+        156: "egress connections of one session take every file descriptor",
+        157: "the token appears in a log line or an error",
+        158: "a forged announcement obtains the owner's key",
+        159: "clients reconnect without a pause",
+        160: "a hostile server exhausts or misleads its client",
+        165: "an idempotency key returns the result of another caller",
+        166: "a malformed header raises a traceback",
+        167: "a secret file is readable or writable by others",
+        168: "one session takes every run slot",
+        169: "empty frames slow the server down",
+        170: "work dirs of a server that crashed stay behind",
+        171: "a session opens in a weaker place than requested",
+        175: "closing a reference ends the session of its owner",
     },
 }  # fmt: skip
 

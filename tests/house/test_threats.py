@@ -29,7 +29,7 @@ ATTACKS = threats.attacks()
 
 
 def test_the_catalogue_is_whole():
-    assert list(ROWS) == list(range(1, len(ROWS) + 1))
+    assert sorted(ROWS) == list(range(1, len(ROWS) + 1))
     assert len({row.title for row in ROWS.values()}) == len(ROWS) >= 128
 
 
