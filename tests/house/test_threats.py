@@ -57,7 +57,7 @@ def test_promises_link_to_tests_that_exist(page: str):
 
 def test_every_promise_links_to_a_test():
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    section = text.split("## What is promised")[1].split("\n## ")[0]
+    section = text.split("## Promises")[1].split("\n## ")[0]
     promises = re.split(r"^- ", section, flags=re.MULTILINE)[1:]
     # What follows a list belongs to no promise.
     unproven = [p for p in (p.split("\n\n")[0] for p in promises) if "](tests/" not in p]
