@@ -17,6 +17,13 @@ from tests.servers import running_server, shared_server
 from union import sandbox as sb
 from union.sandbox._linux.launcher import BINARY
 
+WAYS = ("bubblewrap", "userns", "none")
+"""Backends. A new one joins the contract suite, on this machine and remote, by being named here."""
+ISOLATED = tuple(way for way in WAYS if way != "none")
+REMOTE = "remote-"
+"""Before a backend: the same over a server on this machine."""
+REMOTE_WAYS = tuple(REMOTE + way for way in WAYS)
+
 
 @pytest.fixture(autouse=True, scope="module")
 def what_was_loaded_stays() -> None:
@@ -28,6 +35,39 @@ def what_was_loaded_stays() -> None:
     gc.freeze()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--only-way",
+        choices=[*WAYS, *REMOTE_WAYS],
+        help="of the tests that are repeated over several ways, run this one alone",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(OnlyWay(config.getoption("--only-way")))
+
+
+class OnlyWay:
+    """Leaves out the tests whose parameters name another way than the one that was asked for."""
+
+    def __init__(self, way: str | None) -> None:
+        self._others = set() if way is None else {*WAYS, *REMOTE_WAYS} - {way}
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        dropped = [item for item in items if self._others.intersection(_named(item))]
+        if dropped:
+            items[:] = [item for item in items if item not in set(dropped)]
+            config.hook.pytest_deselected(items=dropped)
+
+
+def _named(item: pytest.Item) -> set[str]:
+    call = getattr(item, "callspec", None)
+    values = () if call is None else call.params.values()
+    return {value for value in values if isinstance(value, str)}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each report says which rows of the catalogue its test attacks: scripts/test.py sums up."""
     for item in items:
@@ -35,13 +75,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if rows:
             item.user_properties.append(("threats", " ".join(map(str, sorted(rows)))))
 
-
-WAYS = ("bubblewrap", "userns", "none")
-"""Backends. A new one joins the contract suite, on this machine and remote, by being named here."""
-ISOLATED = tuple(way for way in WAYS if way != "none")
-REMOTE = "remote-"
-"""Before a backend: the same over a server on this machine."""
-REMOTE_WAYS = tuple(REMOTE + way for way in WAYS)
 
 OpenSession = Callable[..., sb.Session]
 
