@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from scripts import check, steps
 from scripts import test as runner
+from tests import conftest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,3 +122,41 @@ def test_check_fails_if_one_of_its_steps_does(
     end = last_line(capfd.readouterr().out)
     assert re.fullmatch(r"--- check: (OK|FAILED: (\w+)) in \d+s ---", end)
     assert all(name in end for name in broken)
+
+
+def test_modules_that_stay_together_exist():
+    assert {path for path in conftest.TOGETHER if not (steps.ROOT / path).is_file()} == set()
+
+
+GROUPED = """
+import sys
+sys.path.insert(0, {root!r})
+from tests import conftest
+conftest.TOGETHER = frozenset({{"test_together.py"}})
+pytest_xdist_make_scheduler = conftest.pytest_xdist_make_scheduler
+"""
+COUNTED = """
+import os, pathlib, pytest, time
+
+@pytest.mark.parametrize("number", range(8))
+def test_one(number):
+    time.sleep(0.2)
+    with pathlib.Path(__file__).with_suffix(".pids").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+"""
+
+
+def test_one_worker_runs_all_of_a_module_that_stays_together(tmp_path: Path):
+    (tmp_path / "conftest.py").write_text(GROUPED.format(root=str(steps.ROOT)))
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    for name in ("together", "apart"):
+        (tmp_path / f"test_{name}.py").write_text(COUNTED)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+    def workers(name: str) -> int:
+        return len(set((tmp_path / f"test_{name}.pids").read_text().split()))
+
+    assert workers("together") == 1
+    assert workers("apart") == 2  # the control
