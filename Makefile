@@ -4,13 +4,14 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Prerequisites are steps in order here, also under -j.
 .NOTPARALLEL:
-.PHONY: help setup demo test test-pods fuzz soak lint types format bench bench-peers clean dist docs system-packages
+.PHONY: help setup demo check test test-pods fuzz soak lint types format bench bench-peers clean dist docs system-packages
 
-venv   := .venv
-bin    := $(venv)/bin
-stamp  := $(venv)/.installed
+venv    := .venv
+bin     := $(venv)/bin
+package := $(venv)/.package
+stamp   := $(venv)/.installed
 # Only errors are shown; no notice about a newer pip.
-pip    := PIP_DISABLE_PIP_VERSION_CHECK=1 $(bin)/python -m pip -qq
+pip     := PIP_DISABLE_PIP_VERSION_CHECK=1 $(bin)/python -m pip -qq
 export PYTHON
 
 help: ## list the targets
@@ -19,24 +20,41 @@ help: ## list the targets
 setup: $(stamp) ## make .venv with the package (editable) and the development tools
 	@:
 
-$(stamp): pyproject.toml hatch_build.py $(wildcard native/*.c native/*.h)
-	@python=$$(scripts/find-python) && "$$python" -m venv $(venv)
-	@$(pip) install --upgrade 'pip>=25.1'
-	@$(pip) install --editable . --group dev
+# The package alone, with the launcher compiled: all that a user has.
+$(package): pyproject.toml hatch_build.py $(wildcard native/*.c native/*.h)
+	@echo "setup: checking Python and the C compiler"
+	@python=$$(scripts/preflight) && { test -x $(bin)/pip || \
+		{ echo "setup: making $(venv) with $$python" && "$$python" -m venv $(venv); }; }
+	@echo "setup: compiling the launcher, installing the package into $(venv) (about 10 seconds)"
+	@$(pip) install --editable .
 	@touch $@
 
-demo: setup ## see it work
+# What everything but the demo needs. A changed launcher is no reason to resolve this anew.
+$(stamp): pyproject.toml | $(package)
+	@echo "setup: installing the development tools into $(venv) (about a minute)"
+	@$(pip) install 'pip>=25.1'
+	@$(pip) install --group dev
+	@touch $@
+
+# Groups of pyproject.toml that few targets need.
+$(venv)/.group-%: pyproject.toml | $(stamp)
+	@echo "setup: installing the group $* into $(venv)"
+	@$(pip) install --group $*
+	@touch $@
+
+demo: $(package) ## see it work: half a minute the first time, then seconds
 	@$(bin)/python examples/demo.py
 
-test: system-packages setup lint types ## everything that must hold: style, layers, types, tests
-	@$(pip) install --group dist
-	@$(bin)/python scripts/test.py
+check: setup ## the fast loop, under a minute: style, layers, types, unit tests, contract on one backend
+	@$(bin)/python -m scripts.check
+
+test: system-packages setup $(venv)/.group-dist ## everything that must hold: style, layers, types, tests
+	@$(bin)/python -m scripts.test
 
 test-pods: setup ## sessions in real pods; needs KUBECONFIG, SANDBOX_POD_IMAGE, SANDBOX_PLANE_HOST
 	@KUBECONFIG="$(KUBECONFIG)" $(bin)/python -m pytest -q tests/plane/in_pods.py
 
-fuzz: setup ## search for inputs that break a parser: SECONDS=60 for each target, RECORD=1 for the docs
-	@$(pip) install --group fuzz
+fuzz: $(venv)/.group-fuzz ## search for inputs that break a parser: SECONDS=60 for each target, RECORD=1 for the docs
 	@nice -n 15 $(bin)/python -m tests.fuzz.run --seconds $(or $(SECONDS),60) $(if $(RECORD),--record)
 
 soak: setup ## mixed load and kills for MINUTES=3; SOAK=--record writes docs/reference/soak.md
@@ -62,10 +80,10 @@ bench-peers: setup ## what `make bench` compares with, from the package index, i
 
 docs: setup ## the documentation, in site/; first writes the generated pages anew
 	@$(bin)/python -m scripts.reference
+	@$(bin)/python -m scripts.import_graph
 	@$(bin)/python -m scripts.docs
 
-dist: setup ## what is published, built and checked: source, and a wheel per kind of machine
-	@$(pip) install --group dist
+dist: $(venv)/.group-dist ## what is published, built and checked: source, and a wheel per kind of machine
 	@$(bin)/python -m scripts.dist
 
 clean: ## remove everything that was built or cached here

@@ -1,36 +1,40 @@
-"""Run every test: first all that can share the machine, then those that need it to themselves.
+"""`make test`: everything that must hold. Arguments are passed on to pytest; then there is no soak.
 
-Beside the first, the suite is repeated as other users and in containers, and there is a soak, which
-one of the second judges. The last lines sum up all runs: how many rows of the catalogue of threats
-held, and all tests in pytest's words. Arguments are passed on to all; then there is no soak.
+First all tests that can share the machine. Beside them: style, layers and types; the suite repeated
+as other users and in containers; and a soak, which one of the second kind judges. Then the tests
+that need the machine to themselves. A test that fails beside others is run once more, alone, to
+tell a flaky test from a broken one: either fails the run, by name. The last lines sum up all runs:
+how many rows of the catalogue of threats held, and the counts in the form that pytest prints.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.steps import STATIC, Step, wait  # noqa: E402 - the path comes first
 from tests.escape.catalogue import NOT_APPLICABLE, ROWS  # noqa: E402 - the path comes first
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # Most tests wait for a process or a clock. More workers than this were slower on two cores.
 WORKERS = "4"
-ELSEWHERE = "in other places"
-BESIDE = "beside each other"
-ALONE = "alone"
+ELSEWHERE = "tests in other places"
+BESIDE = "tests beside each other"
+ALONE = "tests alone"
+AGAIN = "failed tests once more, alone"
 RUNS = {
     ELSEWHERE: ["-m", "elsewhere", "-p", "no:cacheprovider"],
     # What failed in earlier runs is forgotten: it is not what is run once more.
@@ -38,8 +42,10 @@ RUNS = {
         *("-m", "not alone and not elsewhere", "-n", WORKERS, "--dist", "loadgroup"),
         "--cache-clear",
     ],
-    ALONE: ["-m", "alone"],
+    ALONE: ["-m", "alone", "-p", "no:cacheprovider"],
+    AGAIN: ["--last-failed", "--last-failed-no-failures=none"],
 }
+LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 SOAK = ["--minutes", "3", "--most-minutes", "6", "--kills", "60", "--workers", "3"]
 SOAK_LIMIT_S = 900.0
 SUMMARY = "SOAK_SUMMARY"
@@ -72,21 +78,19 @@ class Attacks:
         self._ends: dict[tuple[str, str], str] = {}
 
     def read(self, report: Path) -> None:
-        """Add what a report tells; a test that is told of again was run again, and that counts."""
+        """Add the results of a report. A test that failed once has failed."""
         if not report.exists():
             return
-        fresh: dict[tuple[str, str], str] = {}
         for case in ET.parse(report).getroot().iter("testcase"):
             key = (case.get("classname", ""), case.get("name", ""))
             rows = [p.get("value", "") for p in case.iter("property") if p.get("name") == "threats"]
             if rows:
                 self._rows[key] = [int(row) for row in rows[0].split()]
             # A test that fails and then cannot be cleaned up stands there twice.
-            if fresh.get(key) != "failed":
-                fresh[key] = _end_of(case)
-        self._ends.update(fresh)
+            if self._ends.get(key) != "failed":
+                self._ends[key] = _end_of(case)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return the line; nothing if no test of the catalogue was run."""
         ends: dict[int, set[str]] = {row: set() for row in ROWS if row not in NOT_APPLICABLE}
         for key, rows in self._rows.items():
@@ -126,148 +130,99 @@ def _end_of(case: ET.Element) -> str:
     return "passed" if case.find("skipped") is None else "skipped"
 
 
-def again(found: Counter[str], report: Path) -> tuple[int, Counter[str]]:
-    """Run once more, alone, what failed beside others: time limits are short and cores are few.
-
-    What fails alone has failed. How many needed this is said, so that it cannot grow unseen.
-    """
-    wanting = found["failed"] + found["errors"]
-    print(f"\n--- {wanting} once more, alone ---", flush=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--last-failed",
-        "--last-failed-no-failures=none",
-        f"--junitxml={report}",
-    ]
-    done = subprocess.run(command, check=False, cwd=ROOT)
-    if done.returncode == 0:
-        print(f"{wanting} tests passed only when run alone", flush=True)
-        found = Counter(passed=found["passed"] + wanting, skipped=found["skipped"])
-    return done.returncode, found
-
-
-class Run:
-    """One run of pytest; with ``said``, beside others, and what it says is shown at its end."""
-
-    def __init__(
-        self,
-        name: str,
-        scratch: Path,
-        arguments: list[str],
-        *,
-        said: Path | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        self._name = name
-        self._said = said
-        self.report = scratch / f"{name}.xml"
-        options = [*RUNS[name], f"--junitxml={self.report}", *arguments]
-        if said is None:
-            self._tell()
-        with said.open("wb") if said is not None else nullcontext() as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", "-q", *options],
-                cwd=ROOT,
-                stdout=output,
-                stderr=output,
-                env=os.environ | (env or {}),
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()  # does nothing to one that has ended
-        self._process.wait()
-
-    def _tell(self) -> None:
-        print(f"\n--- tests {self._name} ---", flush=True)
-
-    def ended(self) -> int:
-        """Wait for its end; the exit code."""
-        code = self._process.wait()
-        if self._said is not None:
-            self._tell()
-            print(self._said.read_text(errors="replace"), end="", flush=True)
-        return code
+def pytest_step(
+    name: str,
+    scratch: Path,
+    arguments: list[str],
+    *,
+    beside: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> tuple[Step, Path]:
+    """Start one run of pytest; return it and where its report will be."""
+    report = scratch / f"{name}.xml"
+    command = [sys.executable, "-m", "pytest", "-q", *RUNS[name], f"--junitxml={report}"]
+    step = Step(
+        name,
+        [*command, *arguments],
+        log=scratch / f"{name}.log" if beside else None,
+        env=env,
+        good=lambda code: code in {0, NOTHING_COLLECTED},
+        verbose=True,
+    )
+    return step, report
 
 
-class Soak:
-    """`make soak`, beside the tests; it looks at nothing but what it has started itself."""
+def last_failed() -> set[str]:
+    """Return the tests that failed in the last run that keeps a record."""
+    if not LAST_FAILED.exists():
+        return set()
+    return set(json.loads(LAST_FAILED.read_text(encoding="utf-8")))
 
-    def __init__(self, scratch: Path) -> None:
-        self._summary = scratch / "soak.json"
-        self._said = scratch / "soak.log"
-        command = ["nice", "-n", "5", sys.executable, "-m", "scripts.soak", *SOAK]
-        with self._said.open("wb") as said:
-            self._process = subprocess.Popen(
-                [*command, "--output", str(self._summary)], stdout=said, stderr=said, cwd=ROOT
-            )
 
-    def __enter__(self) -> Self:
-        return self
+def flaky(scratch: Path) -> list[str]:
+    """Run once more, alone, what failed beside others; return what passes then."""
+    before = last_failed()
+    if not before:
+        return []  # such as a worker that crashed: there is nothing to run again
+    step, _ = pytest_step(AGAIN, scratch, [])
+    with step:
+        wait([step])
+    if step.code() not in {0, SOME_FAILED}:
+        return []
+    return sorted(before - last_failed())
 
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()  # does nothing to one that has ended
-        self._process.wait()
 
-    def environment(self) -> dict[str, str]:
-        """Wait for its end; what tells the test where to look."""
-        begun = time.monotonic()
-        try:
-            code = self._process.wait(SOAK_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            code = -1
-        waited = time.monotonic() - begun
-        print(f"\n--- the soak: exit code {code}, waited for {waited:.0f}s ---", flush=True)
-        if code != 0:
-            # No summary, no excuse: the test that judges it fails.
-            print(self._said.read_text(errors="replace")[-5000:], flush=True)
-            self._summary.unlink(missing_ok=True)
-        return {SUMMARY: str(self._summary)}
+def soak(scratch: Path) -> tuple[Step, dict[str, str]]:
+    """Start `make soak`; return it and the variable that names its summary to the test."""
+    summary = scratch / "soak.json"
+    command = ["nice", "-n", "5", sys.executable, "-m", "scripts.soak", *SOAK]
+    log = scratch / "soak.log"
+    step = Step("soak", [*command, "--output", str(summary)], log=log, limit_s=SOAK_LIMIT_S)
+    return step, {SUMMARY: str(summary)}
 
 
 def main(arguments: list[str]) -> int:
-    """Run all; return the first exit code that is not 0."""
+    """Run all; return 0 if everything held, else 1."""
     # Without what is kept compiled, each of thousands of Pythons compiles this project anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    total: Counter[str] = Counter()
-    codes = []
-    attacks = Attacks()
     begun = time.monotonic()
+    attacks, total, unstable = Attacks(), Counter[str](), list[str]()
+    steps: list[Step] = []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sbx-reports-")))
-        soak = None if arguments else stack.enter_context(Soak(scratch))
-        elsewhere = stack.enter_context(Run(ELSEWHERE, scratch, arguments, said=scratch / "said"))
-        beside = stack.enter_context(Run(BESIDE, scratch, arguments))
-        code, found = beside.ended(), counted(beside.report)
-        attacks.read(beside.report)
-        codes.append(elsewhere.ended())
-        if code == SOME_FAILED:
-            report = scratch / "again.xml"
-            code, found = again(found, report)
+        env: dict[str, str] = {}
+        if not arguments:
+            for name, command in STATIC.items():
+                steps.append(stack.enter_context(Step(name, command, log=scratch / name)))
+            soaking, env = soak(scratch)
+            steps.append(stack.enter_context(soaking))
+        elsewhere, *reports = pytest_step(ELSEWHERE, scratch, arguments, beside=True)
+        beside, report = pytest_step(BESIDE, scratch, arguments)
+        reports.append(report)
+        steps += [stack.enter_context(elsewhere), stack.enter_context(beside)]
+        wait(steps)
+        if beside.code() == SOME_FAILED:
+            unstable = flaky(scratch)
+        alone, report = pytest_step(ALONE, scratch, arguments, env=env)
+        reports.append(report)
+        steps.append(stack.enter_context(alone))
+        wait(steps)
+        for report in reports:
+            total += counted(report)
             attacks.read(report)
-        codes.append(code)
-        total += found
-        env = {} if soak is None else soak.environment()
-        alone = stack.enter_context(Run(ALONE, scratch, arguments, env=env))
-        codes.append(alone.ended())
-        for run in (elsewhere, alone):
-            total += counted(run.report)
-            attacks.read(run.report)
-    if set(codes) <= {0, NOTHING_COLLECTED} and total["passed"]:
-        code = 0
-    else:
-        code = next((code for code in codes if code), NOTHING_COLLECTED)
-    words = [f"{total[word]} {word}" for word in ("failed", "passed", "skipped", "errors")]
-    told = ", ".join(word for word in words if not word.startswith("0 ")) or "no tests ran"
-    if attacks.told():
-        print(f"\n{attacks.told()}", flush=True)
-    print(f"\n=== {told} in {time.monotonic() - begun:.0f}s ===", flush=True)
-    return code
+    for name in unstable:
+        print(f"flaky: {name}: failed beside others, passed alone", flush=True)
+    bad = [step.name for step in steps if step.failed]
+    if bad:
+        print(f"failed: {', '.join(bad)}", flush=True)
+    if attacks.summary():
+        print(f"\n{attacks.summary()}", flush=True)
+    counts = ", ".join(
+        f"{total[word]} {word}" for word in ("failed", "passed", "skipped", "errors") if total[word]
+    )
+    taken = time.monotonic() - begun
+    print(f"\n=== {counts or 'no tests ran'} in {taken:.0f}s ===", flush=True)
+    return 1 if bad or not total["passed"] else 0
 
 
 if __name__ == "__main__":

@@ -17,6 +17,13 @@ from tests.servers import running_server, shared_server
 from union import sandbox as sb
 from union.sandbox._linux.launcher import BINARY
 
+WAYS = ("bubblewrap", "userns", "none")
+"""Backends. A new one joins the contract suite, on this machine and remote, by being named here."""
+ISOLATED = tuple(way for way in WAYS if way != "none")
+REMOTE = "remote-"
+"""Before a backend: the same over a server on this machine."""
+REMOTE_WAYS = tuple(REMOTE + way for way in WAYS)
+
 
 @pytest.fixture(autouse=True, scope="module")
 def what_was_loaded_stays() -> None:
@@ -28,6 +35,83 @@ def what_was_loaded_stays() -> None:
     gc.freeze()
 
 
+TOGETHER = frozenset(
+    f"tests/{name}.py"
+    for name in (
+        "cluster/test_plane_bringup",
+        "cluster/test_plane_guests",
+        "cluster/test_plane_lifetime",
+        "cluster/test_plane_programs",
+        "console/test_console",
+        "contract/test_bad_input",
+        "docs/test_examples",
+        "docs/test_site",
+        "escape/test_kernel_surface",
+        "integration/test_doctor",
+        "packaging/test_dist",
+        "plane/test_plane",
+        "remote/test_behind_a_proxy",
+        "remote/test_own_server",
+        "remote/test_tls",
+        "spares/test_system_calls",
+        "spares/test_waiting_pythons",
+        "unit/test_seccomp",
+    )
+)
+"""Modules whose tests share what is expensive to make, so that one worker runs all of them."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a module in ``TOGETHER`` on one worker, and begin with those modules.
+
+    Not by the mark ``xdist_group``: pytest 9.2 has no place any more for what it adds to an id.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return path if path in TOGETHER else nodeid
+
+    return Scheduling(config, log)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--only-way",
+        choices=[*WAYS, *REMOTE_WAYS],
+        help="of the tests that are repeated over several ways, run this one alone",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(OnlyWay(config.getoption("--only-way")))
+
+
+class OnlyWay:
+    """Leaves out the tests whose parameters name another way than the one that was asked for."""
+
+    def __init__(self, way: str | None) -> None:
+        self._others = set() if way is None else {*WAYS, *REMOTE_WAYS} - {way}
+
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        dropped = [item for item in items if self._others.intersection(_named(item))]
+        if dropped:
+            items[:] = [item for item in items if item not in set(dropped)]
+            config.hook.pytest_deselected(items=dropped)
+
+
+def _named(item: pytest.Item) -> set[str]:
+    call = getattr(item, "callspec", None)
+    values = () if call is None else call.params.values()
+    return {value for value in values if isinstance(value, str)}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each report says which rows of the catalogue its test attacks: scripts/test.py sums up."""
     for item in items:
@@ -35,13 +119,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if rows:
             item.user_properties.append(("threats", " ".join(map(str, sorted(rows)))))
 
-
-WAYS = ("bubblewrap", "userns", "none")
-"""Backends. A new one joins the contract suite, on this machine and remote, by being named here."""
-ISOLATED = tuple(way for way in WAYS if way != "none")
-REMOTE = "remote-"
-"""Before a backend: the same over a server on this machine."""
-REMOTE_WAYS = tuple(REMOTE + way for way in WAYS)
 
 OpenSession = Callable[..., sb.Session]
 
@@ -203,8 +280,26 @@ def eventually(check: Callable[[], bool], *, within_s: float = 3.0) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """No sandbox process and no work dir of ours may outlive the test that made it."""
+    if STARTS_NOTHING.intersection(request.path.relative_to(TESTS).parts[:1]):
+        yield  # see below
+        return
+    before = _own_dirs()
+    yield
+    gc.collect()
+    assert eventually(lambda: not sandbox_processes()), sandbox_processes()
+    assert eventually(lambda: _own_dirs() <= before), _own_dirs() - before
+
+
+TESTS = Path(__file__).parent
+STARTS_NOTHING = frozenset({"house", "unit"})
+"""Directories of tests that open no session: one look at the end of each module is enough."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_by_a_module() -> Iterator[None]:
+    """The same for whole modules, whatever they are supposed to do."""
     before = _own_dirs()
     yield
     gc.collect()

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from tests.console.browser import Page
     from tests.console.conftest import Console
 
-# One browser: these tests stay together when there are several workers.
-pytestmark = pytest.mark.xdist_group("console")
-
 LINES = "document.querySelectorAll('#screen > div').length"
 SCREEN = "(document.querySelector('#screen')?.textContent ?? '')"
 # Would run in a page that takes text for markup. Each sets `pwned`.

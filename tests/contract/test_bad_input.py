@@ -1,10 +1,15 @@
-"""Wrong calls: refused before anything starts, naming the argument and what is accepted."""
+"""Wrong calls: refused before anything starts, naming the argument and what is accepted.
+
+Most of them are refused by the session itself, before its transport is asked for anything: that is
+proven once, with a transport that must not be used, and holds over every way. The others are tried
+over every way.
+"""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 import pytest_asyncio
@@ -22,9 +27,47 @@ from tests.conftest import (
 from union import sandbox as sb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
+ENTRANCES = ("userns", "remote-userns")
+"""One way for each function that makes a session: the backend's name is one of its arguments."""
+
+
+class Untouchable:
+    """A transport that may be opened and closed, and used for nothing else."""
+
+    work_dir = "/work"
+    is_known = False
+
+    def __init__(self) -> None:
+        self.used: list[str] = []
+
+    async def open(self) -> None:
+        """Nothing to do."""
+
+    async def aclose(self) -> None:
+        """Nothing to do."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self.used.append(name)
+        raise AssertionError(f"the transport was asked for {name!r}")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def refusing() -> AsyncIterator[sb.Session]:
+    """A session that must refuse a call by itself: its transport does nothing."""
+    spec = session_of("userns")._spec
+    async with sb.Session(spec, Untouchable) as session:  # type: ignore[arg-type]  # on purpose
+        yield session
+
+
+@pytest.fixture
+def untouched(refusing: sb.Session) -> Iterator[sb.Session]:
+    """The same, with the proof that the transport was asked for nothing."""
+    yield refusing
+    assert refusing._transport.used == []  # type: ignore[union-attr]  # ours
+    assert not refusing._processes
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=marked(*WAYS, *REMOTE_WAYS))
@@ -127,23 +170,43 @@ BAD_SESSION = {
 @in_one_loop
 @pytest.mark.spec("C10", "C2", "C5", "C6", "D8")
 @pytest.mark.parametrize("case", BAD_RUN)
-async def test_a_wrong_argument_of_run(sbx: sb.Session, case: str) -> None:
+async def test_a_wrong_argument_of_run(untouched: sb.Session, case: str) -> None:
     argument, value = BAD_RUN[case]
     with pytest.raises(sb.SandboxUsageError, match=argument) as caught:
-        await sbx.run("touch started", **{argument: value})
+        await untouched.run("touch started", **{argument: value})
     assert caught.value.argument == argument
     assert isinstance(caught.value, ValueError)
     assert len(str(caught.value)) < 500
+
+
+@in_one_loop
+@pytest.mark.spec("C10")
+async def test_a_refused_call_starts_nothing(sbx: sb.Session) -> None:
+    """The whole way down, with a command that would be seen; each wrong argument in turn."""
+    for argument, value in BAD_RUN.values():
+        with pytest.raises(sb.SandboxUsageError, match=argument):
+            await sbx.run("touch started", **{argument: value})
     assert not Path(host_dir(sbx), "started").exists()
     assert eventually(lambda: not sandbox_processes())
+    await sbx.run("touch started")
+    assert Path(host_dir(sbx), "started").exists()
+    await sbx.remove("started")
+
+
+@in_one_loop
+@pytest.mark.spec("C10")
+async def test_control_a_right_call_does_ask_the_transport(refusing: sb.Session) -> None:
+    with pytest.raises(AssertionError, match="asked for 'start'"):
+        await refusing.run("touch started")
+    assert refusing._transport.used.pop() == "start"  # type: ignore[union-attr]  # ours
 
 
 @in_one_loop
 @pytest.mark.spec("C10", "C1")
 @pytest.mark.parametrize("case", BAD_COMMANDS)
-async def test_a_wrong_command(sbx: sb.Session, case: str) -> None:
+async def test_a_wrong_command(untouched: sb.Session, case: str) -> None:
     with pytest.raises(sb.SandboxUsageError, match="cmd") as caught:
-        await sbx.run(BAD_COMMANDS[case])  # type: ignore[arg-type]
+        await untouched.run(BAD_COMMANDS[case])  # type: ignore[arg-type]
     assert caught.value.argument == "cmd"
     assert len(str(caught.value)) < 500
 
@@ -151,17 +214,17 @@ async def test_a_wrong_command(sbx: sb.Session, case: str) -> None:
 @in_one_loop
 @pytest.mark.spec("C10", "C4")
 @pytest.mark.parametrize("code", ["", "  \n", "x = '\0'", b"print(1)", ["print"], None])
-async def test_wrong_source(sbx: sb.Session, code: object) -> None:
+async def test_wrong_source(untouched: sb.Session, code: object) -> None:
     with pytest.raises(sb.SandboxUsageError, match="cmd"):
-        await sbx.run_code(code)  # type: ignore[arg-type]
+        await untouched.run_code(code)  # type: ignore[arg-type]
 
 
 @in_one_loop
 @pytest.mark.spec("C10")
 @pytest.mark.parametrize("call", ["run", "exec", "run_code"])
-async def test_an_argument_that_does_not_exist(sbx: sb.Session, call: str) -> None:
+async def test_an_argument_that_does_not_exist(untouched: sb.Session, call: str) -> None:
     with pytest.raises(TypeError, match="shell"):
-        await getattr(sbx, call)("true", shell=True)
+        await getattr(untouched, call)("true", shell=True)
 
 
 @in_one_loop
@@ -177,13 +240,13 @@ async def test_an_argument_that_does_not_exist(sbx: sb.Session, call: str) -> No
         {"network_mode": "allowlist", "network_allowlist": ["http://example.com/x"]},
     ],
 )
-async def test_an_allowlist_that_makes_no_sense(sbx: sb.Session, options: dict) -> None:
+async def test_an_allowlist_that_makes_no_sense(untouched: sb.Session, options: dict) -> None:
     with pytest.raises(sb.PolicyError, match="network_allowlist"):
-        await sbx.run("touch started", **options)
-    assert not Path(host_dir(sbx), "started").exists()
+        await untouched.run("touch started", **options)
 
 
 @pytest.mark.spec("B1", "C10")
+@pytest.mark.parametrize("way", ENTRANCES)
 @pytest.mark.parametrize("case", BAD_SESSION)
 def test_a_wrong_argument_of_session(way: str, case: str) -> None:
     argument, value = BAD_SESSION[case]
@@ -193,6 +256,7 @@ def test_a_wrong_argument_of_session(way: str, case: str) -> None:
 
 
 @pytest.mark.spec("C9", "C10")
+@pytest.mark.parametrize("way", ENTRANCES)
 @pytest.mark.parametrize(
     "options",
     [
@@ -252,9 +316,9 @@ async def test_set_id_bits_and_other_modes_are_refused(sbx: sb.Session, mode: ob
 @in_one_loop
 @pytest.mark.spec("E1", "C10")
 @pytest.mark.parametrize("overwrite", [1, "no", None])
-async def test_overwrite_is_a_flag(sbx: sb.Session, overwrite: object) -> None:
+async def test_overwrite_is_a_flag(untouched: sb.Session, overwrite: object) -> None:
     with pytest.raises(sb.SandboxUsageError, match="overwrite"):
-        await sbx.put_bytes("f", b"", overwrite=overwrite)  # type: ignore[arg-type]
+        await untouched.put_bytes("f", b"", overwrite=overwrite)  # type: ignore[arg-type]
 
 
 @in_one_loop
@@ -269,10 +333,9 @@ async def test_paths_that_name_no_file(sbx: sb.Session, path: object) -> None:
 @in_one_loop
 @pytest.mark.spec("E1", "C10")
 @pytest.mark.parametrize("limit", [-1, 1.5, "5", True, None])
-async def test_max_bytes(sbx: sb.Session, limit: object) -> None:
-    await sbx.put_bytes("there", b"x")
+async def test_max_bytes(untouched: sb.Session, limit: object) -> None:
     with pytest.raises(sb.SandboxUsageError, match="max_bytes") as caught:
-        await sbx.get_bytes("there", max_bytes=limit)  # type: ignore[arg-type]
+        await untouched.get_bytes("there", max_bytes=limit)  # type: ignore[arg-type]
     assert caught.value.argument == "max_bytes"
 
 

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 
-# One worker, so that the demo is run once.
-pytestmark = pytest.mark.xdist_group("examples")
-
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_LIMIT_S = 15.0
 

@@ -15,9 +15,6 @@ from tests.docs.blocks import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-# One worker, so that the site is built once.
-pytestmark = pytest.mark.xdist_group("site")
-
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
 # What a browser follows by itself; the others only name an address.
 LOADED_LINKS = {"stylesheet", "icon", "preload", "preconnect", "dns-prefetch", "modulepreload"}

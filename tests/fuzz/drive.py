@@ -38,11 +38,11 @@ ODD: Final = (
 
 def known_inputs(name: str) -> list[bytes]:
     """What broke the target once, its corpus, and its seeds."""
-    from tests.fuzz import seeds
+    from tests.fuzz import archives, seeds
 
-    folders = [place / name for place in (seeds.REGRESSIONS, seeds.CORPUS)]
-    files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
-    return [*(file.read_bytes() for file in files), *seeds.seeds()[name]]
+    folder = seeds.REGRESSIONS / name
+    broke = [file.read_bytes() for file in sorted(folder.iterdir())] if folder.is_dir() else []
+    return [*broke, *archives.load(name), *seeds.seeds()[name]]
 
 
 def mutations(known: list[bytes], seed: int) -> Iterator[bytes]:

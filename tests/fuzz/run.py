@@ -2,7 +2,7 @@
 
 Inputs that are new go to .cache/fuzz/corpus, those that break something to .cache/fuzz/crashes.
 With ``--record`` the counts become the page docs/reference/fuzzing.md; with ``--minimise`` the
-smallest inputs that reach everything known are put into tests/fuzz/corpus.
+smallest inputs that reach everything known replace those in tests/fuzz/corpus.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from tests.fuzz import native, seeds
+from tests.fuzz import archives, native, seeds
 from tests.fuzz.page import write_page
 from tests.fuzz.targets import PYTHON
 
 ROOT: Final = native.ROOT
 CACHE: Final = ROOT / ".cache" / "fuzz"
 SEEDS: Final = CACHE / "seeds"
+UNPACKED: Final = CACHE / "unpacked"
 RESULTS: Final = Path(__file__).parent / "results.json"
 MOST_BYTES: Final = 4096
 KEPT_FILES: Final = 60
@@ -47,12 +48,21 @@ def _command(name: str) -> list[str] | None:
     return None if program is None else [str(program)]
 
 
+def _unpack(name: str) -> Path:
+    """Write a target's corpus anew as files."""
+    folder = UNPACKED / name
+    shutil.rmtree(folder, ignore_errors=True)
+    archives.unpack(archives.load(name), folder)
+    return folder
+
+
 def _search(name: str, command: list[str], seconds: float, runs: int) -> dict[str, Any]:
     fresh, crashes = CACHE / "corpus" / name, CACHE / "crashes" / name
     for folder in (fresh, crashes):
         folder.mkdir(parents=True, exist_ok=True)
     seeds.write(name, SEEDS / name)
-    known = [folder / name for folder in (seeds.CORPUS, seeds.REGRESSIONS, SEEDS)]
+    _unpack(name)
+    known = [folder / name for folder in (UNPACKED, seeds.REGRESSIONS, SEEDS)]
     limits = [f"-max_total_time={seconds:.0f}"] if seconds else []
     limits += [f"-runs={runs}"] if runs else []
     begun = time.monotonic()
@@ -88,25 +98,22 @@ def _search(name: str, command: list[str], seconds: float, runs: int) -> dict[st
 
 def minimise(name: str, command: list[str]) -> None:
     """Replaces a target's corpus by small inputs that reach much; never by none."""
-    folder, scratch, found = seeds.CORPUS / name, CACHE / "merged" / name, CACHE / "corpus" / name
+    scratch, found, known = CACHE / "merged" / name, CACHE / "corpus" / name, _unpack(name)
     shutil.rmtree(scratch, ignore_errors=True)
-    for place in (scratch, folder, found):
+    for place in (scratch, found):
         place.mkdir(parents=True, exist_ok=True)
     if name not in PYTHON:
-        places = [str(place / name) for place in (SEEDS, seeds.CORPUS, CACHE / "corpus")]
+        places = [str(SEEDS / name), str(known), str(found)]
         merge = [*command, "-merge=1", f"-max_len={MOST_BYTES}", str(scratch), *places]
         subprocess.run(merge, check=True, cwd=ROOT, capture_output=True)
     # Under atheris a merge comes back with nothing; each of what was found reached something new.
-    kept = list(scratch.iterdir()) or [*folder.iterdir(), *found.iterdir()]
-    chosen, room = {}, KEPT_BYTES
+    kept = list(scratch.iterdir()) or [*known.iterdir(), *found.iterdir()]
+    chosen, room = [], KEPT_BYTES
     for file in sorted(kept, key=lambda file: file.stat().st_size):
         room -= file.stat().st_size
         if room >= 0 and len(chosen) < KEPT_FILES:
-            chosen[file.name] = file.read_bytes()
-    shutil.rmtree(folder)
-    folder.mkdir()
-    for file_name, data in chosen.items():
-        (folder / file_name).write_bytes(data)
+            chosen.append(file.read_bytes())
+    archives.save(name, chosen)
 
 
 def _versions() -> dict[str, str]:

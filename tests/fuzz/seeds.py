@@ -7,12 +7,12 @@ further is kept in the corpus.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import ssl
 import struct
 from pathlib import Path
 from typing import Final
 
+from tests.fuzz import archives
 from tests.fuzz.targets_wire import BACKENDS, ISOLATION, NEXT_MESSAGE, SESSION
 
 from union.sandbox._core import dns, wire, wire_values
@@ -30,7 +30,6 @@ from union.sandbox._linux.command import Command, packed_rlimits
 from union.sandbox.errors import PolicyError
 
 HERE: Final = Path(__file__).parent
-CORPUS: Final = HERE / "corpus"
 REGRESSIONS: Final = HERE / "regressions"
 
 STEPS: Final[tuple[p.Step, ...]] = (
@@ -366,6 +365,4 @@ def seeds() -> dict[str, list[bytes]]:
 
 def write(name: str, folder: Path) -> None:
     """Put the seeds of one target into ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for data in seeds()[name]:
-        (folder / hashlib.sha1(data, usedforsecurity=False).hexdigest()).write_bytes(data)
+    archives.unpack(seeds()[name], folder)

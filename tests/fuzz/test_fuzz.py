@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.fuzz import native, page, seeds
+from tests.fuzz import archives, native, page, seeds
 from tests.fuzz.drive import SLOW, blind, known_inputs
 from tests.fuzz.targets import PYTHON
 
@@ -33,15 +33,29 @@ GROUPS = {
 
 def test_every_target_is_described_and_has_seeds() -> None:
     assert set(page.WHAT) == {*native.NAMES, *PYTHON} == set(seeds.seeds())
-    kept = {
-        folder.name for place in (seeds.CORPUS, seeds.REGRESSIONS) for folder in place.iterdir()
+    broke = {folder.name for folder in seeds.REGRESSIONS.iterdir()}
+    assert broke | set(archives.names()) <= set(page.WHAT)
+    assert all(archives.load(name) for name in archives.names())
+
+
+def test_the_corpus_is_small_and_holds_archives_alone() -> None:
+    sizes = [len(data) for name in archives.names() for data in archives.load(name)]
+    assert 0 < sum(sizes) < MOST_BYTES
+    kept = {f"{name}{archives.SUFFIX}" for name in archives.names()}
+    assert kept == {path.name for path in archives.CORPUS.iterdir()}
+
+
+def test_an_archive_depends_on_its_inputs_alone(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    archives.save("x", [b"b", b"", b"a" * 4096], first)
+    archives.save("x", [b"a" * 4096, b"b", b"", b"b"], second)
+    assert sorted(archives.load("x", first)) == [b"", b"a" * 4096, b"b"]
+    assert (first / "x.zip").read_bytes() == (second / "x.zip").read_bytes()
+    assert archives.load("other", first) == []
+    archives.unpack(archives.load("x", first), tmp_path / "files")
+    assert {path.read_bytes() for path in (tmp_path / "files").iterdir()} == {
+        *archives.load("x", first)
     }
-    assert kept <= set(page.WHAT)
-
-
-def test_the_corpus_is_small() -> None:
-    files = [file for file in seeds.CORPUS.rglob("*") if file.is_file()]
-    assert 0 < sum(file.stat().st_size for file in files) < MOST_BYTES
 
 
 @pytest.mark.parametrize("group", GROUPS)

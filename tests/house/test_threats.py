@@ -75,7 +75,7 @@ import os, pytest
 def test_good(way): ...
 
 @pytest.mark.threat(2)
-def test_second_time_lucky():
+def test_flaky():
     assert os.path.exists("again")
 
 @pytest.mark.threat(3)
@@ -112,21 +112,21 @@ def _report(place: Path, name: str, *options: str) -> Path:
 def test_held_rows_are_counted_from_reports(tmp_path: Path, beside: tuple[str, ...]):
     (tmp_path / "test_it.py").write_text(textwrap.dedent(SUITE))
     hook = (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
-    start = hook.index("def pytest_collection_modifyitems")
+    start = hook.index("\ndef pytest_collection_modifyitems") + 1
     hook = hook[start : hook.index("\n\n\n", start)]
     (tmp_path / "conftest.py").write_text(
         "from __future__ import annotations\nimport pytest\n" + hook
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = threat(*rows): x\n")
     attacks = summary.Attacks()
-    assert attacks.told() == ""
+    assert attacks.summary() == ""
     attacks.read(_report(tmp_path, "1.xml", *beside))
-    first = attacks.told()
+    first = attacks.summary()
     assert first.startswith(f"threats: held 1 of {len(ROWS) - len(NOT_APPLICABLE)} (")
     assert "; broken: 2, 3, 5; in part, as tests were skipped: 4; not tried: 6-" in first
+    # What failed once has failed, also if it passes when it is run again.
     (tmp_path / "again").touch()
     attacks.read(_report(tmp_path, "2.xml", "--last-failed"))
-    assert attacks.told().startswith("threats: held 2 of ")
-    assert "; broken: 3, 5; in part" in attacks.told()
+    assert attacks.summary() == first
     attacks.read(tmp_path / "missing.xml")
-    assert attacks.told().startswith("threats: held 2 of ")
+    assert attacks.summary() == first

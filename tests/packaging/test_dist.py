@@ -16,8 +16,7 @@ import pytest
 from scripts import dist
 from scripts.dist_checks import LAUNCHER, MACHINES, DistError, check_sdist, check_wheel, elf_machine
 
-# One worker, so that the source distribution is built once.
-pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SRC = dist.ROOT / "src"
 HERE = platform.machine()

@@ -8,8 +8,10 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -25,17 +27,29 @@ def no_descriptor_is_left():
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.fixture
+def place(request, tmp_path):
+    """On a disk; thousands of files are made in memory. The removal of as many from a disk, as a
+    session does it at its end, is a test of tests/escape/test_lifecycle.py.
+    """
+    if not request.node.get_closest_marker("many_files"):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="sbx-removal-", dir="/dev/shm") as name:
+        yield Path(name)
+
+
 @pytest.fixture(params=["openat2", "walk"])
-def work(request, tmp_path, monkeypatch):
+def work(request, place, monkeypatch):
     if request.param == "walk":
         monkeypatch.setattr(beneath, "has_openat2", lambda: False)
     elif not beneath.has_openat2():
         pytest.skip("needs Linux 5.6 or later, and a container that allows openat2")
-    plant = tmp_path / "plant"
+    plant = place / "plant"
     plant.mkdir(mode=0o750)
     (plant / "f").write_bytes(b"plant")
     (plant / "f").chmod(0o400)
-    work = tmp_path / "work"
+    work = place / "work"
     work.mkdir()
     yield work
     assert (plant / "f").read_bytes() == b"plant"
@@ -72,6 +86,7 @@ def descend(top, depth, *, mode=0o755):
     os.close(at)
 
 
+@pytest.mark.many_files
 def test_five_thousand_levels(work, few_descriptors):
     descend(work, 5000)
     started = time.monotonic()
@@ -80,6 +95,7 @@ def test_five_thousand_levels(work, few_descriptors):
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.many_files
 def test_twenty_thousand_files(work, few_descriptors):
     for group in range(20):
         (work / f"g{group}").mkdir()

@@ -195,6 +195,8 @@ def test_directory_swapped_for_a_link_never_lets_put_or_get_out(tree, work):
             writer("d/f"),
             lambda tree: tree.list_dir("d"),
             lambda tree: tree.make_dir("d/sub/dir", parents=True, exist_ok=True),
+            at_least=200,
+            refusals=200,
         )
     assert done > 200
     assert refused > 200

@@ -51,7 +51,7 @@ class Userns:
         if view.fresh_proc:
             # The shared part has one too: the kernel gives a fresh one only where one is in sight.
             own.append(p.Proc("/proc"))
-        # Nobody serves doors in one that is blocked, so it can be as good as new when it is left.
+        # A blocked one has no listening sockets, so it can be as good as new when it is left.
         again = setting.network == "blocked"
         return p.Plan(
             steps=(*network, *own, *rest),

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from union.sandbox._core.extras import require
 from union.sandbox.cluster._request import BACKENDS, DEFAULT_NAMES, MOST_S
@@ -17,10 +17,9 @@ require("flyte", extra="flyte", what="a SandboxEnvironment")
 import flyte  # noqa: E402 - only where it is known to be there
 
 from union.sandbox.cluster._pod import Posture, SandboxPodTemplate  # noqa: E402
-from union.sandbox.cluster._resolver import SandboxResolver  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from union.sandbox.cluster._request import SandboxMode
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     DEFAULT_SANDBOX_ENV_BWRAP: SandboxEnvironment
     """The same with ``bwrap``, whose pods need CAP_SYS_ADMIN."""
 
-__all__ = ["SERVED", "SandboxEnvironment", "in_pod"]
+__all__ = ["SERVED", "SandboxEnvironment", "SandboxResolver", "in_pod"]
 
 _CHOICES: Final = {
     "sandbox_mode": tuple(BACKENDS),
@@ -39,6 +38,8 @@ _CHOICES: Final = {
     "proc": ("default", "unmasked"),
 }
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESOLVER: Final = "union.sandbox.cluster._resolver.SandboxResolver"
+_NO_VARIABLES: Final = "-"
 _declared: Final[dict[str, Posture]] = {}
 SERVED: Final[list[Any]] = []
 """The environment of the pod that this is, if it is one."""
@@ -186,6 +187,37 @@ def in_pod(
     environment = SandboxEnvironment(name=name, image="auto", sandbox_mode=sandbox_mode)
     environment._forwarded = forwarded  # noqa: SLF001 - told by whoever deployed it
     return environment
+
+
+class SandboxResolver:
+    """Encodes what a pod must know of its environment as arguments, and decodes them there.
+
+    The arguments are part of the deployment. A caller cannot change them, so the environment alone
+    decides which variables of its pod its sandboxes see.
+    """
+
+    @property
+    def import_path(self) -> str:
+        return _RESOLVER
+
+    def loader_args(self, task: Any, root_dir: object = None) -> list[str]:  # noqa: ARG002 - Flyte's
+        environment = task.parent_env()
+        return [
+            "environment", environment.name,
+            "mode", environment.sandbox_mode,
+            "forward", ",".join(environment.forwarded) or _NO_VARIABLES,
+        ]  # fmt: skip
+
+    def load_task(self, loader_args: Sequence[str]) -> Any:
+        given = dict(zip(loader_args[::2], loader_args[1::2], strict=True))
+        names = given["forward"]
+        environment = in_pod(
+            given["environment"],
+            cast("SandboxMode", given["mode"]),
+            forwarded=() if names == _NO_VARIABLES else tuple(names.split(",")),
+        )
+        SERVED.append(environment)  # tasks know their environment by a weak reference
+        return environment.server_task
 
 
 _DEFAULTS: Final[dict[str, tuple[SandboxMode, str]]] = {

@@ -1,0 +1,44 @@
+"""`make check`: what can be known within a minute. `make test` is what must pass.
+
+Style, layers and types; beside them the unit tests, the rules of the house, and the contract over
+one backend. Arguments are passed on to pytest: ``python -m scripts.check -k timeout``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from scripts.steps import STATIC, Step, say, wait
+
+BACKEND = "userns"
+TESTS = [
+    *("-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider"),
+    *("-m", "not alone and not elsewhere and not slow", f"--only-way={BACKEND}"),
+    *("tests/unit", "tests/house", "tests/contract"),
+]
+
+
+def main(arguments: list[str]) -> int:
+    """Run all; return 1 if any of them failed."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    begun = time.monotonic()
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sbx-check-")))
+        steps = [
+            stack.enter_context(Step(name, command, log=scratch / name))
+            for name, command in STATIC.items()
+        ]
+        steps.append(stack.enter_context(Step("tests", [sys.executable, *TESTS, *arguments])))
+        wait(steps)
+    bad = [step.name for step in steps if step.failed]
+    say(f"check: {'FAILED: ' + ', '.join(bad) if bad else 'OK'} in {time.monotonic() - begun:.0f}s")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

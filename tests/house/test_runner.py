@@ -1,0 +1,162 @@
+"""`make test` and `make check`: what they report, and when they fail."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from scripts import check, steps
+from scripts import test as runner
+from tests import conftest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GOOD = "def test_good(): ...\n"
+BAD = "def test_bad():\n    raise AssertionError\n"
+FLAKY = """
+from pathlib import Path
+
+def test_flaky():
+    second = Path("second")
+    if not second.exists():
+        second.touch()
+        raise AssertionError
+"""
+SLOW = "import time\nprint('begun', flush=True)\ntime.sleep(60)\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of its own: the runner works on what it finds there."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone: x\n    elsewhere: x\n")
+    monkeypatch.setattr(steps, "ROOT", tmp_path)
+    monkeypatch.setattr(
+        runner, "LAST_FAILED", tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    )
+    beside = ["2" if option == runner.WORKERS else option for option in runner.RUNS[runner.BESIDE]]
+    monkeypatch.setitem(runner.RUNS, runner.BESIDE, beside)
+    return tmp_path
+
+
+def run(project: Path, capfd: pytest.CaptureFixture[str], **files: str) -> tuple[int, str]:
+    for name, text in files.items():
+        (project / f"test_{name}.py").write_text(text)
+    code = runner.main(["."])
+    return code, capfd.readouterr().out
+
+
+def last_line(shown: str) -> str:
+    return shown.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_what_passes_passes_and_is_counted(project: Path, capfd):
+    alone = "import pytest\n@pytest.mark.alone\ndef test_alone(): ...\n"
+    skipped = "import pytest\ndef test_skipped():\n    pytest.skip('why')\n"
+    code, shown = run(project, capfd, a=GOOD, b=alone, c=skipped)
+    assert code == 0
+    assert re.fullmatch(r"=== 2 passed, 1 skipped in \d+s ===", last_line(shown))
+    assert "flaky" not in shown
+    assert "failed" not in shown
+
+
+@pytest.mark.slow
+def test_a_test_that_passes_only_alone_fails_the_run_and_is_named(project: Path, capfd):
+    code, shown = run(project, capfd, a=GOOD, b=FLAKY, c=BAD)
+    assert code == 1
+    lines = shown.splitlines()
+    assert [line for line in lines if line.startswith("flaky: ")] == [
+        "flaky: test_b.py::test_flaky: failed beside others, passed alone"
+    ]
+    assert f"failed: {runner.BESIDE}" in lines
+    assert re.fullmatch(r"=== 2 failed, 1 passed in \d+s ===", last_line(shown))
+
+
+@pytest.mark.slow
+def test_nothing_to_run_is_a_failure(project: Path, capfd):
+    code, shown = run(project, capfd)
+    assert code == 1
+    assert last_line(shown).startswith("=== no tests ran in ")
+
+
+def test_steps_report_their_ends_and_the_output_of_those_that_failed(tmp_path: Path, capfd):
+    def step(name: str, code: str, **options: float) -> steps.Step:
+        return steps.Step(name, [sys.executable, "-c", code], log=tmp_path / name, **options)
+
+    with (
+        step("good", "print('quiet')") as good,
+        step("bad", "print('loud'); raise SystemExit(3)") as bad,
+        step("stuck", SLOW, limit_s=1.0) as stuck,
+    ):
+        steps.wait([good, bad, stuck])
+    assert [good.failed, bad.failed, stuck.failed] == [False, True, True]
+    assert (good.code(), bad.code(), stuck.code()) == (0, 3, -9)
+    shown = capfd.readouterr().out
+    assert "quiet" not in shown
+    assert "loud" in shown
+    assert re.search(r"^--- good: done in \d+s ---$", shown, re.MULTILINE)
+    assert re.search(r"^--- bad: FAILED, exit code 3, in \d+s ---$", shown, re.MULTILINE)
+
+
+def test_a_step_ends_with_its_block(tmp_path: Path):
+    with steps.Step("stuck", [sys.executable, "-c", SLOW], log=tmp_path / "log") as stuck:
+        assert stuck.code() is None
+    assert stuck.code() == -15
+
+
+@pytest.mark.parametrize("broken", [[], ["types"], ["tests"]])
+def test_check_fails_if_one_of_its_steps_does(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], broken: list[str]
+):
+    def command(name: str) -> list[str]:
+        return ["-c", f"raise SystemExit({int(name in broken)})"]
+
+    static = {name: [sys.executable, *command(name)] for name in check.STATIC}
+    monkeypatch.setattr(check, "STATIC", static)
+    monkeypatch.setattr(check, "TESTS", command("tests"))
+    assert check.main([]) == len(broken)
+    end = last_line(capfd.readouterr().out)
+    assert re.fullmatch(r"--- check: (OK|FAILED: (\w+)) in \d+s ---", end)
+    assert all(name in end for name in broken)
+
+
+def test_modules_that_stay_together_exist():
+    assert {path for path in conftest.TOGETHER if not (steps.ROOT / path).is_file()} == set()
+
+
+GROUPED = """
+import sys
+sys.path.insert(0, {root!r})
+from tests import conftest
+conftest.TOGETHER = frozenset({{"test_together.py"}})
+pytest_xdist_make_scheduler = conftest.pytest_xdist_make_scheduler
+"""
+COUNTED = """
+import os, pathlib, pytest, time
+
+@pytest.mark.parametrize("number", range(8))
+def test_one(number):
+    time.sleep(0.2)
+    with pathlib.Path(__file__).with_suffix(".pids").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+"""
+
+
+def test_one_worker_runs_all_of_a_module_that_stays_together(tmp_path: Path):
+    (tmp_path / "conftest.py").write_text(GROUPED.format(root=str(steps.ROOT)))
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    for name in ("together", "apart"):
+        (tmp_path / f"test_{name}.py").write_text(COUNTED)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+    def workers(name: str) -> int:
+        return len(set((tmp_path / f"test_{name}.pids").read_text().split()))
+
+    assert workers("together") == 1
+    assert workers("apart") == 2  # the control
