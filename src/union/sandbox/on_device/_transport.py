@@ -25,8 +25,9 @@ from union.sandbox._linux import host, kernel
 from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import Channel, NamespaceRefusedError
+from union.sandbox._linux.prepared import Sandbox
 from union.sandbox._linux.removal import remove_tree
-from union.sandbox._linux.run import LocalRun, NotBuiltError, Sandbox
+from union.sandbox._linux.run import LocalRun, NotBuiltError
 from union.sandbox._session.threads import in_thread, until_done
 from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
