@@ -119,8 +119,10 @@ async def test_two_calls_at_once_wake_two_threads(gate: Gate) -> None:
 
 async def test_a_full_queue_refuses_further_calls_of_that_key_only(gate: Gate) -> None:
     pool = Pool("test", threads=2, share=1, queue=3)
-    calls = [asyncio.create_task(pool.run("a", gate.call)) for _ in range(4)]
+    calls = [asyncio.create_task(pool.run("a", gate.call))]
     await gate.wait_for(1)
+    calls += [asyncio.create_task(pool.run("a", gate.call)) for _ in range(3)]
+    await _turns()
     with pytest.raises(PoolFullError, match="3 calls are waiting"):
         await pool.run("a", gate.call)
     assert await pool.run("b", divmod, 7, 2) == (3, 1)

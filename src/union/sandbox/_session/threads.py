@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import errno
 import functools
 import os
@@ -49,27 +50,26 @@ class PoolFullError(OSError):
 class _Call:
     """One blocking call, and the future of the event loop that waits for it."""
 
-    __slots__ = ("_future", "_loop", "_work", "key")
+    __slots__ = ("_future", "_loop", "_outcome", "_work", "key")
 
     def __init__(self, key: object, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         self.key = key
         self._work = work
         self._future = future
         self._loop = future.get_loop()
+        self._outcome: tuple[Any, BaseException | None] = (None, None)
 
     def perform(self) -> None:
-        """Run the call in this thread and report its outcome to the event loop."""
-        result, error = None, None
+        """Run the call in this thread."""
         try:
-            result = self._work()
-        except BaseException as exc:  # noqa: BLE001 - the caller of the pool gets it
-            error = exc
-        try:
-            self._loop.call_soon_threadsafe(_settle, self._future, result, error)
-        except RuntimeError:
-            pass  # the loop was closed; no caller is left to get the outcome
-        finally:
-            result = error = None  # or the frame and the error's traceback keep each other
+            self._outcome = self._work(), None
+        except BaseException as exc:  # noqa: BLE001 - `report` gives it to the caller
+            self._outcome = None, exc
+
+    def report(self) -> None:
+        """Give the outcome to the event loop of the caller."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed: no caller is left
+            self._loop.call_soon_threadsafe(_settle, self._future, *self._outcome)
 
 
 def _settle(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
@@ -116,7 +116,9 @@ class Pool:
     def _reset(self) -> None:
         self._condition = threading.Condition(threading.Lock())
         self._started = 0
-        self._idle = 0
+        self._free = 0
+        """Threads without a call, but for those that were woken for one."""
+        self._woken = 0
         self._running: collections.Counter[object] = collections.Counter()
         self._waiting: collections.OrderedDict[object, collections.deque[_Call]] = (
             collections.OrderedDict()
@@ -170,14 +172,16 @@ class Pool:
     def _wake(self, call: _Call) -> None:
         if self._running[call.key] >= self._share:
             return
-        if self._idle:
-            self._idle -= 1  # here, not when it wakes: the next caller needs another thread
+        if self._free:
+            self._free -= 1
+            self._woken += 1
             self._condition.notify()
         elif self._started < self._threads:
             self._start_thread(call)
 
     def _start_thread(self, call: _Call) -> None:
         self._started += 1
+        self._woken += 1
         thread = threading.Thread(
             target=self._serve, name=f"sandbox-{self._name}-{self._started}", daemon=True
         )
@@ -185,6 +189,7 @@ class Pool:
             thread.start()
         except RuntimeError as exc:  # the limit on processes, or no memory for a stack
             self._started -= 1
+            self._woken -= 1
             if not self._started:
                 self._remove(call)
                 raise PoolFullError(f"{self._name}: no thread can be started: {exc}") from exc
@@ -194,13 +199,20 @@ class Pool:
         while True:
             with condition:
                 while (call := self._next()) is None:
-                    self._idle += 1
+                    # Others took the calls that threads were woken for.
+                    self._free, self._woken = self._free + self._woken, 0
                     condition.wait()
+                if self._woken:
+                    self._woken -= 1
+                else:
+                    self._free -= 1
             call.perform()
             with condition:
+                self._free += 1
                 self._running[call.key] -= 1
                 if not self._running[call.key]:
                     del self._running[call.key]
+            call.report()  # last: the caller's next call finds this thread free
 
     def _next(self) -> _Call | None:
         """Take the next call of a key that has not used up its share."""
