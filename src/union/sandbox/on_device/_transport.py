@@ -23,7 +23,6 @@ from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import Channel, NamespaceRefusedError
 from union.sandbox._linux.prepared import Sandbox
-from union.sandbox._linux.removal import remove_tree
 from union.sandbox._linux.run import LocalRun, NotBuiltError
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
@@ -36,7 +35,12 @@ from union.sandbox.on_device._posture import Posture
 from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes
 from union.sandbox.on_device._venv import Venv
-from union.sandbox.on_device._workdir import WorkDir
+from union.sandbox.on_device._workdir import (
+    WorkDir,
+    make_owned,
+    start_removal,
+    sweep_in_background,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Iterator
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.command import Command
+    from union.sandbox._linux.owned_dir import OwnedDir
     from union.sandbox._session.transport import Sink
     from union.sandbox.on_device._workdir import WorkPlace
 
@@ -103,6 +108,7 @@ class LocalTransport:
         """Whether the last commands were Python, and how many they are."""
         self._building = asyncio.Lock()
         self._ahead: asyncio.Task[None] | None = None
+        self._scratch_dir: OwnedDir | None = None
         self._scratch: str | None = None
         self._kept_venv: Venv | None = None
         self._is_venv_sure = False
@@ -122,8 +128,12 @@ class LocalTransport:
             # First: if there is no descriptor for what comes next, this one is free to clean up.
             self._ears = Ears()
             self._work = WorkDir(self._spec.host_work_dir, self._place)
+            if self._work.is_ours:
+                sweep_in_background(os.path.dirname(self._work.source))
             if self._bare:
-                self._scratch = tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-scripts-")
+                self._scratch_dir = make_owned(tempfile.gettempdir())
+                self._scratch = self._scratch_dir.path
+                sweep_in_background(os.path.dirname(self._scratch))
             self._channel = Channel(self._ears)
             if not self._bare:
                 await self._try_out(shape_of(self._spec.network))
@@ -286,12 +296,10 @@ class LocalTransport:
         groups = self._sandboxes.without_groups()
         await until_done(groups)
         removals = []
-        if self._scratch is not None:
-            removals.append(
-                threads.removal.start(self, functools.partial(remove_tree, self._scratch))
-            )
+        if self._scratch_dir is not None:
+            removals.append(start_removal(self, self._scratch_dir))
         if self._work is not None:
-            removals.append(threads.removal.start(self, self._work.remove))
+            removals.append(start_removal(self, self._work))
         await until_done(*removals)
         errors = [done.exception() for done in (*removals, groups)]
         for error in filter(None, errors):
