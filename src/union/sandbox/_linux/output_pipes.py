@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -27,6 +29,9 @@ _FULL: Final = 64 * 1024
 _WIDE: Final = 1024 * 1024
 _ROUND: Final = 4
 """Chunks read from one pipe before the other descriptors get their turn."""
+_HELD_S: Final = 0.25
+"""How long a pipe may stay open after the tree has ended. Its own copies are closed by then, or a
+few milliseconds later where the first process was killed."""
 
 
 class _Unattached:
@@ -59,6 +64,9 @@ class OutputPipes:
         """Pipes that are at their end, to be closed off the critical path."""
         self._paused: set[int] = set()
         self._widened: set[int] = set()
+        self._left: dict[int, int] = {}
+        """Bytes that are still read from pipes that a process of another tree holds open."""
+        self._grace: asyncio.TimerHandle | None = None
 
     @property
     def near_ends(self) -> Mapping[int, int]:
@@ -82,6 +90,9 @@ class OutputPipes:
         self._ears.add(self._near[fd], functools.partial(self._on_output, fd))
 
     def _on_output(self, fd: int) -> None:
+        if self._left:
+            self._read_held(fd)
+            return
         near = self._near[fd]
         for _ in range(_ROUND):
             try:
@@ -109,7 +120,7 @@ class OutputPipes:
                 try:
                     data = read_some(near, _CHUNK)
                 except BlockingIOError:
-                    # It is still dying, or a copy of the far end is open elsewhere.
+                    # It is still dying, or a process of another tree holds the far end.
                     self.listen_to(fd)
                     break
                 if not data:
@@ -118,11 +129,43 @@ class OutputPipes:
                 elif not self.sink.output(fd, data):
                     self._paused.add(fd)
                     self._ears.remove(near)
+        if self._near and self._grace is None:
+            self._grace = asyncio.get_running_loop().call_later(_HELD_S, self._end_held)
+
+    def _end_held(self) -> None:
+        """End the output although another process holds the far end, and could write for ever.
+
+        All that the tree has written is in the pipe, which holds a bounded number of bytes. As many
+        are read, as the reader takes them; then, or when the pipe is empty, the output is over.
+        """
+        self._grace = None
+        self._left = {fd: _capacity(near) for fd, near in self._near.items()}
+        for fd in tuple(self._near):
+            self._read_held(fd)
+
+    def _read_held(self, fd: int) -> None:
+        while fd in self._near and fd not in self._paused:
+            near, left = self._near[fd], self._left[fd]
+            try:
+                data = read_some(near, min(left, _CHUNK))
+            except BlockingIOError:
+                data = b""
+            if not data:  # it is empty, at its end, or has given all that the tree wrote
+                self._close(fd)
+                return
+            self._left[fd] = left - len(data)
+            if not self.sink.output(fd, data):
+                self._paused.add(fd)
+                self._ears.remove(near)
 
     def resume(self, fd: int) -> None:
         """Read a paused stream again."""
-        if fd in self._paused:
-            self._paused.discard(fd)
+        if fd not in self._paused:
+            return
+        self._paused.discard(fd)
+        if fd in self._left:
+            asyncio.get_running_loop().call_soon(self._read_held, fd)
+        else:
             self.listen_to(fd)
 
     def _close(self, fd: int) -> None:
@@ -131,8 +174,16 @@ class OutputPipes:
 
     def _take(self, fd: int) -> int:
         near = self._near.pop(fd)
+        self._left.pop(fd, None)
         self._ears.remove(near)
+        if not self._near:
+            self._stop_waiting()
         return near
+
+    def _stop_waiting(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
 
     def release(self) -> None:
         """Close the near ends without an end of output: the sink learns of the failure itself."""
@@ -141,6 +192,7 @@ class OutputPipes:
             os.close(near)
         self._near.clear()
         self._paused.clear()
+        self._stop_waiting()
 
     def abandon(self) -> None:
         """Close the near ends of a session that closes: no reader will come."""
@@ -157,6 +209,16 @@ class OutputPipes:
         """Close the pipes that reached their end."""
         close_all(self._at_end)
         self._at_end.clear()
+
+
+def _capacity(pipe: int) -> int:
+    """Return how many bytes a pipe, or a terminal, can hold at most."""
+    try:
+        return max(fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ), _WIDE)
+    except OSError as exc:
+        if exc.errno != errno.EBADF:  # the kernel's answer for what is not a pipe
+            raise
+        return _WIDE
 
 
 def _widen(pipe: int) -> None:

@@ -139,11 +139,25 @@ class LocalRun:
             self.sandbox.drop_pipes()
 
     def attach(self, sink: Sink, *, timeout_s: float | None) -> None:
-        """Begins to listen: to what is said of the command, not yet to the command itself."""
+        """Begin to receive reports about the command; `listen` begins to read its output.
+
+        After an exception the command is killed, and the run has ended.
+        """
         self._sink = self._output.sink = sink
-        self._ears.add(self.sandbox.sock.fileno(), self._on_message)
+        try:
+            self._ears.add(self.sandbox.sock.fileno(), self._on_message)
+        except BaseException:
+            self._give_up()
+            raise
         if timeout_s is not None:
             self._timers.append(self._loop.call_later(timeout_s, self.end, "timeout"))
+
+    def _give_up(self) -> None:
+        """End a command that was handed over and cannot be followed."""
+        self._ended = True
+        self.sandbox.kill()
+        self._output.release()
+        self._end_all()
 
     def discard(self) -> None:
         """Lets an unused sandbox and its pipes go; nobody listens to it."""
@@ -171,13 +185,12 @@ class LocalRun:
         try:
             self._take_messages()
         except _GarbledError:
-            self._fail(Failed("stream", "what the sandbox said makes no sense"))
+            self._break_off(Failed("stream", "the sandbox sent a malformed message"))
         except OSError as exc:  # no descriptor for what came, or for what must be made of it
-            self._fail(_no_room(exc))
+            self._break_off(_no_room(exc))
         except Exception:
-            # A fault of ours must end this run, not be repeated for as long as it has something
-            # to say.
-            self._fail(Failed("stream", "what the sandbox said could not be dealt with"))
+            # A fault of ours must end this run, not repeat for each of its messages.
+            self._break_off(Failed("stream", "a message of the sandbox could not be handled"))
             raise
 
     def _take_messages(self) -> None:
@@ -258,6 +271,14 @@ class LocalRun:
         else:
             self._fail(Failed("stream", "the sandbox ended without reporting how"))
 
+    def _break_off(self, failed: Failed) -> None:
+        """End a run that cannot go on, whatever its first process does."""
+        self.sandbox.kill()
+        if self._ended:
+            self._output.abandon()
+        else:
+            self._fail(failed)
+
     def _fail(self, failed: Failed) -> None:
         self._output.release()
         self._finish(failed)
@@ -298,11 +319,17 @@ class LocalRun:
 
     def listen(self) -> None:
         """Read output as it comes."""
-        self._output.listen()
+        try:
+            self._output.listen()
+        except OSError as exc:
+            self._break_off(_no_room(exc))
 
     def resume(self, fd: int) -> None:
         """Read a paused stream again."""
-        self._output.resume(fd)
+        try:
+            self._output.resume(fd)
+        except OSError as exc:
+            self._break_off(_no_room(exc))
 
     def abandon(self) -> None:
         """The session closes: no reader will come."""
