@@ -8,6 +8,7 @@ drop handles and keys for it, three times for every command.
 from __future__ import annotations
 
 import asyncio
+import errno
 import select
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["Ears"]
 
 _MOST_AT_ONCE: Final = 64
+_POLL_S: Final = 0.02
+_EXHAUSTED: Final = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+"""The user's epoll watches (fs.epoll.max_user_watches), memory or descriptors are used up, possibly
+by another program: a command that already runs must be served all the same."""
 
 
 class Ears:
@@ -26,25 +31,72 @@ class Ears:
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Callable[[], None]] = {}
         self._is_kept = True
+        self._unwatched: set[int] = set()
+        """Descriptors that the kernel has no watch for now; they are polled until it has."""
+        self._polling: asyncio.TimerHandle | None = None
         self._open()
 
     def _open(self) -> None:
-        self._ready = select.epoll()
-        self._loop.add_reader(self._ready.fileno(), self._hear)
+        ready = select.epoll()
+        try:
+            self._loop.add_reader(ready.fileno(), self._hear)
+        except BaseException:
+            ready.close()
+            raise
+        self._ready = ready
 
     def add(self, fd: int, call: Callable[[], None]) -> None:
-        """Has ``call`` called for as long as ``fd`` has something to say. It must not block."""
+        """Call ``call``, which must not block, whenever ``fd`` is readable.
+
+        Where the kernel has no more watches, the descriptor is polled: a command that was handed
+        over is never left without its reader.
+        """
         if fd not in self._calls:
-            if self._ready.closed:
-                self._open()
-            self._ready.register(fd, select.EPOLLIN)
+            try:
+                self._watch(fd)
+            except OSError as exc:
+                if exc.errno not in _EXHAUSTED:
+                    raise
+                self._unwatched.add(fd)
+                self._poll_later()
         self._calls[fd] = call
+
+    def _watch(self, fd: int) -> None:
+        if self._ready.closed:
+            self._open()
+        self._ready.register(fd, select.EPOLLIN)
+
+    def _poll_later(self) -> None:
+        if self._polling is None:
+            self._polling = self._loop.call_later(_POLL_S, self._poll)
+
+    def _poll(self) -> None:
+        self._polling = None
+        readable = select.poll()
+        for fd in tuple(self._unwatched):
+            try:
+                self._watch(fd)
+            except OSError as exc:
+                if exc.errno not in _EXHAUSTED:
+                    raise
+                readable.register(fd, select.POLLIN)
+            else:
+                self._unwatched.discard(fd)
+        if self._unwatched:
+            self._poll_later()
+        for fd, _ in readable.poll(0):
+            if fd in self._unwatched and (call := self._calls.get(fd)) is not None:
+                call()
 
     def remove(self, fd: int) -> None:
         """Does nothing for one that is not listened to."""
-        if self._calls.pop(fd, None) is not None:
+        if self._calls.pop(fd, None) is None:
+            return
+        if fd in self._unwatched:
+            self._unwatched.discard(fd)
+        else:
             self._ready.unregister(fd)
-            self._let_go()
+        self._let_go()
 
     def _hear(self) -> None:
         for fd, _ in self._ready.poll(0, _MOST_AT_ONCE):

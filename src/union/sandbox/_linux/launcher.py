@@ -326,7 +326,11 @@ class Channel:
         self._pids: dict[int, asyncio.Future[int]] = {}
         self._drained: dict[int, asyncio.Future[None]] = {}
         self.lost = False
-        ears.add(self._sock.fileno(), self._on_readable)
+        try:
+            ears.add(self._sock.fileno(), self._on_readable)
+        except BaseException:
+            self._sock.close()
+            raise
 
     def prepare(
         self,
@@ -423,6 +427,7 @@ class Channel:
         return done
 
     def close(self) -> None:
+        self.lost = True
         if self._sock.fileno() >= 0:
             self.ears.remove(self._sock.fileno())
             self._sock.close()

@@ -10,6 +10,7 @@ from typing import Final
 __all__ = ["StdinPipe"]
 
 _CHUNK: Final = 256 * 1024
+_AGAIN_S: Final = 0.02
 
 
 class StdinPipe:
@@ -69,11 +70,18 @@ class StdinPipe:
             self.drop(broken=True)
             return
         if self._queue:
-            self._loop.add_writer(self._fd, self._write)
+            self._write_later(self._fd)
             return
         self._wake()
         if self._closing:
             self.drop()
+
+    def _write_later(self, fd: int) -> None:
+        try:
+            self._loop.add_writer(fd, self._write)
+        except OSError:
+            # The user's epoll watches, or memory, are used up: input must not be cut short.
+            self._loop.call_later(_AGAIN_S, self._write)
 
     def _wake(self) -> None:
         for waiter in self._waiters:

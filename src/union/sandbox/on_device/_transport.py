@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-
-# The loop would import it at the first use: without a descriptor left, a session could not close.
-import concurrent.futures.thread  # noqa: F401
 import contextlib
 import dataclasses
 import errno
@@ -25,9 +22,10 @@ from union.sandbox._linux import host, kernel
 from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import Channel, NamespaceRefusedError
-from union.sandbox._linux.removal import remove_tree
-from union.sandbox._linux.run import LocalRun, NotBuiltError, Sandbox
-from union.sandbox._session.threads import in_thread, until_done
+from union.sandbox._linux.prepared import Sandbox
+from union.sandbox._linux.run import LocalRun, NotBuiltError
+from union.sandbox._session import threads
+from union.sandbox._session.threads import until_done
 from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 from union.sandbox.on_device import _probe
@@ -37,7 +35,12 @@ from union.sandbox.on_device._posture import Posture
 from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes
 from union.sandbox.on_device._venv import Venv
-from union.sandbox.on_device._workdir import WorkDir
+from union.sandbox.on_device._workdir import (
+    WorkDir,
+    make_owned,
+    start_removal,
+    sweep_in_background,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Iterator
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.command import Command
+    from union.sandbox._linux.owned_dir import OwnedDir
     from union.sandbox._session.transport import Sink
     from union.sandbox.on_device._workdir import WorkPlace
 
@@ -104,6 +108,7 @@ class LocalTransport:
         """Whether the last commands were Python, and how many they are."""
         self._building = asyncio.Lock()
         self._ahead: asyncio.Task[None] | None = None
+        self._scratch_dir: OwnedDir | None = None
         self._scratch: str | None = None
         self._kept_venv: Venv | None = None
         self._is_venv_sure = False
@@ -123,8 +128,12 @@ class LocalTransport:
             # First: if there is no descriptor for what comes next, this one is free to clean up.
             self._ears = Ears()
             self._work = WorkDir(self._spec.host_work_dir, self._place)
+            if self._work.is_ours:
+                sweep_in_background(os.path.dirname(self._work.source))
             if self._bare:
-                self._scratch = tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-scripts-")
+                self._scratch_dir = make_owned(tempfile.gettempdir())
+                self._scratch = self._scratch_dir.path
+                sweep_in_background(os.path.dirname(self._scratch))
             self._channel = Channel(self._ears)
             if not self._bare:
                 await self._try_out(shape_of(self._spec.network))
@@ -286,12 +295,11 @@ class LocalTransport:
         # Where the launcher was killed, nobody has waited for what it had started.
         groups = self._sandboxes.without_groups()
         await until_done(groups)
-        loop = asyncio.get_running_loop()
         removals = []
-        if self._scratch is not None:
-            removals.append(loop.run_in_executor(None, remove_tree, self._scratch))
+        if self._scratch_dir is not None:
+            removals.append(start_removal(self, self._scratch_dir))
         if self._work is not None:
-            removals.append(loop.run_in_executor(None, self._work.remove))
+            removals.append(start_removal(self, self._work))
         await until_done(*removals)
         errors = [done.exception() for done in (*removals, groups)]
         for error in filter(None, errors):
@@ -405,18 +413,19 @@ class LocalTransport:
                 posture = await self._built(shape)
             command = self._build(spec, posture)
             run = self._hand_over(posture, spec, command)
+            if shape == "filtered" and not self._bare:
+                run.on_doors = functools.partial(self._serve, run, spec, sink)
+            # Reports arrive in later turns of the loop, so nothing is missed or comes too early.
+            run.attach(sink, timeout_s=spec.timeout_s)
         except NotBuiltError as exc:
             raise self._failed(exc.failed) from exc
         except OSError as exc:
             raise self._spawn_failed("the command could not be handed over", exc) from exc
-        if shape == "filtered" and not self._bare:
-            run.on_doors = functools.partial(self._serve, run, spec, sink)
         self._runs.add(run)
         run.finished.add_done_callback(lambda _: self._ended(run))
         self._sandboxes.watch_memory(run)
         if run.started is None:
             sink.event(Started(_FIRST_INSIDE))
-        run.attach(sink, timeout_s=spec.timeout_s)
         settled = _SETTLED_S.get(spec.kind, _SETTLED_OTHER_S)
         asyncio.get_running_loop().call_later(settled, self._settled, run, posture, spec)
         if run.started is not None:
@@ -440,7 +449,7 @@ class LocalTransport:
                 venv.ensure()  # nothing has run here yet, so it is a few small files
             elif not venv.is_as_seen():
                 # What sandboxed code made of it can be large: others are served meanwhile.
-                await in_thread(venv.ensure)
+                await threads.files.run(self._dir().tree, venv.ensure)
         except OSError as exc:
             raise self._spawn_failed("the venv could not be made", exc) from exc
 
@@ -575,14 +584,14 @@ class LocalTransport:
         return await self._files().list_dir(path)
 
     async def stat(self, path: str) -> FileInfo:
-        below = work_path(path, work_dir=self.work_dir, allow_root=True)
-        return await in_thread(self._dir().tree.stat, below)
+        below, tree = work_path(path, work_dir=self.work_dir, allow_root=True), self._dir().tree
+        return await threads.files.run(tree, tree.stat, below)
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
         with self._changing() as files:
             await files.make_dir(path, parents=parents, exist_ok=exist_ok)
 
     async def remove(self, path: str, *, recursive: bool) -> None:
-        below = work_path(path, work_dir=self.work_dir)
+        below, tree = work_path(path, work_dir=self.work_dir), self._dir().tree
         with self._changing():
-            await in_thread(self._dir().tree.remove, below, recursive=recursive)
+            await threads.files.run(tree, tree.remove, below, recursive=recursive)
