@@ -128,7 +128,8 @@ def _reassemble(data: bytes) -> tuple[bytes, int] | None:
     offset = 0
     for _ in range(_MOST_RECORDS):
         if len(data) < offset + _RECORD_HEADER:
-            return _incomplete(data)
+            _check_size(data)
+            return None
         kind, major = data[offset], data[offset + 1]
         length = int.from_bytes(data[offset + 3 : offset + 5], "big")
         if kind != _HANDSHAKE or major != 3 or not 1 <= length <= _LARGEST_RECORD:
@@ -147,12 +148,13 @@ def _reassemble(data: bytes) -> tuple[bytes, int] | None:
             if len(message) == wanted:
                 return bytes(message[4:]), offset + length
         if len(data) < offset + length:
-            return _incomplete(data)
+            _check_size(data)
+            return None
         offset += length
     raise TlsFormatError("the TLS greeting is in too many pieces")
 
 
-def _incomplete(data: bytes) -> None:
+def _check_size(data: bytes) -> None:
     if len(data) > MAX_HELLO_BYTES:
         raise TlsFormatError("the TLS greeting is too large")
 

@@ -1,8 +1,8 @@
 """Descriptors that the connections of sandboxes may take from this process.
 
-One budget for the process, because RLIMIT_NOFILE is the process's. Each session gets at most half of
-what the other sessions leave free: one session alone cannot exhaust it, and a newcomer finds room
-however much an earlier one holds.
+One budget for the process, because RLIMIT_NOFILE is the process's. Each session gets at most half
+of what the other sessions leave free: one session alone cannot exhaust it, and a newcomer finds
+room however much an earlier one holds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The listening sockets of the server that runs a sandbox: no connection of the sandbox may end there.
+"""The listening sockets of the server that runs a sandbox, which no sandbox may reach.
 
-A list of the host's addresses is out of date as soon as the host gains one, and does not cover local
-ranges. So the kernel is asked about each destination when it is dialled: would this route be local?
+A list of the host's addresses is out of date as soon as the host gains one, and does not cover
+local ranges. So the kernel is asked about each destination when it is dialled: is its route local?
 """
 
 from __future__ import annotations

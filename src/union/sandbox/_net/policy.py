@@ -89,8 +89,12 @@ class Policy:
                 verdict = self.judge_server_name(server_name, port, name=name)
         return verdict
 
-    def _unless_own(self, verdict: Verdict, address: Address, port: int) -> Verdict:
+    def refusal_of_peer(self, address: Address, port: int) -> Verdict | None:
+        """Return the refusal of a connected peer that is the server itself, or None."""
         if self._own_server is None:
-            return verdict
+            return None
         reason = self._own_server.refusal(address, port)
-        return verdict if not reason else Verdict(allowed=False, rule="own-server", reason=reason)
+        return Verdict(allowed=False, rule="own-server", reason=reason) if reason else None
+
+    def _unless_own(self, verdict: Verdict, address: Address, port: int) -> Verdict:
+        return self.refusal_of_peer(address, port) or verdict

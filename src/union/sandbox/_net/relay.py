@@ -30,9 +30,7 @@ _HELLO_TIMEOUT_S: Final = 10.0
 _MOST_READS: Final = 1024
 
 
-async def tunnel(
-    client: Stream, connected: Connected, attempt: Attempt, *, policy: Policy
-) -> None:
+async def tunnel(client: Stream, connected: Connected, attempt: Attempt, *, policy: Policy) -> None:
     """Carry bytes until both sides have ended. The streams stay the caller's to close.
 
     Raises:
@@ -87,7 +85,7 @@ async def _down(
     server: Stream, client: Stream, attempt: Attempt, greetings: ClientGreetings
 ) -> None:
     # An upstream proxy may have sent the first bytes along with its own answer.
-    while not greetings.is_over and (data := await server.some()):
+    while not greetings.is_over and (data := await server.some(_PIECE)):
         attempt.check_not_cut()
         greetings.feed_answer(data)
         await client.send(data)
