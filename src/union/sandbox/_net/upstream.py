@@ -9,7 +9,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.addresses import host_and_port, parse_address
-from union.sandbox._core.hosts import Verdict
+from union.sandbox._core.hosts import Verdict, decide_address
 from union.sandbox._core.http1 import MAX_HEAD_BYTES, HttpFormatError, parse_response_head
 from union.sandbox._net.connect import connect_any
 from union.sandbox._net.decide import RefusedError
@@ -17,9 +17,10 @@ from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError, Stream
 
 if TYPE_CHECKING:
     from union.sandbox._core.addresses import Address
+    from union.sandbox._core.hosts import NetworkRules
     from union.sandbox._core.upstream import Upstream
     from union.sandbox._net.connect import Resolver
-    from union.sandbox._net.policy import Policy
+    from union.sandbox._net.own_server import OwnServer
 
 __all__ = ["UpstreamDialer"]
 
@@ -38,16 +39,23 @@ class UpstreamDialer:
     Args:
         upstream: where the proxy is.
         resolver: resolves its name.
-        policy: judges its addresses; None where the caller chose the proxy on their own machine.
+        rules: judge its addresses; None where the caller chose the proxy on their own machine.
+        own_server: the server that runs the sandbox, which is never a proxy.
 
     """
 
     def __init__(
-        self, upstream: Upstream, *, resolver: Resolver, policy: Policy | None = None
+        self,
+        upstream: Upstream,
+        *,
+        resolver: Resolver,
+        rules: NetworkRules | None = None,
+        own_server: OwnServer | None = None,
     ) -> None:
         self._upstream = upstream
         self._resolver = resolver
-        self._policy = policy
+        self._rules = rules
+        self._own_server = own_server
         self._pinned: tuple[Address, ...] = ()
 
     @property
@@ -79,19 +87,18 @@ class UpstreamDialer:
             addresses = await self._addresses()
             sock, _address = await connect_any(addresses, self._upstream.port)
         stream = Stream(sock)
-        if self._policy is not None:
-            peer = parse_address(str(sock.getpeername()[0]).partition("%")[0])
-            refusal = peer and self._policy.refusal_of_peer(peer, self._upstream.port)
-            if refusal:
-                stream.abort()
-                raise RefusedError(refusal)
+        peer = parse_address(str(sock.getpeername()[0]).partition("%")[0])
+        refusal = None if peer is None else self._own_refusal(peer)
+        if refusal is not None:
+            stream.abort()
+            raise RefusedError(refusal)
         return stream
 
     async def _addresses(self) -> tuple[Address, ...]:
         """Return the addresses of the proxy: the first answer counts, later ones change nothing."""
         if self._pinned:
             return self._pinned
-        host, port = self._upstream.host, self._upstream.port
+        host = self._upstream.host
         literal = parse_address(host)
         found = [host] if literal is not None else await self._resolver.resolve(host)
         passed: list[Address] = []
@@ -100,20 +107,29 @@ class UpstreamDialer:
             address = parse_address(text)
             if address is None:
                 continue
-            name = None if literal is not None else host
-            verdict = None
-            if self._policy is not None:
-                verdict = self._policy.judge_address(address, port, name=name)
-            if verdict is None or verdict.allowed:
+            refused = self._refusal(address, name=None if literal is not None else host)
+            if refused is None:
                 passed.append(address)
-            else:
-                refusal = refusal or verdict
+            refusal = refusal or refused
         if not passed and refusal is not None:
-            raise RefusedError(_of_proxy(refusal))
+            raise RefusedError(refusal)
         if not passed:
             raise ConnectionError("the upstream proxy's name has no usable address")
         self._pinned = self._pinned or tuple(passed)
         return self._pinned
+
+    def _refusal(self, address: Address, *, name: str | None) -> Verdict | None:
+        if self._rules is not None:
+            verdict = decide_address(self._rules, address, self._upstream.port, name=name)
+            if not verdict.allowed:
+                return _refused(verdict.reason)
+        return self._own_refusal(address)
+
+    def _own_refusal(self, address: Address) -> Verdict | None:
+        if self._own_server is None:
+            return None
+        reason = self._own_server.refusal(address, self._upstream.port)
+        return _refused(reason) if reason else None
 
     async def connect(self, host: str, port: int) -> Stream:
         """Return a connection to ``host`` through the proxy.
@@ -171,11 +187,11 @@ class UpstreamDialer:
         await stream.exactly(length + 2)
 
 
-def _of_proxy(verdict: Verdict) -> Verdict:
+def _refused(reason: str) -> Verdict:
     return Verdict(
         allowed=False,
         rule="upstream-proxy",
-        reason=f"the address of the upstream proxy is refused: {verdict.reason}",
+        reason=f"the address of the upstream proxy is refused: {reason}",
     )
 
 

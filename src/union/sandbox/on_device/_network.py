@@ -174,13 +174,10 @@ class SessionNetwork:
             return None
         known = self._upstreams.get(url)
         if known is None:
-            policy = None
-            if self._server is not None:
-                rules = self._server.proxies or NetworkRules(allow=None)
-                policy = Policy(rules, own_server=self._server.own_server)
             known = self._upstreams[url] = UpstreamDialer(
                 parse_upstream(url, argument="network_proxy_url"),
                 resolver=self._resolver,
-                policy=policy,
+                rules=None if self._server is None else self._server.proxies,
+                own_server=None if self._server is None else self._server.own_server,
             )
         return known
