@@ -30,7 +30,7 @@ from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._command import CommandBuilder
-from union.sandbox.on_device._network import open_doors, shape_of
+from union.sandbox.on_device._network import SessionNetwork, shape_of
 from union.sandbox.on_device._posture import Posture
 from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes
@@ -86,8 +86,15 @@ def _turn_to_build() -> asyncio.Semaphore:
 class LocalTransport:
     """Runs commands as sandboxed child processes beside the caller."""
 
-    def __init__(self, spec: SessionSpec, *, place: WorkPlace | None = None) -> None:
+    def __init__(
+        self,
+        spec: SessionSpec,
+        *,
+        place: WorkPlace | None = None,
+        network: SessionNetwork | None = None,
+    ) -> None:
         self._spec = spec
+        self._network = network or SessionNetwork()
         # What isolates nothing can show nothing under another name.
         bare_place = place and dataclasses.replace(place, shown_at=None)
         self._place = bare_place if spec.backend == "none" else place
@@ -490,7 +497,7 @@ class LocalTransport:
         run.send(command, pipes=pipes, stdin=spec.stdin, pty=spec.pty, tell=tell)
 
     def _serve(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
-        run.close_doors = open_doors(spec.network, fds, sink.decision).aclose
+        run.close_doors = self._network.open(spec.network, fds, sink.decision).aclose
 
     def _waiting_python(self, posture: Posture, spec: RunSpec, command: Command) -> LocalRun | None:
         if self._bare or not can_wait(spec) or not self._is_dir(spec.cwd):
