@@ -64,6 +64,7 @@ class LocalHold:
 
     def __init__(self, request: Request) -> None:
         self.keys = Keys()
+        self.verifier = ""  # where the server is, its owner has decided
         self._home = _home()
         # What nobody holds is swept by the next session on this machine.
         self._lock = os.open(self._home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
