@@ -32,6 +32,7 @@ from union.sandbox._net.decide import Connected, DialError, RefusedError
 from union.sandbox._net.dns import Resolution
 from union.sandbox._net.http_proxy import HttpDoor
 from union.sandbox._net.ledger import Ledger
+from union.sandbox._net.policy import Policy
 from union.sandbox._net.socks import SocksDoor
 from union.sandbox._net.stream import Stream
 from union.sandbox.errors import PolicyError
@@ -229,7 +230,7 @@ class _Stream(Stream):
 class _Connection:
     """A door's connection whose every destination answers, if policy lets it be asked."""
 
-    rules = RULES
+    policy = Policy(RULES)
     upstream = None
 
     def __init__(self, data: bytes, answer: bytes, step: int) -> None:
@@ -245,7 +246,7 @@ class _Connection:
     def settled(self) -> None: ...
 
     async def dial(self, attempt: Attempt) -> Connected:
-        attempt.verdict = decide_name(self.rules, attempt.host, attempt.port)
+        attempt.verdict = self.policy.judge_name(attempt.host, attempt.port)
         if not attempt.verdict.allowed:
             raise RefusedError(attempt.verdict)
         server = _Stream(self.answer)
@@ -323,7 +324,7 @@ def socks(data: bytes) -> None:
 def dns_query(data: bytes) -> None:
     """A datagram for the resolver: an address comes back only for a name that is allowed."""
     recorded: list[object] = []
-    resolution = Resolution(RULES, SyntheticNames(), Ledger(recorded.append), ipv6=True)
+    resolution = Resolution(Policy(RULES), SyntheticNames(), Ledger(recorded.append), ipv6=True)
     answer = resolution.answer(data)
     if answer is None:
         assert len(data) < 12 or data[2] & 0x80
@@ -365,6 +366,7 @@ def tls_hello(data: bytes) -> None:
         size = int.from_bytes(data[at + 3 : at + 5], "big")
         message += data[at + 5 : at + 5 + size]
         at += 5 + size
+    message = message[: 4 + int.from_bytes(message[1:4], "big")]
     step = max(1, len(message) // 60, cut)
     pieces = [message[i : i + step] for i in range(0, len(message), step)]
     framed = b"".join(b"\x16\x03\x01" + len(p).to_bytes(2, "big") + p for p in pieces)

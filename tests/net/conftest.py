@@ -9,8 +9,8 @@ async def open_doors():
     """Make doors; all are closed at the end."""
     made = []
 
-    def make(policy, **options):
-        doors = Doors(policy, **options)
+    def make(judge, **options):
+        doors = Doors(judge, **options)
         made.append(doors)
         return doors
 

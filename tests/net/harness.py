@@ -8,7 +8,11 @@ import ipaddress
 import socket
 
 from union.sandbox._core.hosts import NetworkRules, parse_entries
+from union.sandbox._core.upstream import Upstream
+from union.sandbox._net.budget import Budget
+from union.sandbox._net.policy import Policy
 from union.sandbox._net.server import Egress
+from union.sandbox._net.upstream import UpstreamDialer
 
 
 def rules(allow=(), deny=()):
@@ -16,6 +20,10 @@ def rules(allow=(), deny=()):
         allow=None if allow is None else parse_entries(list(allow), argument="network_allowlist"),
         deny=parse_entries(list(deny), argument="network_denylist"),
     )
+
+
+def policy(allow=(), deny=(), **options):
+    return Policy(rules(allow, deny), **options)
 
 
 class FakeResolver:
@@ -47,7 +55,7 @@ def listener(host="127.0.0.1", kind=socket.SOCK_STREAM):
 class Doors:
     """An Egress with all its doors, and how to knock at them."""
 
-    def __init__(self, policy, *, table=None, destination=None, **options):
+    def __init__(self, judge, *, table=None, destination=None, upstream=None, **options):
         self.decisions = []
         self.resolver = FakeResolver(table or {})
         self.destination = destination
@@ -60,8 +68,12 @@ class Doors:
         }
         self.ports = {name: sock.getsockname()[1] for name, sock in sockets.items()}
         options.setdefault("resolver", self.resolver)
+        options.setdefault("share", Budget(4096).share())
+        if isinstance(upstream, Upstream):
+            upstream = UpstreamDialer(upstream, resolver=self.resolver)
         self.egress = Egress(
-            policy,
+            judge if isinstance(judge, Policy) else Policy(judge),
+            upstream=upstream,
             on_decision=self.decisions.append,
             destination=self._destination,
             **sockets,

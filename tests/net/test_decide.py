@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 import pytest
-from tests.net.harness import FakeResolver, echo, rules, serving
+from tests.net.harness import FakeResolver, echo, policy, serving
 
 from union.sandbox._net import decide
 from union.sandbox._net.connect import HostResolver
@@ -17,7 +17,7 @@ from union.sandbox._net.decide import Dialer, DialError, RefusedError
 async def test_only_addresses_that_pass_are_dialled():
     async with serving(echo) as port:
         resolver = FakeResolver({"a.example": ["10.0.0.1", "::1", "127.0.0.1", "fe80::1%1"]})
-        dialer = Dialer(rules(["a.example", "127.0.0.1"]), resolver=resolver)
+        dialer = Dialer(policy(["a.example", "127.0.0.1"]), resolver=resolver)
         connected = await dialer.dial("a.example", port)
         assert (connected.address, connected.name) == ("127.0.0.1", "a.example")
         assert connected.verdict.rule == "127.0.0.1"
@@ -28,7 +28,7 @@ async def test_only_addresses_that_pass_are_dialled():
 async def test_a_dead_first_address_costs_little():
     async with serving(echo) as port:
         dialer = Dialer(
-            rules(["a.example", "127.0.0.0/8", "::1"]),
+            policy(["a.example", "127.0.0.0/8", "::1"]),
             resolver=FakeResolver({"a.example": ["::1", "127.0.0.2", "127.0.0.1"]}),
         )
         connected = await asyncio.wait_for(dialer.dial("a.example", port), 2)
@@ -51,7 +51,7 @@ async def test_an_address_that_never_answers_is_overtaken(monkeypatch):
     good.bind(("127.0.0.4", port))
     good.listen(1)
     dialer = Dialer(
-        rules(["a.example", "127.0.0.0/8"]),
+        policy(["a.example", "127.0.0.0/8"]),
         resolver=FakeResolver({"a.example": ["127.0.0.3", "127.0.0.4"]}),
     )
     connected = await asyncio.wait_for(dialer.dial("a.example", port), 3)
@@ -70,16 +70,16 @@ async def test_a_resolver_that_hangs_or_fails_means_no(monkeypatch):
             await asyncio.sleep(60)
 
     with pytest.raises(DialError, match="timed out"):
-        await Dialer(rules(["a.example"]), resolver=Hanging()).dial("a.example", 80)
+        await Dialer(policy(["a.example"]), resolver=Hanging()).dial("a.example", 80)
     for table in ({}, {"a.example": []}, {"a.example": ["junk", "fe80::1%1"]}):
         with pytest.raises(DialError):
-            await Dialer(rules(["a.example"]), resolver=FakeResolver(table)).dial("a.example", 80)
+            await Dialer(policy(["a.example"]), resolver=FakeResolver(table)).dial("a.example", 80)
 
 
 @pytest.mark.threat(91)
 async def test_all_addresses_inside_is_a_refusal_that_says_where_it_leads():
     dialer = Dialer(
-        rules(["a.example"]), resolver=FakeResolver({"a.example": ["10.0.0.1", "127.0.0.1"]})
+        policy(["a.example"]), resolver=FakeResolver({"a.example": ["10.0.0.1", "127.0.0.1"]})
     )
     with pytest.raises(RefusedError) as info:
         await dialer.dial("a.example", 80)
@@ -88,7 +88,7 @@ async def test_all_addresses_inside_is_a_refusal_that_says_where_it_leads():
 
 async def test_a_denied_address_is_not_dialled_for_an_allowed_name():
     dialer = Dialer(
-        rules(["a.example", "127.0.0.0/8"], ["127.0.0.1"]),
+        policy(["a.example", "127.0.0.0/8"], ["127.0.0.1"]),
         resolver=FakeResolver({"a.example": ["127.0.0.1"]}),
     )
     with pytest.raises(RefusedError, match=r"denied by 127\.0\.0\.1"):
@@ -96,4 +96,4 @@ async def test_a_denied_address_is_not_dialled_for_an_allowed_name():
 
 
 async def test_the_host_resolves_its_own_names():
-    assert set(await HostResolver().resolve("localhost")) & {"127.0.0.1", "::1"}
+    assert set(await HostResolver("a test").resolve("localhost")) & {"127.0.0.1", "::1"}

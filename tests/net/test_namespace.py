@@ -15,6 +15,7 @@ import pytest
 from tests.net.harness import FakeResolver, echo, rules, serving
 
 from union.sandbox._core import netlink
+from union.sandbox._net.policy import Policy
 from union.sandbox._net.server import Egress
 
 CHILD = os.path.join(os.path.dirname(__file__), "namespace_child.py")
@@ -72,7 +73,7 @@ class Inside:
             raise AssertionError((await process.communicate())[0].decode())
         names = ("tcp_transparent", "tcp_transparent6", "dns_udp", "dns_tcp", "http", "socks")
         egress = Egress(
-            self.policy,
+            Policy(self.policy),
             **{name: socket.socket(fileno=fd) for name, fd in zip(names, fds, strict=True)},
             resolver=self.resolver,
             on_decision=self.decisions.append,

@@ -332,7 +332,7 @@ def scripted_session(
     files: Mapping[str, bytes] | None = None,
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
-    network_mode: str = "blocked",
+    network_mode: str | None = None,
     network_allowlist: Sequence[str] | None = None,
 ) -> Session:
     """A session whose commands are answered by ``answers``; opened and closed like any other.

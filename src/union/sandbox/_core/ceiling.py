@@ -1,4 +1,4 @@
-"""What a call may ask of the network where its session is the ceiling."""
+"""The most that a call may ask of the network: its session's own, or its server's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ if TYPE_CHECKING:
 
 __all__ = ["check_narrower"]
 
+_HINTS: Final = {
+    "the session": "a call may narrow the network that its session was opened with, not widen it; "
+    "open the session without network_mode to choose per call",
+    "the server": "the server's --network-mode and --network-allow set the most for all sessions",
+}
 _WIDTH: Final = {"blocked": 0, "allowlist": 1, "open": 2}
 
 
 def check_narrower(asked: NetworkSpec, *, ceiling: NetworkSpec, of: str = "the session") -> None:
-    """Raises ``PolicyError`` where ``asked`` would reach more than ``ceiling`` does.
+    """Raise ``PolicyError`` where ``asked`` would reach more than ``ceiling`` does.
 
     The deny-list and the proxies are not compared: they are the session's own in every call.
     """
@@ -23,7 +28,7 @@ def check_narrower(asked: NetworkSpec, *, ceiling: NetworkSpec, of: str = "the s
         raise PolicyError(
             f"network_mode={asked.mode!r} is wider than {of} allows, which is {ceiling.mode!r}",
             argument="network_mode",
-            hint="a call may narrow what a remote session was opened with, not widen it",
+            hint=_HINTS.get(of, ""),
         )
     if asked.mode == "allowlist" and ceiling.mode == "allowlist":
         from union.sandbox._core.hosts import first_uncovered

@@ -38,9 +38,6 @@ _HOP_BY_HOP: Final = frozenset(
     {
         "connection",
         "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
         "te",
         "trailer",
         "transfer-encoding",
@@ -160,7 +157,10 @@ def forwarded_headers(headers: Headers) -> Headers:
     if named & _FRAMING:
         raise HttpFormatError("Connection names a field that frames the request")
     gone = _HOP_BY_HOP | named
-    return tuple((key, value) for key, value in headers if key not in gone)
+    # Whatever begins with "proxy-" is between one proxy and its client, known to us or not.
+    return tuple(
+        (key, value) for key, value in headers if key not in gone and not key.startswith("proxy-")
+    )
 
 
 def split_authority(text: str, *, default_port: int | None) -> tuple[str, int]:

@@ -21,7 +21,15 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-__all__ = ["NETLINK_NETFILTER", "NETLINK_ROUTE", "NetlinkStep", "egress_setup", "loopback_setup"]
+__all__ = [
+    "NETLINK_NETFILTER",
+    "NETLINK_ROUTE",
+    "NetlinkStep",
+    "egress_setup",
+    "encode_route_query",
+    "is_local_route",
+    "loopback_setup",
+]
 
 NETLINK_ROUTE: Final = 0
 NETLINK_NETFILTER: Final = 12
@@ -34,6 +42,8 @@ _F_APPEND: Final = 0x800
 
 _RTM_NEWLINK: Final = 16
 _RTM_NEWROUTE: Final = 24
+_RTM_GETROUTE: Final = 26
+_NLMSG_ERROR: Final = 2
 _IFF_UP: Final = 1
 _LOOPBACK_INDEX: Final = 1
 """The first interface of every network namespace is its loopback."""
@@ -46,6 +56,10 @@ _RT_TABLE_LOCAL: Final = 255
 _RTPROT_STATIC: Final = 4
 _RT_SCOPE_HOST: Final = 254
 _RTN_LOCAL: Final = 2
+_HEADER: Final = 16
+_NO_ROUTE: Final = frozenset({101, 113})
+"""ENETUNREACH, EHOSTUNREACH."""
+_RTA_DST: Final = 1
 _RTA_OIF: Final = 4
 
 _NFNL_SUBSYS_NFTABLES: Final = 10
@@ -257,3 +271,30 @@ def _nft_message(  # noqa: PLR0917 - the fields of one header, in its order
 def _message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
     padded = body + bytes(-len(body) % 4)
     return struct.pack("=IHHII", 16 + len(body), kind, flags, sequence, 0) + padded
+
+
+def encode_route_query(version: int, packed: bytes) -> bytes:
+    """Encode the question which route this host would use towards an address."""
+    family = _AF_INET if version == 4 else _AF_INET6
+    route = struct.pack("=BBBBBBBBI", family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
+    return _message(_RTM_GETROUTE, _F_REQUEST, 1, route + _attribute(_RTA_DST, packed))
+
+
+def is_local_route(reply: bytes) -> bool:
+    """Return whether the kernel's answer is a route to this host itself.
+
+    Raises:
+        OSError: the answer is neither a route nor that there is none.
+
+    """
+    if len(reply) < _HEADER + 12:
+        raise OSError("the kernel's answer about a route is too short")
+    (kind,) = struct.unpack_from("=H", reply, 4)
+    if kind == _NLMSG_ERROR:
+        (code,) = struct.unpack_from("=i", reply, _HEADER)
+        if -code in _NO_ROUTE:
+            return False
+        raise OSError(-code, "the kernel refused to look up a route")
+    if kind != _RTM_NEWROUTE:
+        raise OSError(f"the kernel answered a route query with message type {kind}")
+    return reply[_HEADER + 7] == _RTN_LOCAL

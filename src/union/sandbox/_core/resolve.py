@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from union.sandbox import constants
+from union.sandbox._core.ceiling import check_narrower
 from union.sandbox._core.resources import limits_from
 from union.sandbox._core.spec import (
     WARM,
@@ -160,11 +161,13 @@ def _network(
     proxy_url: object = None,
     socks_url: object = None,
 ) -> NetworkSpec:
-    settled = cast("NetworkMode", _choice("network_mode", mode, _MODES))
+    is_given = mode is not None
+    settled = cast("NetworkMode", _choice("network_mode", mode if is_given else "blocked", _MODES))
     if allowlist is not None and settled != "allowlist":
         raise PolicyError(
             f"network_allowlist needs network_mode='allowlist'; the mode is {settled!r}",
             argument="network_allowlist",
+            hint="pass network_mode='allowlist' as well",
         )
     if settled == "allowlist" and allowlist is None:
         raise PolicyError(
@@ -177,7 +180,7 @@ def _network(
         ("network_proxy_url", proxy_url),
         ("network_socks_url", socks_url),
     ):
-        if value is not None and settled == "blocked":
+        if value is not None and is_given and settled == "blocked":
             raise PolicyError(
                 f"{name} has no meaning with network_mode='blocked'",
                 argument=name,
@@ -208,7 +211,7 @@ def resolve_session(
     backend: object,
     backends: Sequence[str],
     host_work_dir: object = None,
-    network_mode: object = "blocked",
+    network_mode: object = None,
     network_allowlist: object = None,
     network_denylist: object = None,
     network_proxy_url: object = None,
@@ -232,6 +235,7 @@ def resolve_session(
             f"resources: the {chosen!r} backend shows no GPU; backend='bubblewrap' does",
             argument="resources",
         )
+    _check_enforceable(chosen, allowlist=network_allowlist, denylist=network_denylist)
     return SessionSpec(
         backend=chosen,
         host_work_dir=work_dir,
@@ -242,6 +246,7 @@ def resolve_session(
             network_proxy_url,
             network_socks_url,
         ),
+        network_is_ceiling=network_mode is not None,
         timeout_s=settled_timeout("timeout_s", timeout_s),
         env=_environment(env),
         read_only_paths=_paths("read_only_paths", read_only_paths),
@@ -330,8 +335,13 @@ def _without_margin(source: str) -> str:
     return textwrap.dedent(source)
 
 
-def _run_network(session: NetworkSpec, mode: object, allowlist: object) -> NetworkSpec:
-    """The call's mode and list replace the session's; the deny-list stays the session's."""
+def _run_network(spec: SessionSpec, mode: object, allowlist: object) -> NetworkSpec:
+    """Return the network of a call: its own mode and list within what the session allows.
+
+    The deny-list and the proxies stay the session's. A session that was opened with a mode is the
+    ceiling of its calls; without one, a call may ask for any mode.
+    """
+    session = spec.network
     if mode is None and allowlist is None:
         return session
     if mode is None:
@@ -339,6 +349,9 @@ def _run_network(session: NetworkSpec, mode: object, allowlist: object) -> Netwo
     if mode == session.mode == "allowlist" and allowlist is None:
         return session
     asked = _network(mode, allowlist, None)
+    _check_enforceable(spec.backend, allowlist=allowlist)
+    if spec.network_is_ceiling:
+        check_narrower(asked, ceiling=session)
     if asked.mode == "blocked":
         return asked
     return NetworkSpec(
@@ -348,6 +361,19 @@ def _run_network(session: NetworkSpec, mode: object, allowlist: object) -> Netwo
         proxy_url=session.proxy_url,
         socks_url=session.socks_url,
     )
+
+
+def _check_enforceable(backend: str, **lists: object) -> None:
+    """Raise ``PolicyError`` for a list that the backend would accept and not enforce."""
+    if backend != "none":
+        return
+    for name, value in lists.items():
+        if value is not None:
+            raise PolicyError(
+                f"network_{name} cannot be enforced by backend='none', which isolates nothing",
+                argument=f"network_{name}",
+                hint="use backend='bubblewrap' or 'userns', or leave the list out",
+            )
 
 
 def resolve_run(
@@ -382,7 +408,7 @@ def resolve_run(
         stdout=_stream("stdout", stdout),
         stderr=_stream("stderr", stderr) if window is None else "devnull",
         stdin=_stdin(stdin),
-        network=_run_network(session.network, network_mode, network_allowlist),
+        network=_run_network(session, network_mode, network_allowlist),
         timeout_s=settled_timeout("timeout_s", timeout_s),
         background=_flag("background", background),
         pty=window,

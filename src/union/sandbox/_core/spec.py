@@ -54,6 +54,9 @@ class SessionSpec:
     backend: str
     host_work_dir: str | None = None
     network: NetworkSpec = NetworkSpec()
+    """The network of a run that asks for none."""
+    network_is_ceiling: bool = False
+    """Whether ``network`` is also the most that a call may ask for: a mode was given."""
     timeout_s: float | None = None
     env: tuple[tuple[str, str], ...] = ()
     read_only_paths: tuple[str, ...] = ()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from union.sandbox._core.addresses import host_and_port
+from union.sandbox._core.entries import Entry, parse_entries
 from union.sandbox.errors import PolicyError
 
-__all__ = ["Upstream", "parse_upstream"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Upstream", "parse_allowed_proxies", "parse_upstream"]
 
 _SCHEMES: Final[dict[str, tuple[Literal["http", "socks5"], int]]] = {
     "http": ("http", 8080),
@@ -26,6 +31,29 @@ class Upstream:
     port: int
     username: bytes = b""
     password: bytes = field(default=b"", repr=False)
+
+
+def parse_allowed_proxies(values: Sequence[str], *, argument: str) -> tuple[Entry, ...]:
+    """Read the proxies that an operator allows: URLs, or hosts with an optional port.
+
+    Raises:
+        PolicyError: naming ``argument``.
+
+    """
+    hosts: list[str] = []
+    for value in values:
+        if "://" not in value:
+            hosts.append(value)
+            continue
+        upstream = parse_upstream(value, argument=argument)
+        if upstream.username or upstream.password:
+            raise PolicyError(
+                f"{argument} holds a user name or a password; clients pass their own",
+                argument=argument,
+                hint="write only scheme, host and port: http://proxy.example:3128",
+            )
+        hosts.append(host_and_port(upstream.host, upstream.port))
+    return parse_entries(hosts, argument=argument)
 
 
 def parse_upstream(url: str, *, argument: str) -> Upstream:

@@ -147,7 +147,7 @@ def session_to(spec: SessionSpec) -> dict[str, Any]:
         "gpu": limits.gpus or None,
     }
     told = {
-        **_network_to(spec.network),
+        **(_network_to(spec.network) if spec.network_is_ceiling else {}),
         "backend": spec.backend,
         "host_work_dir": spec.host_work_dir,
         "network_denylist": [entry.text for entry in spec.network.deny] or None,

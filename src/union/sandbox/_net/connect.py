@@ -7,16 +7,17 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING, Final, Protocol
 
+from union.sandbox._session.threads import names
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from union.sandbox._core.addresses import Address
+    from union.sandbox._net.budget import Share
 
 __all__ = ["HostResolver", "Resolver", "connect_any"]
 
 _STAGGER_S: Final = 0.25
-_MOST_LOOKUPS: Final = 4
-"""At once: the loop's own threads are the caller's too."""
 
 
 class Resolver(Protocol):
@@ -28,22 +29,35 @@ class Resolver(Protocol):
 
 
 class HostResolver:
-    """The host's own way of resolving names, hosts file included."""
+    """The host's own way of resolving names, hosts file included.
 
-    def __init__(self) -> None:
-        self._turn = asyncio.Semaphore(_MOST_LOOKUPS)
+    Args:
+        key: the session for which names are resolved; each gets a share of the threads, so that
+            one session's slow names delay neither another session nor file work.
+
+    """
+
+    def __init__(self, key: object) -> None:
+        self._key = key
 
     async def resolve(self, name: str) -> Sequence[str]:
-        """Return every address, in the order that the host prefers."""
-        async with self._turn:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                name, None, type=socket.SOCK_STREAM
-            )
+        """Return every address, in the order that the host prefers.
+
+        Raises:
+            OSError: there is none, or the session has too many lookups waiting.
+
+        """
+        found = await names.run(self._key, socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
         return [str(info[4][0]) for info in found]
 
 
-async def connect_any(addresses: Sequence[Address], port: int) -> tuple[socket.socket, Address]:
-    """Connect to whichever answers first, starting another attempt each quarter of a second.
+async def connect_any(
+    addresses: Sequence[Address], port: int, *, share: Share | None = None
+) -> tuple[socket.socket, Address]:
+    """Connect to the address that answers first, starting an attempt each quarter of a second.
+
+    The caller has a descriptor for one attempt. Each further one at the same time is taken from
+    ``share``; without room there, it waits until the one before has failed.
 
     Raises:
         OSError: none could be reached; the last failure.
@@ -51,25 +65,34 @@ async def connect_any(addresses: Sequence[Address], port: int) -> tuple[socket.s
     """
     waiting = _alternating(addresses)
     running: dict[asyncio.Task[socket.socket], Address] = {}
+    extra = 0
     failure: OSError = OSError("no address to connect to")
     try:
         while waiting or running:
-            if waiting:
+            has_room = bool(waiting) and (not running or share is None or share.take(1))
+            if has_room:
+                if running and share is not None:
+                    extra += 1
                 address = waiting.pop(0)
                 running[asyncio.create_task(_connect(address, port))] = address
             done, _ = await asyncio.wait(
                 running,
-                timeout=_STAGGER_S if waiting else None,
+                timeout=_STAGGER_S if waiting and has_room else None,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             for task in done:
                 address = running.pop(task)
+                if extra and share is not None:
+                    extra -= 1
+                    share.give_back(1)
                 try:
                     return task.result(), address
                 except OSError as exc:
                     failure = exc
         raise failure
     finally:
+        if share is not None:
+            share.give_back(extra)
         for task in running:
             task.cancel()
         for outcome in await asyncio.gather(*running, return_exceptions=True):

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.addresses import canonical, parse_address
-from union.sandbox._core.hosts import Verdict, decide_address, decide_name, parse_host
+from union.sandbox._core.hosts import Verdict, parse_host
 from union.sandbox._net.connect import connect_any
 from union.sandbox._net.stream import Stream
 
 if TYPE_CHECKING:
     from union.sandbox._core.addresses import Address
-    from union.sandbox._core.hosts import NetworkRules
+    from union.sandbox._net.budget import Share
     from union.sandbox._net.connect import Resolver
+    from union.sandbox._net.policy import Policy
     from union.sandbox._net.upstream import UpstreamDialer
 
 __all__ = ["Connected", "DialError", "Dialer", "RefusedError"]
@@ -63,11 +64,17 @@ class Dialer:
     """Makes the connections of one run."""
 
     def __init__(
-        self, rules: NetworkRules, *, resolver: Resolver, upstream: UpstreamDialer | None = None
+        self,
+        policy: Policy,
+        *,
+        resolver: Resolver,
+        upstream: UpstreamDialer | None = None,
+        share: Share | None = None,
     ) -> None:
-        self.rules = rules
         self.upstream = upstream
+        self._policy = policy
         self._resolver = resolver
+        self._share = share
 
     async def dial(self, host: str, port: int) -> Connected:
         """Judge and connect.
@@ -77,7 +84,8 @@ class Dialer:
             DialError: it could not be reached.
 
         """
-        verdict = decide_name(self.rules, host, port)
+        generation = self._policy.generation
+        verdict = self._policy.judge_name(host, port)
         if not verdict.allowed:
             raise RefusedError(verdict)
         parsed = parse_host(host)
@@ -89,6 +97,11 @@ class Dialer:
                 stream = await self.upstream.connect(str(parsed), port)
             except OSError as exc:
                 raise DialError(_why(exc), verdict=verdict) from exc
+            if generation != self._policy.generation:
+                verdict = self._policy.judge_name(host, port)
+                if not verdict.allowed:
+                    stream.abort()
+                    raise RefusedError(verdict)
             return Connected(stream=stream, address="", name=name, verdict=verdict)
         if isinstance(parsed, str):
             addresses, verdict = await self._checked(parsed, port, verdict)
@@ -96,14 +109,32 @@ class Dialer:
             addresses = [parsed]
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                sock, address = await connect_any(addresses, port)
+                sock, address = await connect_any(addresses, port, share=self._share)
         except TimeoutError as exc:
             raise DialError("timed out while connecting", verdict=verdict) from exc
         except OSError as exc:
             raise DialError(
                 _why(exc), verdict=verdict, refused=isinstance(exc, ConnectionRefusedError)
             ) from exc
-        return Connected(stream=Stream(sock), address=str(address), name=name, verdict=verdict)
+        stream = Stream(sock)
+        refusal = self._refusal_once_connected(stream, address, port, name, generation)
+        if refusal is not None:
+            stream.abort()
+            raise RefusedError(refusal)
+        return Connected(stream=stream, address=str(address), name=name, verdict=verdict)
+
+    def _refusal_once_connected(
+        self, stream: Stream, address: Address, port: int, name: str | None, generation: int
+    ) -> Verdict | None:
+        """Judge once more before a byte is carried: rules and addresses may have changed."""
+        if generation != self._policy.generation:
+            verdict = self._policy.judge_again(
+                name or str(address), port, address=address, server_names=()
+            )
+            if not verdict.allowed:
+                return verdict
+        peer = parse_address(str(stream.sock.getpeername()[0]).partition("%")[0])
+        return None if peer is None else self._policy.refusal_of_peer(peer, port)
 
     async def check_before_upstream(self, name: str, port: int) -> None:
         """Refuse a name that leads, as far as this host can see, where policy says no.
@@ -118,7 +149,10 @@ class Dialer:
         except (OSError, UnicodeError):
             return
         for text in found:
-            verdict = decide_address(self.rules, text, port, name=name)
+            address = parse_address(text.partition("%")[0])
+            if address is None:
+                continue
+            verdict = self._policy.judge_address(address, port, name=name)
             # The proxy may pick any of them: one that is refused is enough.
             if not verdict.allowed:
                 raise RefusedError(verdict)
@@ -141,7 +175,7 @@ class Dialer:
             if address is None or address in passed:
                 # An address with a zone is link-local: never one to dial for a name.
                 continue
-            verdict = decide_address(self.rules, address, port, name=name)
+            verdict = self._policy.judge_address(address, port, name=name)
             if verdict.allowed:
                 passed.append(canonical(address))
                 deciding = verdict

@@ -12,7 +12,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core import dns
-from union.sandbox._core.hosts import decide_name, parse_host
+from union.sandbox._core.hosts import parse_host
 from union.sandbox._core.names import NameSyntaxError
 from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.stream import EndOfStreamError
@@ -20,9 +20,10 @@ from union.sandbox._net.stream import EndOfStreamError
 if TYPE_CHECKING:
     import socket
 
-    from union.sandbox._core.hosts import NetworkRules, Verdict
+    from union.sandbox._core.hosts import Verdict
     from union.sandbox._core.synthetic import SyntheticNames
     from union.sandbox._net.ledger import Ledger
+    from union.sandbox._net.policy import Policy
     from union.sandbox._net.server import Connection
 
 __all__ = ["DnsDoor", "Resolution"]
@@ -37,9 +38,9 @@ class Resolution:
     """Answers questions; needs no socket."""
 
     def __init__(
-        self, rules: NetworkRules, names: SyntheticNames, ledger: Ledger, *, ipv6: bool
+        self, policy: Policy, names: SyntheticNames, ledger: Ledger, *, ipv6: bool
     ) -> None:
-        self._rules = rules
+        self._policy = policy
         self._names = names
         self._ledger = ledger
         self._ipv6 = ipv6
@@ -62,7 +63,7 @@ class Resolution:
             parsed = parse_host(query.name)
         except NameSyntaxError:
             parsed = None
-        verdict = decide_name(self._rules, query.name, None)
+        verdict = self._policy.judge_name(query.name, None)
         if not isinstance(parsed, str) or not verdict.allowed:
             if not verdict.allowed:
                 self._record(parsed if isinstance(parsed, str) else query.name, verdict)
@@ -122,6 +123,10 @@ class DnsDoor:
             except OSError:
                 # Nothing (more) to read, or nobody there to read the answer: it is only UDP.
                 return
+
+    def asked_for(self, _sock: socket.socket) -> tuple[str, int]:
+        """Return the destination of a connection that is not served: unknown yet."""
+        return "", 0
 
     async def serve(self, connection: Connection) -> None:
         """Answer questions on one TCP connection, each with its length before it."""

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.addresses import host_and_port
-from union.sandbox._core.hosts import Verdict, decide_name, parse_host
+from union.sandbox._core.hosts import Verdict, parse_host
 from union.sandbox._core.http1 import (
     MAX_HEAD_BYTES,
     ChunkedBody,
@@ -62,12 +62,16 @@ class PlainExchange:
         """
         head = self._head
         length = body_length(head.headers, minor=head.minor)
-        passed_on = tuple(field for field in forwarded_headers(head.headers) if field[0] != "host")
-        server, target, extra = await self._server()
+        passed_on = tuple(
+            field
+            for field in forwarded_headers(head.headers)
+            if field[0] not in {"host", "max-forwards"}
+        )
+        server, target = await self._server()
         # The one place that was judged is the one that the server is told.
         lines = (("host", self._authority()), *passed_on)
         try:
-            await self._send(server, _request_bytes(head, target, lines, extra, length))
+            await self._send(server, _request_bytes(head, target, lines, length))
             framed, whole = await self._both_ways(server, length or 0)
         except _ClientError as exc:
             self._attempt.error = f"malformed request body: {exc}"
@@ -110,13 +114,13 @@ class PlainExchange:
             raise AssertionError("a request was sent before it was judged")
         return self._attempt.verdict
 
-    async def _server(self) -> tuple[Stream, str, tuple[tuple[str, str], ...]]:
-        """Connect; return also the target to ask for and the headers that go with it."""
+    async def _server(self) -> tuple[Stream, str]:
+        """Connect; return also the target to ask for."""
         attempt = self._attempt
         upstream = self._connection.upstream
         if upstream is None or not upstream.takes_plain_http:
-            return (await self._connection.dial(attempt)).stream, self._path, ()
-        attempt.verdict = decide_name(self._connection.rules, attempt.host, attempt.port)
+            return (await self._connection.dial(attempt)).stream, self._path
+        attempt.verdict = self._connection.policy.judge_name(attempt.host, attempt.port)
         if not attempt.verdict.allowed:
             raise RefusedError(attempt.verdict)
         parsed = parse_host(attempt.host)
@@ -125,13 +129,17 @@ class PlainExchange:
         host = host_and_port(str(parsed), attempt.port)
         try:
             stream = await upstream.open()
+        except RefusedError as exc:
+            attempt.verdict = exc.verdict
+            raise
         except OSError as exc:
             attempt.error = str(exc)
             raise DialError(str(exc), verdict=attempt.verdict) from exc
-        extra = (("proxy-authorization", upstream.authorization),) if upstream.authorization else ()
-        return stream, f"http://{host}{self._path}", extra
+        self._connection.uses(stream)
+        return stream, f"http://{host}{self._path}"
 
     async def _send(self, server: Stream, data: bytes) -> None:
+        self._attempt.check_not_cut()
         await server.send(data)
         self._attempt.bytes_up += len(data)
 
@@ -193,6 +201,7 @@ class PlainExchange:
 
     async def _reply(self, data: bytes) -> None:
         self._answered = True
+        self._attempt.check_not_cut()
         await self._client.send(data)
         self._attempt.bytes_down += len(data)
 
@@ -216,11 +225,10 @@ def _request_bytes(
     head: RequestHead,
     target: str,
     lines: tuple[tuple[str, str], ...],
-    extra: tuple[tuple[str, str], ...],
     length: int | str | None,
 ) -> bytes:
     framing = (("transfer-encoding", "chunked"),) if length == "chunked" else ()
-    fields = (*lines, *framing, *extra, ("connection", "close"))
+    fields = (*lines, *framing, ("connection", "close"))
     return _head_bytes(f"{head.method} {target} HTTP/1.{head.minor}", fields)
 
 

@@ -22,6 +22,8 @@ from union.sandbox._net.relay import tunnel
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError
 
 if TYPE_CHECKING:
+    import socket
+
     from union.sandbox._core.http1 import RequestHead
     from union.sandbox._net.server import Connection
 
@@ -30,9 +32,12 @@ __all__ = ["HttpDoor"]
 _HEAD_TIMEOUT_S: Final = 10.0
 _IDLE_TIMEOUT_S: Final = 60.0
 _SCHEME: Final = "http://"
+_ECHOING: Final = frozenset({"TRACE", "TRACK", "DEBUG"})
+"""Methods whose answer is the request as it was received."""
 _REASONS: Final = {
     400: "Bad Request",
     403: "Forbidden",
+    405: "Method Not Allowed",
     407: "Proxy Authentication Required",
     408: "Request Timeout",
     431: "Request Header Fields Too Large",
@@ -50,6 +55,10 @@ class HttpDoor:
         self._expected = (
             None if credentials is None else b"Basic " + base64.b64encode(credentials.encode())
         )
+
+    def asked_for(self, _sock: socket.socket) -> tuple[str, int]:
+        """Return the destination of a connection that is not served: unknown yet."""
+        return "", 0
 
     async def serve(self, connection: Connection) -> None:
         """Serve requests until the client ends, is refused, or asks for a tunnel."""
@@ -96,6 +105,14 @@ class HttpDoor:
         _same_host(head, attempt.host, attempt.port)
         connection.account(attempt)
         connection.settled()
+        if connection.upstream is not None and head.method.upper() in _ECHOING:
+            attempt.verdict = Verdict(
+                allowed=False,
+                rule="method",
+                reason=f"{head.method} is not passed to an upstream proxy: it may be repeated back",
+            )
+            await self._answer(connection, 405, attempt.verdict.reason)
+            return False
         try:
             if head.method == "CONNECT":
                 await self._tunnel(connection, attempt)
@@ -112,7 +129,7 @@ class HttpDoor:
         connected = await connection.dial(attempt)
         await connection.stream.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
         try:
-            await tunnel(connection.stream, connected, attempt, rules=connection.rules)
+            await tunnel(connection.stream, connected, attempt, policy=connection.policy)
         except RefusedError as exc:
             # The tunnel is open: an HTTP answer would arrive as the far side's first bytes.
             attempt.verdict = exc.verdict
@@ -132,6 +149,8 @@ class HttpDoor:
             f"Content-Length: {len(body)}\r\n"
             "Connection: close\r\n"
         )
+        if status == 405:
+            head += "Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, CONNECT\r\n"
         if status == 407:
             head += 'Proxy-Authenticate: Basic realm="sandbox"\r\n'
         await connection.stream.send(head.encode("ascii") + b"\r\n" + body)

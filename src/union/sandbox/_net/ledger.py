@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from dataclasses import dataclass, field
@@ -39,6 +40,15 @@ class Attempt:
     error: str = ""
     bytes_up: int = 0
     bytes_down: int = 0
+    server_names: tuple[str, ...] = ()
+    """TLS server names that were judged on this connection."""
+    is_cut: bool = False
+    """The policy changed and no longer allows it: no further byte is carried."""
+
+    def check_not_cut(self) -> None:
+        """Raise ``ConnectionResetError`` once the policy no longer allows this connection."""
+        if self.is_cut:
+            raise ConnectionResetError(errno.ECONNRESET, "the network policy changed")
 
 
 class Ledger:
@@ -49,6 +59,11 @@ class Ledger:
         self._lines = 0
         self._recorded = 0
         self.unrecorded = 0
+
+    def renew(self) -> None:
+        """Start counting anew: the limits are those of one policy, not of the egress's life."""
+        self._lines = 0
+        self._recorded = 0
 
     def close(self, attempt: Attempt) -> None:
         """Account for an attempt that has ended; one that was never judged leaves no trace."""

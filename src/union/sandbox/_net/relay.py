@@ -1,7 +1,7 @@
-"""Two sockets, bytes both ways, ends passed on, and a look at the first bytes.
+"""Carry bytes between two sockets, pass ends on, and judge the TLS greetings of the client.
 
 Back-pressure is the kernel's: nothing is read from one side before the last piece has gone to the
-other, so a run holds one piece per direction whatever the program does.
+other. A direction holds one piece while its sink is slow, and nothing while it is idle.
 """
 
 from __future__ import annotations
@@ -9,32 +9,28 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.hosts import Verdict, decide_server_name
-from union.sandbox._core.tls import TlsFormatError, looks_like_tls, read_hello
+from union.sandbox._core.hosts import Verdict
+from union.sandbox._core.tls import ClientGreetings, TlsFormatError
 from union.sandbox._net.decide import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from union.sandbox._core.hosts import NetworkRules
     from union.sandbox._net.decide import Connected
     from union.sandbox._net.ledger import Attempt
+    from union.sandbox._net.policy import Policy
     from union.sandbox._net.stream import Stream
 
 __all__ = ["tunnel"]
 
 _PIECE: Final = 64 * 1024
-_LARGE_PIECE: Final = 1024 * 1024
-"""Once a whole piece has come at once; measured twice as fast as small ones for bulk."""
 _PIECES_PER_TURN: Final = 16
-"""A socket that is always ready must not keep the loop from everybody else."""
+"""A socket that is always ready must not keep the event loop from other connections."""
 _HELLO_TIMEOUT_S: Final = 10.0
 _MOST_READS: Final = 1024
 
 
-async def tunnel(
-    client: Stream, connected: Connected, attempt: Attempt, *, rules: NetworkRules
-) -> None:
+async def tunnel(client: Stream, connected: Connected, attempt: Attempt, *, policy: Policy) -> None:
     """Carry bytes until both sides have ended. The streams stay the caller's to close.
 
     Raises:
@@ -43,9 +39,10 @@ async def tunnel(
 
     """
     server = connected.stream
+    greetings = ClientGreetings()
     both = (
-        asyncio.create_task(_up(client, connected, attempt, rules)),
-        asyncio.create_task(_down(server, client, attempt)),
+        asyncio.create_task(_up(client, connected, attempt, policy, greetings)),
+        asyncio.create_task(_down(server, client, attempt, greetings)),
     )
     try:
         done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
@@ -57,70 +54,92 @@ async def tunnel(
         await asyncio.gather(*both, return_exceptions=True)
 
 
-async def _up(client: Stream, connected: Connected, attempt: Attempt, rules: NetworkRules) -> None:
-    first = await client.some()
-    if looks_like_tls(first):
-        first = await _greeting(client, first, connected.name, attempt.port, rules)
+async def _up(
+    client: Stream,
+    connected: Connected,
+    attempt: Attempt,
+    policy: Policy,
+    greetings: ClientGreetings,
+) -> None:
     server = connected.stream
-    if not first:
-        server.end_writing()
-        return
+    while not greetings.is_over:
+        data = await _judged(client, greetings, connected.name, attempt, policy)
+        if not data:
+            greetings.is_over = True
+            break
+        attempt.check_not_cut()
+        await server.send(data)
+        attempt.bytes_up += len(data)
     # What was read along with the head comes before what is still in the socket.
-    first += client.take_buffered()
-    await server.send(first)
-    attempt.bytes_up += len(first)
-    async for size in _pump(client, server):
+    if rest := client.take_buffered():
+        attempt.check_not_cut()
+        await server.send(rest)
+        attempt.bytes_up += len(rest)
+    async for size in _pump(client, server, attempt):
         attempt.bytes_up += size
+    attempt.check_not_cut()
     server.end_writing()
 
 
-async def _down(server: Stream, client: Stream, attempt: Attempt) -> None:
+async def _down(
+    server: Stream, client: Stream, attempt: Attempt, greetings: ClientGreetings
+) -> None:
     # An upstream proxy may have sent the first bytes along with its own answer.
-    if early := server.take_buffered():
-        await client.send(early)
-        attempt.bytes_down += len(early)
-    async for size in _pump(server, client):
+    while not greetings.is_over and (data := await server.some(_PIECE)):
+        attempt.check_not_cut()
+        greetings.feed_answer(data)
+        await client.send(data)
+        attempt.bytes_down += len(data)
+    if rest := server.take_buffered():
+        await client.send(rest)
+        attempt.bytes_down += len(rest)
+    async for size in _pump(server, client, attempt):
         attempt.bytes_down += size
+    attempt.check_not_cut()
     client.end_writing()
 
 
-async def _pump(source: Stream, sink: Stream) -> AsyncIterator[int]:
-    """Carry bytes to the end of ``source``; yields how many went each time."""
+async def _pump(source: Stream, sink: Stream, attempt: Attempt) -> AsyncIterator[int]:
+    """Carry bytes to the end of ``source``; yield how many went each time."""
     loop = asyncio.get_running_loop()
-    # One piece of memory for all of it: a fresh one each time would cost more than the copying.
-    piece = memoryview(bytearray(_PIECE))
     pieces = 0
-    while size := await loop.sock_recv_into(source.sock, piece):
-        await loop.sock_sendall(sink.sock, piece[:size])
-        yield size
-        if size == len(piece) < _LARGE_PIECE:
-            piece = memoryview(bytearray(_LARGE_PIECE))
+    while piece := await loop.sock_recv(source.sock, _PIECE):
+        attempt.check_not_cut()
+        await loop.sock_sendall(sink.sock, piece)
+        yield len(piece)
         pieces += 1
         if pieces % _PIECES_PER_TURN == 0:
             await asyncio.sleep(0)
 
 
-async def _greeting(
-    client: Stream, data: bytes, name: str | None, port: int, rules: NetworkRules
+async def _judged(
+    client: Stream, greetings: ClientGreetings, name: str | None, attempt: Attempt, policy: Policy
 ) -> bytes:
-    """Hold a TLS greeting back until it is whole and the name in it has been judged."""
+    """Return the next bytes that may be sent on; a greeting is held back until it is judged."""
+    data = await client.some()
+    if not data:
+        return data
     try:
-        async with asyncio.timeout(_HELLO_TIMEOUT_S):
-            reads = 1
-            while (hello := read_hello(data)) is None:
-                more = await client.some()
-                reads += 1
-                if not more or reads > _MOST_READS:
-                    raise TlsFormatError("it ends early, or comes in crumbs")
-                data += more
+        found = greetings.feed(data)
+        if greetings.is_waiting:
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                reads = 1
+                while greetings.is_waiting:
+                    more = await client.some()
+                    reads += 1
+                    if not more or reads > _MOST_READS:
+                        raise TlsFormatError("it ends early, or comes in too many pieces")
+                    data += more
+                    found += greetings.feed(more)
     except TimeoutError:
         raise RefusedError(_malformed("the TLS greeting did not arrive in time")) from None
     except TlsFormatError as exc:
         raise RefusedError(_malformed(f"the TLS greeting is malformed: {exc}")) from exc
-    if hello.server_name is not None:
-        verdict = decide_server_name(rules, hello.server_name, port, name=name)
+    for server_name in found:
+        verdict = policy.judge_server_name(server_name, attempt.port, name=name)
         if not verdict.allowed:
             raise RefusedError(verdict)
+        attempt.server_names += (server_name,)
     return data
 
 

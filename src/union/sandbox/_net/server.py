@@ -7,33 +7,37 @@ run can reach them. They are served by the caller's own event loop: no thread, n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
-import resource
+import socket
 from typing import TYPE_CHECKING, Final, Protocol
 
+from union.sandbox._core.addresses import parse_address
+from union.sandbox._core.hosts import Verdict
 from union.sandbox._core.synthetic import SyntheticNames
+from union.sandbox._net.budget import process_budget
 from union.sandbox._net.connect import HostResolver
 from union.sandbox._net.decide import Dialer, DialError, RefusedError
 from union.sandbox._net.dns import DnsDoor, Resolution
 from union.sandbox._net.http_proxy import HttpDoor
-from union.sandbox._net.ledger import Ledger
+from union.sandbox._net.ledger import Attempt, Ledger
 from union.sandbox._net.socks import SocksDoor
 from union.sandbox._net.stream import Stream, peer_is_gone
 from union.sandbox._net.transparent import TransparentDoor, original_destination
-from union.sandbox._net.upstream import UpstreamDialer
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from union.sandbox._core.decision import Decision
+    from union.sandbox._core.decision import Door as DoorName
     from union.sandbox._core.hosts import NetworkRules
-    from union.sandbox._core.upstream import Upstream
+    from union.sandbox._net.budget import Share
     from union.sandbox._net.connect import Resolver
     from union.sandbox._net.decide import Connected
-    from union.sandbox._net.ledger import Attempt
+    from union.sandbox._net.policy import Policy
     from union.sandbox._net.transparent import Destination
+    from union.sandbox._net.upstream import UpstreamDialer
 
 __all__ = ["Connection", "Egress"]
 
@@ -51,8 +55,12 @@ class Door(Protocol):
     """Serves the connections of one listener."""
 
     @property
-    def name(self) -> str:
+    def name(self) -> DoorName:
         """What the door is called in decisions."""
+        ...
+
+    def asked_for(self, sock: socket.socket) -> tuple[str, int]:
+        """Return host and port that a connection was made for, as far as that is known."""
         ...
 
     async def serve(self, connection: Connection) -> None:
@@ -68,7 +76,7 @@ class Connection:
         self._server: Stream | None = None
         self._attempts: list[Attempt] = []
         self.stream = stream
-        self.rules = egress.rules
+        self.policy = egress.policy
         self.upstream = egress.dialer.upstream
 
     def account(self, attempt: Attempt) -> Attempt:
@@ -103,10 +111,36 @@ class Connection:
             raise
         attempt.verdict = connected.verdict
         attempt.address = connected.address
+        self.uses(connected.stream)
+        return connected
+
+    def uses(self, server: Stream) -> None:
+        """Remember the destination's side; the one before it on this connection is over."""
         if self._server is not None:
             self._server.close()
-        self._server = connected.stream
-        return connected
+        self._server = server
+
+    def judge_again(self) -> Verdict | None:
+        """Judge what is under way by the policy that is in force now; None if nothing is."""
+        if not self._attempts:
+            return None
+        attempt = self._attempts[-1]
+        return self.policy.judge_again(
+            attempt.host,
+            attempt.port,
+            address=parse_address(attempt.address),
+            server_names=attempt.server_names,
+        )
+
+    def cut(self, reason: str) -> None:
+        """Carry no further byte. The task that serves the connection closes it with a reset."""
+        for attempt in self._attempts:
+            attempt.is_cut = True
+            attempt.error = f"reset by a change of the network policy: {reason}"
+        if self._server is not None:
+            # What waits in a send() must not go out once the caller of switch() goes on.
+            with contextlib.suppress(OSError):  # it may be closed already
+                self._server.sock.shutdown(socket.SHUT_RDWR)
 
     async def check_before_upstream(self, attempt: Attempt, name: str) -> None:
         """Judge where ``name`` leads, for a request that the caller's proxy is to carry out.
@@ -159,7 +193,7 @@ class Egress:
 
     def __init__(
         self,
-        rules: NetworkRules,
+        policy: Policy,
         *,
         http: socket.socket,
         socks: socket.socket,
@@ -168,21 +202,24 @@ class Egress:
         tcp_transparent6: socket.socket | None = None,
         dns_udp: socket.socket | None = None,
         dns_tcp: socket.socket | None = None,
-        upstream: Upstream | None = None,
+        upstream: UpstreamDialer | None = None,
         resolver: Resolver | None = None,
+        share: Share | None = None,
         credentials: str | None = None,
         destination: Destination = original_destination,
     ) -> None:
-        self.rules = rules
+        self.policy = policy
         self.ledger = Ledger(on_decision)
+        self._share = share or process_budget.share()
         self.dialer = Dialer(
-            rules,
-            resolver=resolver or HostResolver(),
-            upstream=None if upstream is None else UpstreamDialer(upstream),
+            policy,
+            resolver=resolver or HostResolver(self),
+            upstream=upstream,
+            share=self._share,
         )
         names = SyntheticNames()
         self._dns = DnsDoor(
-            Resolution(rules, names, self.ledger, ipv6=tcp_transparent6 is not None)
+            Resolution(policy, names, self.ledger, ipv6=tcp_transparent6 is not None)
         )
         transparent = TransparentDoor(names, destination=destination)
         doors: tuple[tuple[socket.socket | None, Door], ...] = (
@@ -197,7 +234,7 @@ class Egress:
         self._loop = asyncio.get_running_loop()
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._half_open: dict[Connection, asyncio.Task[None]] = {}
-        self._most = _connection_limit()
+        self._most = _MOST_CONNECTIONS
         self._closed = False
 
     def start(self) -> None:
@@ -228,6 +265,20 @@ class Egress:
         self.close()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
+    def switch(self, rules: NetworkRules) -> None:
+        """Put other rules in force, for every frontend at once.
+
+        Connections that the new rules allow go on. All others carry no further byte from here
+        on and are reset. The limit on recorded decisions starts anew.
+        """
+        self.policy.replace(rules)
+        self.ledger.renew()
+        for task, connection in tuple(self._connections.items()):
+            verdict = connection.judge_again()
+            if verdict is not None and not verdict.allowed:
+                connection.cut(verdict.reason)
+                task.cancel()
+
     @property
     def unrecorded(self) -> int:
         """How many decisions were made after the most that are kept for one run."""
@@ -251,7 +302,15 @@ class Egress:
                 continue
             stream = Stream(sock)
             if len(self._connections) >= self._most:
-                stream.abort()
+                self._refuse(stream, door, f"this run has {self._most} connections open")
+                continue
+            if not self._share.take():
+                self._refuse(
+                    stream,
+                    door,
+                    f"this session's share of the process's file descriptors is used up: "
+                    f"{self._share.held} are in use",
+                )
                 continue
             connection = Connection(self, stream)
             task = self._loop.create_task(self._serve(connection, door))
@@ -259,15 +318,24 @@ class Egress:
             self._half_open[connection] = task
             task.add_done_callback(self._ended)
             if len(self._half_open) > _MOST_HALF_OPEN:
-                # Whoever opens connections and says nothing loses the oldest of them.
+                # A program that opens connections and sends nothing loses the oldest of them.
                 oldest = next(iter(self._half_open))
                 self._half_open.pop(oldest).cancel()
+
+    def _refuse(self, stream: Stream, door: Door, reason: str) -> None:
+        """Reset a connection that there is no room for, and record why."""
+        host, port = door.asked_for(stream.sock)
+        attempt = Attempt(door=door.name, host=host, port=port)
+        attempt.verdict = Verdict(allowed=False, rule="budget", reason=reason)
+        stream.abort()
+        self.ledger.close(attempt)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         connection = self._connections.pop(task)
         self._half_open.pop(connection, None)
         # A task that is cancelled before its first step never gets to its own clean-up.
         connection.close(abort=True)
+        self._share.give_back()
 
     def _pause(self, listener: socket.socket, door: Door) -> None:
         """Leave a listener alone for a moment: a full table would make the loop spin."""
@@ -295,11 +363,3 @@ class Egress:
             _LOGGER.exception("%s door: a connection ended by an error of ours", door.name)
         finally:
             connection.close(abort=abort)
-
-
-def _connection_limit() -> int:
-    # Each connection takes two descriptors of a process that is the caller's, not ours.
-    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return _MOST_CONNECTIONS
-    return min(_MOST_CONNECTIONS, max(16, soft * 3 // 8))

@@ -15,6 +15,8 @@ from union.sandbox._net.relay import tunnel
 from union.sandbox._net.stream import EndOfStreamError
 
 if TYPE_CHECKING:
+    import socket
+
     from union.sandbox._net.server import Connection
     from union.sandbox._net.stream import Stream
 
@@ -51,6 +53,10 @@ class SocksDoor:
     def __init__(self, credentials: str | None) -> None:
         self._credentials = None if credentials is None else credentials.encode()
 
+    def asked_for(self, _sock: socket.socket) -> tuple[str, int]:
+        """Return the destination of a connection that is not served: unknown yet."""
+        return "", 0
+
     async def serve(self, connection: Connection) -> None:
         """Shake hands, judge, dial and relay."""
         stream = connection.stream
@@ -81,7 +87,7 @@ class SocksDoor:
             await connection.linger()
             return
         await self._reply(stream, _GRANTED)
-        await tunnel(stream, connected, attempt, rules=connection.rules)
+        await tunnel(stream, connected, attempt, policy=connection.policy)
 
     async def _log_in(self, stream: Stream) -> None:
         version, count = await stream.exactly(2)

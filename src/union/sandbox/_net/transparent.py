@@ -65,6 +65,14 @@ class TransparentDoor:
         self._names = names
         self._destination = destination
 
+    def asked_for(self, sock: socket.socket) -> tuple[str, int]:
+        """Return the destination of a connection that is not served, for its record."""
+        try:
+            address, port = self._destination(sock)
+        except OSError:
+            return "", 0
+        return self._names.name(address) or str(address), port
+
     async def serve(self, connection: Connection) -> None:
         """Judge, dial and relay one connection; a refusal is a reset."""
         try:
@@ -81,4 +89,4 @@ class TransparentDoor:
         attempt = connection.account(Attempt(door="tcp", host=host, port=port))
         connection.settled()
         connected = await connection.dial(attempt)
-        await tunnel(connection.stream, connected, attempt, rules=connection.rules)
+        await tunnel(connection.stream, connected, attempt, policy=connection.policy)

@@ -9,12 +9,18 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.addresses import host_and_port, parse_address
+from union.sandbox._core.hosts import Verdict, decide_address
 from union.sandbox._core.http1 import MAX_HEAD_BYTES, HttpFormatError, parse_response_head
-from union.sandbox._net.connect import HostResolver, connect_any
+from union.sandbox._net.connect import connect_any
+from union.sandbox._net.decide import RefusedError
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError, Stream
 
 if TYPE_CHECKING:
+    from union.sandbox._core.addresses import Address
+    from union.sandbox._core.hosts import NetworkRules
     from union.sandbox._core.upstream import Upstream
+    from union.sandbox._net.connect import Resolver
+    from union.sandbox._net.own_server import OwnServer
 
 __all__ = ["UpstreamDialer"]
 
@@ -28,18 +34,42 @@ _SOCKS_FAILURES: Final = {
 
 
 class UpstreamDialer:
-    """Speaks to one proxy. Its own address is the caller's choice and is not judged."""
+    """Speaks to one proxy, at addresses that are resolved and judged once.
 
-    def __init__(self, upstream: Upstream) -> None:
+    Args:
+        upstream: where the proxy is.
+        resolver: resolves its name.
+        rules: judge its addresses; None where the caller chose the proxy on their own machine.
+        own_server: the server that runs the sandbox, which is never a proxy.
+
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        *,
+        resolver: Resolver,
+        rules: NetworkRules | None = None,
+        own_server: OwnServer | None = None,
+    ) -> None:
         self._upstream = upstream
+        self._resolver = resolver
+        self._rules = rules
+        self._own_server = own_server
+        self._pinned: tuple[Address, ...] = ()
 
     @property
     def takes_plain_http(self) -> bool:
-        """Whether an ordinary request can be handed to it as it is."""
-        return self._upstream.kind == "http"
+        """Whether an ordinary request can be handed to it as it is.
+
+        Not with credentials: they would be in a request whose answer the sandbox reads, and a
+        proxy can be made to repeat a request in its answer (TRACE, error pages). A tunnel's
+        credentials are in a request of ours, and nothing of its answer is passed on.
+        """
+        return self._upstream.kind == "http" and not self._upstream.username
 
     @property
-    def authorization(self) -> str:
+    def _authorization(self) -> str:
         """The value of ``Proxy-Authorization``; empty without a user name."""
         if not self._upstream.username:
             return ""
@@ -54,10 +84,52 @@ class UpstreamDialer:
 
         """
         async with asyncio.timeout(_TIMEOUT_S):
-            found = await HostResolver().resolve(self._upstream.host)
-            addresses = [address for text in found if (address := parse_address(text)) is not None]
+            addresses = await self._addresses()
             sock, _address = await connect_any(addresses, self._upstream.port)
-        return Stream(sock)
+        stream = Stream(sock)
+        peer = parse_address(str(sock.getpeername()[0]).partition("%")[0])
+        refusal = None if peer is None else self._own_refusal(peer)
+        if refusal is not None:
+            stream.abort()
+            raise RefusedError(refusal)
+        return stream
+
+    async def _addresses(self) -> tuple[Address, ...]:
+        """Return the addresses of the proxy: the first answer counts, later ones change nothing."""
+        if self._pinned:
+            return self._pinned
+        host = self._upstream.host
+        literal = parse_address(host)
+        found = [host] if literal is not None else await self._resolver.resolve(host)
+        passed: list[Address] = []
+        refusal: Verdict | None = None
+        for text in found:
+            address = parse_address(text)
+            if address is None:
+                continue
+            refused = self._refusal(address, name=None if literal is not None else host)
+            if refused is None:
+                passed.append(address)
+            refusal = refusal or refused
+        if not passed and refusal is not None:
+            raise RefusedError(refusal)
+        if not passed:
+            raise ConnectionError("the upstream proxy's name has no usable address")
+        self._pinned = self._pinned or tuple(passed)
+        return self._pinned
+
+    def _refusal(self, address: Address, *, name: str | None) -> Verdict | None:
+        if self._rules is not None:
+            verdict = decide_address(self._rules, address, self._upstream.port, name=name)
+            if not verdict.allowed:
+                return _refused(verdict.reason)
+        return self._own_refusal(address)
+
+    def _own_refusal(self, address: Address) -> Verdict | None:
+        if self._own_server is None:
+            return None
+        reason = self._own_server.refusal(address, self._upstream.port)
+        return _refused(reason) if reason else None
 
     async def connect(self, host: str, port: int) -> Stream:
         """Return a connection to ``host`` through the proxy.
@@ -83,12 +155,14 @@ class UpstreamDialer:
 
     async def _connect_http(self, stream: Stream, authority: str) -> None:
         lines = [f"CONNECT {authority} HTTP/1.1", f"Host: {authority}"]
-        if self.authorization:
-            lines.append(f"Proxy-Authorization: {self.authorization}")
+        if self._authorization:
+            lines.append(f"Proxy-Authorization: {self._authorization}")
         await stream.send(("\r\n".join(lines) + "\r\n\r\n").encode("ascii"))
         head = parse_response_head(await stream.read_head(MAX_HEAD_BYTES))
         if not 200 <= head.status < 300:
-            raise ConnectionError(f"the upstream proxy answered {head.status}")
+            raise ConnectionError(
+                f"the upstream proxy answered {head.status} to CONNECT {authority}"
+            )
 
     async def _connect_socks(self, stream: Stream, host: str, port: int) -> None:
         up = self._upstream
@@ -111,6 +185,14 @@ class UpstreamDialer:
         if length is None:
             length = (await stream.exactly(1))[0]
         await stream.exactly(length + 2)
+
+
+def _refused(reason: str) -> Verdict:
+    return Verdict(
+        allowed=False,
+        rule="upstream-proxy",
+        reason=f"the address of the upstream proxy is refused: {reason}",
+    )
 
 
 def _socks_address(host: str) -> bytes:

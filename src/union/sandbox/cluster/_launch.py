@@ -34,7 +34,7 @@ async def session(
     project: str | None = None,
     domain: str | None = None,
     resources: object = None,
-    network_mode: str = "blocked",
+    network_mode: str | None = None,
     network_allowlist: Sequence[str] | None = None,
     network_denylist: Sequence[str] | None = None,
     sandbox_mode: str | None = None,
@@ -46,7 +46,8 @@ async def session(
     ``environment`` is a deployed ``SandboxEnvironment``, or the name of one; the default is
     ``DEFAULT_SANDBOX_ENV``, with ``sandbox_mode="bwrap"`` ``DEFAULT_SANDBOX_ENV_BWRAP``. After
     ``timeout``, which is at most a day and counts from now, the run ends by itself.
-    ``network_mode`` and its lists are the ceiling of every call; ``resources`` replaces the
+    ``network_mode`` and its lists are the default and the ceiling of every call; without
+    ``network_mode`` a call is blocked unless it asks for more. ``resources`` replaces the
     environment's. A server that cannot be addressed after ``ready_timeout`` is given up.
 
     With ``owner_lease`` the run also ends when nothing was heard of its owner for so long: one that
@@ -95,7 +96,7 @@ def _described(request: Request, created: datetime, hold: Hold) -> SandboxSessio
         expires_at=created + timedelta(seconds=request.timeout_s),
         environment=request.environment,
         sandbox_mode=request.sandbox_mode,
-        network_mode=network.mode,
+        network_mode=network.mode if request.spec.network_is_ceiling else None,
         network_allowlist=(
             [entry.text for entry in network.allow] if network.mode == "allowlist" else None
         ),

@@ -63,7 +63,8 @@ class SandboxSession(Session):
     domain: str | None = None
     environment: str = ""
     sandbox_mode: str = "userns"
-    network_mode: str = "blocked"
+    network_mode: str | None = None
+    """The default and the ceiling of every call; None: blocked unless a call asks for more."""
     network_allowlist: list[str] | None = None
     network_denylist: list[str] | None = None
     access: str = ""

@@ -18,7 +18,7 @@ def session(
     *,
     backend: str = registry.DEFAULT,
     host_work_dir: str | None = None,
-    network_mode: str = "blocked",
+    network_mode: str | None = None,
     network_allowlist: Sequence[str] | None = None,
     network_denylist: Sequence[str] | None = None,
     network_proxy_url: str | None = None,

@@ -12,13 +12,18 @@ import errno
 import os
 import socket
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core import plan as p
 from union.sandbox._core.hosts import NetworkRules
 from union.sandbox._core.netlink import egress_setup, loopback_setup
 from union.sandbox._core.upstream import parse_upstream
+from union.sandbox._net.budget import process_budget
+from union.sandbox._net.connect import HostResolver
+from union.sandbox._net.policy import Policy
 from union.sandbox._net.server import Egress
+from union.sandbox._net.upstream import UpstreamDialer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +31,16 @@ if TYPE_CHECKING:
     from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.decision import Decision
     from union.sandbox._core.spec import NetworkSpec
+    from union.sandbox._net.own_server import OwnServer
 
-__all__ = ["network_steps", "open_doors", "proxy_variables", "resolv_conf", "shape_of"]
+__all__ = [
+    "ServerRules",
+    "SessionNetwork",
+    "network_steps",
+    "proxy_variables",
+    "resolv_conf",
+    "shape_of",
+]
 
 _HTTP, _SOCKS, _TRANSPARENT, _DNS = 3128, 1080, 3129, 53
 _RESOLVER: Final = "127.0.0.53"
@@ -105,29 +118,66 @@ def proxy_variables(network: NetworkSpec) -> dict[str, str]:
     return variables | {name.lower(): value for name, value in variables.items()}
 
 
-def open_doors(
-    network: NetworkSpec, fds: list[int], on_decision: Callable[[Decision], None]
-) -> Egress:
-    """Begins to serve the sockets that a sandbox handed out; owns them from here on."""
-    if len(fds) < _FEWEST_DOORS:
-        for fd in fds:
-            os.close(fd)
-        raise OSError(errno.EPROTO, f"a sandbox came with {len(fds)} doors")
-    http, socks, dns_udp, dns_tcp, transparent, *rest = (socket.socket(fileno=fd) for fd in fds)
-    url = network.proxy_url or network.socks_url
-    egress = Egress(
-        NetworkRules(
-            allow=None if network.mode == "open" else network.allow,
-            deny=network.deny,
-        ),
-        http=http,
-        socks=socks,
-        tcp_transparent=transparent,
-        tcp_transparent6=rest[0] if rest else None,
-        dns_udp=dns_udp,
-        dns_tcp=dns_tcp,
-        upstream=None if url is None else parse_upstream(url, argument="network_proxy_url"),
-        on_decision=on_decision,
-    )
-    egress.start()
-    return egress
+@dataclass(frozen=True, slots=True)
+class ServerRules:
+    """The limits that a server puts on its sessions' connections, below their own policy."""
+
+    own_server: OwnServer
+    """No connection may end there."""
+    proxies: NetworkRules | None
+    """Upstream proxies that may be dialled; None: any, because the operator chose it."""
+
+
+class SessionNetwork:
+    """The parts of the network that the runs of one session share.
+
+    These are its turn at name lookups, its share of the process's file descriptors, and the
+    address of its upstream proxy, which is resolved once.
+    """
+
+    def __init__(self, server: ServerRules | None = None) -> None:
+        self._server = server
+        self._resolver = HostResolver(self)
+        self._share = process_budget.share()
+        self._upstreams: dict[str, UpstreamDialer] = {}
+
+    def open(
+        self, network: NetworkSpec, fds: list[int], on_decision: Callable[[Decision], None]
+    ) -> Egress:
+        """Serve the sockets that a sandbox handed out; owns them from here on."""
+        if len(fds) < _FEWEST_DOORS:
+            for fd in fds:
+                os.close(fd)
+            raise OSError(errno.EPROTO, f"a sandbox came with {len(fds)} doors")
+        http, socks, dns_udp, dns_tcp, transparent, *rest = (socket.socket(fileno=fd) for fd in fds)
+        rules = NetworkRules(
+            allow=None if network.mode == "open" else network.allow, deny=network.deny
+        )
+        egress = Egress(
+            Policy(rules, own_server=None if self._server is None else self._server.own_server),
+            http=http,
+            socks=socks,
+            tcp_transparent=transparent,
+            tcp_transparent6=rest[0] if rest else None,
+            dns_udp=dns_udp,
+            dns_tcp=dns_tcp,
+            upstream=self._upstream(network.proxy_url or network.socks_url),
+            resolver=self._resolver,
+            share=self._share,
+            on_decision=on_decision,
+        )
+        egress.start()
+        return egress
+
+    def _upstream(self, url: str | None) -> UpstreamDialer | None:
+        if url is None:
+            return None
+        known = self._upstreams.get(url)
+        if known is None:
+            known = self._upstreams[url] = UpstreamDialer(
+                parse_upstream(url, argument="network_proxy_url"),
+                resolver=self._resolver,
+                rules=None if self._server is None else self._server.proxies,
+                own_server=None if self._server is None else self._server.own_server,
+            )
+        return known

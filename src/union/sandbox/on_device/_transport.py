@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-
-# The loop would import it at the first use: without a descriptor left, a session could not close.
-import concurrent.futures.thread  # noqa: F401
 import contextlib
 import dataclasses
 import errno
@@ -25,14 +22,16 @@ from union.sandbox._linux import host, kernel
 from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import Channel, NamespaceRefusedError
+from union.sandbox._linux.prepared import Sandbox
 from union.sandbox._linux.removal import remove_tree
-from union.sandbox._linux.run import LocalRun, NotBuiltError, Sandbox
-from union.sandbox._session.threads import in_thread, until_done
+from union.sandbox._linux.run import LocalRun, NotBuiltError
+from union.sandbox._session import threads
+from union.sandbox._session.threads import until_done
 from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._command import CommandBuilder
-from union.sandbox.on_device._network import open_doors, shape_of
+from union.sandbox.on_device._network import SessionNetwork, shape_of
 from union.sandbox.on_device._posture import Posture
 from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes
@@ -82,8 +81,15 @@ def _turn_to_build() -> asyncio.Semaphore:
 class LocalTransport:
     """Runs commands as sandboxed child processes beside the caller."""
 
-    def __init__(self, spec: SessionSpec, *, place: WorkPlace | None = None) -> None:
+    def __init__(
+        self,
+        spec: SessionSpec,
+        *,
+        place: WorkPlace | None = None,
+        network: SessionNetwork | None = None,
+    ) -> None:
         self._spec = spec
+        self._network = network or SessionNetwork()
         # What isolates nothing can show nothing under another name.
         bare_place = place and dataclasses.replace(place, shown_at=None)
         self._place = bare_place if spec.backend == "none" else place
@@ -286,12 +292,13 @@ class LocalTransport:
         # Where the launcher was killed, nobody has waited for what it had started.
         groups = self._sandboxes.without_groups()
         await until_done(groups)
-        loop = asyncio.get_running_loop()
         removals = []
         if self._scratch is not None:
-            removals.append(loop.run_in_executor(None, remove_tree, self._scratch))
+            removals.append(
+                threads.removal.start(self, functools.partial(remove_tree, self._scratch))
+            )
         if self._work is not None:
-            removals.append(loop.run_in_executor(None, self._work.remove))
+            removals.append(threads.removal.start(self, self._work.remove))
         await until_done(*removals)
         errors = [done.exception() for done in (*removals, groups)]
         for error in filter(None, errors):
@@ -440,7 +447,7 @@ class LocalTransport:
                 venv.ensure()  # nothing has run here yet, so it is a few small files
             elif not venv.is_as_seen():
                 # What sandboxed code made of it can be large: others are served meanwhile.
-                await in_thread(venv.ensure)
+                await threads.files.run(self._dir().tree, venv.ensure)
         except OSError as exc:
             raise self._spawn_failed("the venv could not be made", exc) from exc
 
@@ -481,7 +488,7 @@ class LocalTransport:
         run.send(command, pipes=pipes, stdin=spec.stdin, pty=spec.pty, tell=tell)
 
     def _serve(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
-        run.close_doors = open_doors(spec.network, fds, sink.decision).aclose
+        run.close_doors = self._network.open(spec.network, fds, sink.decision).aclose
 
     def _waiting_python(self, posture: Posture, spec: RunSpec, command: Command) -> LocalRun | None:
         if self._bare or not can_wait(spec) or not self._is_dir(spec.cwd):
@@ -575,14 +582,14 @@ class LocalTransport:
         return await self._files().list_dir(path)
 
     async def stat(self, path: str) -> FileInfo:
-        below = work_path(path, work_dir=self.work_dir, allow_root=True)
-        return await in_thread(self._dir().tree.stat, below)
+        below, tree = work_path(path, work_dir=self.work_dir, allow_root=True), self._dir().tree
+        return await threads.files.run(tree, tree.stat, below)
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
         with self._changing() as files:
             await files.make_dir(path, parents=parents, exist_ok=exist_ok)
 
     async def remove(self, path: str, *, recursive: bool) -> None:
-        below = work_path(path, work_dir=self.work_dir)
+        below, tree = work_path(path, work_dir=self.work_dir), self._dir().tree
         with self._changing():
-            await in_thread(self._dir().tree.remove, below, recursive=recursive)
+            await threads.files.run(tree, tree.remove, below, recursive=recursive)

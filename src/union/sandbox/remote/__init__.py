@@ -24,7 +24,7 @@ def session(
     cert: str | None = None,
     backend: str = "default",
     host_work_dir: str | None = None,
-    network_mode: str = "blocked",
+    network_mode: str | None = None,
     network_allowlist: Sequence[str] | None = None,
     network_denylist: Sequence[str] | None = None,
     network_proxy_url: str | None = None,
@@ -45,8 +45,10 @@ def session(
     ``endpoint`` is ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``; with
     ``#sha256=...`` behind an https one, only the certificate with that fingerprint is accepted.
     ``cert`` is such a fingerprint (``sha256:...``), or a file of certificates to trust. Paths are
-    paths of the server's machine, and it may refuse them. What the session is opened with is its
-    ceiling: a call may narrow the network, not widen it.
+    paths of the server's machine, and it may refuse them. ``network_mode`` and
+    its lists are the default and the ceiling of every run; without ``network_mode`` a run is
+    blocked unless its call asks for more, up to what the server allows. ``network_denylist``
+    applies to every run. The server refuses an upstream proxy that its operator has not named.
 
     The server is reached at the first call, and waited for up to ``connect_timeout_s``; with
     ``lazy=False`` already when the session is opened.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends import registry
 from union.sandbox._core.resolve import resolve_session, settled_timeout
+from union.sandbox._core.upstream import parse_allowed_proxies
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Verifier
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping, Sequence
 
+    from union.sandbox._core.hosts import Entry
     from union.sandbox._core.spec import NetworkSpec
     from union.sandbox.server._auth import Guest
     from union.sandbox.server._supervised import FixedSession
@@ -70,6 +72,8 @@ class Config:
     allow_hosts: tuple[str, ...] = ()
     """Names besides its addresses by which the server may be called."""
     ceiling: NetworkSpec
+    allow_proxies: tuple[Entry, ...] = ()
+    """Upstream proxies that clients may name for their sessions."""
     max_sessions: int = 64
     max_runs: int = 256
     max_connections: int = 512
@@ -156,6 +160,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ENTRY",
         help="with --network-mode allowlist: what a session's own list may hold at most",
     )
+    add(
+        "--allow-proxy",
+        action="append",
+        default=[],
+        metavar="URL|HOST[:PORT]",
+        help="an upstream proxy that clients may name; one on an internal network must be named "
+        "by its address as well; may be repeated (none)",
+    )
     add("--max-sessions", type=int, default=64, metavar="N", help="(%(default)s)")
     add("--max-runs", type=int, default=256, metavar="N", help="at the same time (%(default)s)")
     add("--max-connections", type=int, default=512, metavar="N", help="(%(default)s)")
@@ -227,6 +239,7 @@ def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]
         allow_paths=tuple(_absolute("--allow-path", path) for path in told.allow_path),
         allow_hosts=tuple(name.lower().rstrip(".") for name in told.allow_host),
         ceiling=ceiling,
+        allow_proxies=parse_allowed_proxies(told.allow_proxy, argument="--allow-proxy"),
         max_sessions=_count("--max-sessions", told.max_sessions),
         max_runs=_count("--max-runs", told.max_runs),
         max_connections=_count("--max-connections", told.max_connections),

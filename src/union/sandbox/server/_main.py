@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core.wire import WINDOW
 from union.sandbox._core.wire_errors import error_to
 from union.sandbox._linux.allocator import keep_freed
+from union.sandbox._net.own_server import OwnServer
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._addresses import own_entries
 from union.sandbox.server._auth import Authority
@@ -84,7 +85,8 @@ async def serve(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.begin)
     listening = [s.getsockname()[:2] for s in sockets if s.family != socket.AF_UNIX]
-    sessions.own_addresses = lambda: own_entries(listening)
+    sessions.own_server = OwnServer(listening)
+    sessions.own_entries = own_entries(listening)
     front = Front(
         config, sessions, authority, sockets=sockets, context=context, shut_down=stopping.begin
     )

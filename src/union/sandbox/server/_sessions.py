@@ -13,8 +13,10 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.ceiling import check_narrower
+from union.sandbox._core.hosts import NetworkRules
 from union.sandbox._core.spec import RunSpec
 from union.sandbox._core.wire_values import Facts, run_from, session_from
+from union.sandbox._net.own_server import OwnServer
 from union.sandbox.errors import (
     PolicyError,
     SandboxError,
@@ -22,8 +24,10 @@ from union.sandbox.errors import (
     SandboxUsageError,
     SessionClosedError,
 )
+from union.sandbox.on_device._network import ServerRules, SessionNetwork
 from union.sandbox.on_device._transport import LocalTransport
 from union.sandbox.on_device._workdir import WorkPlace, is_allowed, not_allowed
+from union.sandbox.server._proxies import check_proxies
 from union.sandbox.server._records import History, SessionRecord
 from union.sandbox.server._runs import Buffers, ServerRun
 
@@ -88,7 +92,10 @@ class ServerSession:
             shown_at=(fixed and fixed.shown_at) or config.work_dir,
             allowed=config.allow_paths,
         )
-        self.transport = LocalTransport(spec, place=place)
+        # Clients name proxies within what the operator allows; a fixed session is the operator's.
+        proxies = None if self.is_fixed else NetworkRules(allow=config.allow_proxies)
+        network = SessionNetwork(ServerRules(owner.own_server, proxies))
+        self.transport = LocalTransport(spec, place=place, network=network)
         self.listeners: set[Any] = set()
         """Connections; as long as there is one, the session has a client."""
         self._owner = owner
@@ -166,7 +173,9 @@ class ServerSession:
             if self._closing is not None:
                 raise SessionClosedError("the server is ending the session", code="session-lost")
             self._owner.check_room_for_run()
-            check_narrower(spec.network, ceiling=self.spec.network)
+            if self.spec.network_is_ceiling:
+                check_narrower(spec.network, ceiling=self.spec.network)
+            check_narrower(spec.network, ceiling=self._owner.config.ceiling, of="the server")
         except (PolicyError, SandboxExecutionError, SessionClosedError) as exc:
             self._owner.metrics.runs_refused += 1
             run.refuse(exc)
@@ -249,8 +258,10 @@ class Sessions:
         self.history = History()
         self.running: set[ServerRun] = set()
         self.draining = False
-        self.own_addresses: Callable[[], tuple[Entry, ...]] = tuple
+        self.own_server = OwnServer(())
         """Where this server itself listens: out of reach for every sandbox."""
+        self.own_entries: tuple[Entry, ...] = ()
+        """The same as deny-list entries, as far as a list can say it."""
         self.over: Callable[[], None] = lambda: None
         """Called when a fixed session has ended: there is nothing left to serve."""
         self._sessions: dict[str, ServerSession] = {}
@@ -286,6 +297,7 @@ class Sessions:
         task = self._opening.get(name)
         if task is None:
             spec = self._spec(told)
+            check_proxies(spec.network, self.config.allow_proxies)
             self.check_accepting()
             if len(self) >= self.config.max_sessions:
                 raise _busy(f"the server has {len(self)} sessions open, as many as it may")
@@ -326,8 +338,8 @@ class Sessions:
             for path in paths:
                 self._check_path(argument, path)
         network = spec.network
-        if network.mode != "blocked":
-            network = dataclasses.replace(network, deny=(*network.deny, *self.own_addresses()))
+        if network.mode != "blocked" or not spec.network_is_ceiling:
+            network = dataclasses.replace(network, deny=(*network.deny, *self.own_entries))
         limits = [s for s in (spec.timeout_s, config.max_session_s) if s is not None]
         return dataclasses.replace(spec, network=network, timeout_s=min(limits, default=None))
 
