@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from union.sandbox._core import file_errors
@@ -15,7 +16,7 @@ from union.sandbox.errors import (
     SessionClosedError,
 )
 
-__all__ = ["error_from", "error_to"]
+__all__ = ["clean_text", "error_from", "error_to"]
 
 _CARRIED: Final[dict[type[SandboxError], tuple[str, ...]]] = {
     SandboxUsageError: ("argument",),
@@ -43,6 +44,9 @@ _CLASSES: Final = {kind.__name__: kind for kind in _CARRIED}
 _ELSEWHERE: Final = {"path": "filename", "number": "errno"}
 """What an argument of ours is called on an ``OSError``."""
 _MOST_TEXT: Final = 8192
+_MOST_ITEMS: Final = 64
+_LAST_ERRNO: Final = 4095
+_CODE: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 
 def error_to(error: SandboxError) -> dict[str, Any]:
@@ -61,25 +65,39 @@ def error_to(error: SandboxError) -> dict[str, Any]:
     return told
 
 
+def clean_text(value: object, *, most: int = _MOST_TEXT) -> str:
+    """A text of the other side: cut at ``most``, and without what a terminal would obey."""
+    text = value[:most] if isinstance(value, str) else ""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
 def error_from(told: dict[str, Any]) -> SandboxError:
-    """The error that a server told; one that makes no sense is itself an error."""
-    kind = _CLASSES.get(str(told.get("type")))
-    message = str(told.get("message") or "the server gave no reason")[:_MOST_TEXT]
+    """The error that a server returned. A malformed one is an error of the server, and raises."""
+    name = told.get("type")
+    kind = _CLASSES.get(name) if isinstance(name, str) else None
+    message = clean_text(told.get("message")) or "the server gave no reason"
     if kind is None:
         return SandboxExecutionError(message, stage="transport", code="server")
     carried: dict[str, Any] = {}
-    for name in _CARRIED[kind]:
-        value = told.get(name)
-        if name == "number" and isinstance(value, int):
-            carried[name] = value
-        elif name == "missing" and isinstance(value, list):
-            carried[name] = tuple(str(item) for item in value)
+    for field in _CARRIED[kind]:
+        value = told.get(field)
+        if field == "number":
+            if isinstance(value, int) and 0 < value <= _LAST_ERRNO:
+                carried[field] = value
+        elif field == "missing":
+            if isinstance(value, list):
+                carried[field] = tuple(clean_text(item) for item in value[:_MOST_ITEMS])
         elif isinstance(value, str):
-            carried[name] = value
+            # The name of a file is data, and may hold anything.
+            carried[field] = value[:_MOST_TEXT] if field == "path" else clean_text(value)
     code = told.get("code")
     return kind(
         message,
-        code=code if isinstance(code, str) and code != kind.code else None,
-        hint=str(told.get("hint") or ""),
+        code=code
+        if isinstance(code, str) and _CODE.fullmatch(code) and code != kind.code
+        else None,
+        hint=clean_text(told.get("hint")),
         **carried,
     )

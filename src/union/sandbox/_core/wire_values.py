@@ -8,6 +8,7 @@ its own machine would refuse.
 from __future__ import annotations
 
 import dataclasses
+import math
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -19,6 +20,7 @@ from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resources import Resources
 from union.sandbox._core.wire import WireError, parse_json, to_json
+from union.sandbox._core.wire_errors import clean_text
 from union.sandbox.constants import DEVNULL, PIPE, Stream
 
 if TYPE_CHECKING:
@@ -51,6 +53,13 @@ _MOST_HEAD: Final = 32 * 1024 * 1024
 """Of a start: everything but the command's text and its stdin."""
 
 
+_MOST_WORD: Final = 1024
+_MOST_WORDS: Final = 256
+_MOST_PATH: Final = 4096
+_MOST_PATHS: Final = 10_000
+_LONGEST_GRACE_S: Final = 7 * 24 * 3600.0
+
+
 def _checked(value: object, kind: type | tuple[type, ...], what: str) -> Any:
     if isinstance(value, bool) and kind is not bool:
         raise WireError(f"{what} is {value!r}")
@@ -60,15 +69,45 @@ def _checked(value: object, kind: type | tuple[type, ...], what: str) -> Any:
 
 
 def _number(value: object, what: str) -> float:
-    """A number as a float; JSON has whole numbers that are too large to be one."""
+    """A finite number as a float; JSON has numbers that are too large to be one."""
     try:
-        return float(_checked(value, (int, float), what))
+        number = float(_checked(value, (int, float), what))
     except OverflowError as exc:
         raise WireError(f"{what} is too large") from exc
+    if not math.isfinite(number):
+        raise WireError(f"{what} is not finite")
+    return number
 
 
-def _texts(value: object, what: str) -> tuple[str, ...]:
-    return tuple(_checked(item, str, what) for item in _checked(value, list, what))
+def _whole(value: object, what: str, *, most: int = 2**63) -> int:
+    """A whole number from 0 to ``most``."""
+    number: int = _checked(value, int, what)
+    if not 0 <= number <= most:
+        raise WireError(f"{what} is out of range")
+    return number
+
+
+def _word(value: object, what: str) -> str:
+    """A short text without control characters, which a terminal would obey."""
+    text: str = _checked(value, str, what)
+    if len(text) > _MOST_WORD or not text.isprintable():
+        raise WireError(f"{what} is not a printable text of at most {_MOST_WORD} characters")
+    return text
+
+
+def _absolute(value: object, what: str) -> str:
+    """The absolute path of something inside; any byte but NUL may be in it."""
+    path: str = _checked(value, str, what)
+    if not path.startswith("/") or "\0" in path or len(path) > _MOST_PATH:
+        raise WireError(f"{what} is not an absolute path")
+    return path
+
+
+def _words(value: object, what: str) -> tuple[str, ...]:
+    items = _checked(value, list, what)
+    if len(items) > _MOST_WORDS:
+        raise WireError(f"{what} has {len(items)} entries")
+    return tuple(_word(item, what) for item in items)
 
 
 def _only(value: dict[str, Any], known: frozenset[str], what: str) -> None:
@@ -262,16 +301,29 @@ def facts_from(told: dict[str, Any]) -> Facts:
     try:
         return Facts(
             session=_checked(told["session"], str, "session"),
-            work_dir=_checked(told["work_dir"], str, "work_dir"),
+            work_dir=_absolute(told["work_dir"], "work_dir"),
             isolation=isolation_from(_checked(told["isolation"], dict, "isolation")),
             fs_allowlist={
-                name: _texts(told["fs_allowlist"][name], "paths")
-                for name in ("read_only", "read_write")
+                name: _paths(told["fs_allowlist"][name]) for name in ("read_only", "read_write")
             },
-            grace_s=_number(told["grace_s"], "grace_s"),
+            grace_s=_grace(told["grace_s"]),
         )
     except (KeyError, TypeError, AttributeError) as exc:
         raise WireError(f"this does not describe an open session: {exc!r}") from exc
+
+
+def _paths(value: object) -> tuple[str, ...]:
+    paths = _checked(value, list, "paths")
+    if len(paths) > _MOST_PATHS:
+        raise WireError(f"{len(paths)} paths")
+    return tuple(_absolute(path, "a path") for path in paths)
+
+
+def _grace(value: object) -> float:
+    seconds = _number(value, "grace_s")
+    if not 0 <= seconds <= _LONGEST_GRACE_S:
+        raise WireError(f"grace_s is {seconds:g}")
+    return seconds
 
 
 def isolation_from(told: dict[str, Any]) -> Isolation:
@@ -279,13 +331,17 @@ def isolation_from(told: dict[str, Any]) -> Isolation:
     if "backend" not in told:
         raise WireError("a report lacks its backend")
     known: dict[str, Any] = {
-        name: _checked(told[name], kind, name) for name, kind in _REPORT.items() if name in told
+        name: _word(told[name], name) if kind is str else _checked(told[name], kind, name)
+        for name, kind in _REPORT.items()
+        if name in told
     }
     for name in ("namespaces", "capabilities"):
         if told.get(name) is not None:
-            known[name] = _texts(told[name], name)
+            known[name] = _words(told[name], name)
     limits = _checked(told.get("limits", {}), dict, "limits")
-    known["limits"] = tuple((name, str(by)) for name, by in limits.items())
+    if len(limits) > _MOST_WORDS:
+        raise WireError(f"{len(limits)} limits")
+    known["limits"] = tuple((_word(name, "limits"), _word(by, name)) for name, by in limits.items())
     return Isolation(**known)
 
 
@@ -338,16 +394,16 @@ def event_from(data: bytes) -> tuple[str, Any]:
     try:
         match name:
             case "started":
-                return name, (Started(_checked(value["pid"], int, "pid")), value.get("isolation"))
+                return name, (Started(_whole(value["pid"], "pid")), value.get("isolation"))
             case "exited":
                 return name, Exited(
-                    _checked(value["returncode"], int, "returncode"),
-                    _checked(value["reason"], str, "reason"),
+                    _whole(value["returncode"], "returncode", most=255),
+                    _word(value["reason"], "reason"),
                     _usage_from(_checked(value["usage"], dict, "usage")),
                 )
             case "failed":
                 names = ("stage", "reason", "code", "hint")
-                return name, Failed(*(_checked(value[n], str, n) for n in names))
+                return name, Failed(*(clean_text(_checked(value[n], str, n)) for n in names))
             case "decision":
                 return name, decision_from(value)
             case "refused":
@@ -362,8 +418,8 @@ def _usage_from(told: dict[str, Any]) -> Usage:
     return Usage(
         cpu_user_s=_number(told["cpu_user_s"], "cpu_user_s"),
         cpu_system_s=_number(told["cpu_system_s"], "cpu_system_s"),
-        max_rss_bytes=_checked(told["max_rss_bytes"], int, "max_rss_bytes"),
-        peak_memory_bytes=None if peak is None else _checked(peak, int, "peak_memory_bytes"),
+        max_rss_bytes=_whole(told["max_rss_bytes"], "max_rss_bytes"),
+        peak_memory_bytes=None if peak is None else _whole(peak, "peak_memory_bytes"),
     )
 
 
@@ -376,6 +432,11 @@ _DECISION: Final[dict[str, tuple[type, ...]]] = {
 
 def decision_from(told: dict[str, Any]) -> Decision:
     known = {name: _checked(told[name], kind, name) for name, kind in _DECISION.items()}
+    for name, value in known.items():
+        if isinstance(value, str):
+            known[name] = clean_text(value)
+        else:
+            _number(value, name)
     known["door"] = cast("Door", known["door"])
     return Decision(allowed=_checked(told["allowed"], bool, "allowed"), **known)
 
@@ -387,6 +448,15 @@ def file_to(info: FileInfo) -> dict[str, Any]:
     return dataclasses.asdict(info)
 
 
+def _name(value: object) -> str:
+    """A path below the work dir: it leads nowhere else, whatever a server may send."""
+    path: str = _checked(value, str, "path")
+    parts = path.split("/")
+    if "\0" in path or path.startswith("/") or ".." in parts or not path:
+        raise WireError(f"{path!r:.100} is not a path below the work dir")
+    return path
+
+
 def file_from(told: object) -> FileInfo:
     value = _checked(told, dict, "a file")
     try:
@@ -394,10 +464,10 @@ def file_from(told: object) -> FileInfo:
         if kind not in {"file", "dir", "symlink", "other"}:
             raise WireError(f"a file of kind {kind!r:.100}")
         return FileInfo(
-            path=_checked(value["path"], str, "path"),
+            path=_name(value["path"]),
             kind=cast("FileKind", kind),
-            size=_checked(value["size"], int, "size"),
-            mode=_checked(value["mode"], int, "mode"),
+            size=_whole(value["size"], "size"),
+            mode=_whole(value["mode"], "mode", most=0o177777),
             mtime=_number(value["mtime"], "mtime"),
         )
     except KeyError as exc:

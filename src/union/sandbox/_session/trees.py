@@ -129,10 +129,18 @@ def _limit(value: object, argument: str, default: int) -> int:
     return value or default
 
 
+async def _reached(options: Options) -> Transport:
+    """The transport, after its first call: a server tells its work dir when it is reached."""
+    transport = options.live()
+    if not transport.is_known:
+        await transport.stat(".")
+    return transport
+
+
 async def upload(local: object, path: str, options: Options) -> Transfer:
     """Copies a file or a tree of the caller's into the work dir."""
-    transport = options.live()
     source = _local_path(local)
+    transport = await _reached(options)
     top = work_path(path, work_dir=transport.work_dir, allow_root=True)
     found = await threads.files.run(transport, _look, source)
     if found.kind == "dir":
@@ -148,8 +156,8 @@ async def upload(local: object, path: str, options: Options) -> Transfer:
 
 async def download(path: str, local: object, options: Options) -> Transfer:
     """Copies a file or a tree of the work dir to the caller's side."""
-    transport = options.live()
     target = _local_path(local)
+    transport = await _reached(options)
     top = work_path(path, work_dir=transport.work_dir, allow_root=True)
     found = await transport.stat(top)
     source = _Side(transport, top)

@@ -1,15 +1,18 @@
-"""What a server says of itself when it is ready: one line, which only it could have written.
+"""The line by which the server of a run announces where it is; only that server can write one.
 
-No message of the platform carries the address of a pod, so the server says it itself: in its log,
-and in an object that the caller named. Both can be written by others. So the line has a code that
-is made with the owner's verifier, a value that is random for each session, and names the run and
-the time until it holds: a line of another run, an old one or an edited one is no line at all.
+No message of the platform carries the address of a pod, so the server publishes it: in its log, and
+in an object that the caller named. Both can be written by others. The owner therefore makes a key
+pair for each session. The signing key goes into the inputs of the server's run and nowhere else;
+what is passed to other tasks carries the public key, which verifies a line and cannot make one. A
+line names its run and its expiry: a line of another run, an old one or an edited one is refused.
+
+The line also holds the fingerprint of the server's certificate, and a line without one is refused.
+A client connects to the server with that certificate or to none, so that the server has proved that
+it is the one announced before any token is sent.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -17,10 +20,10 @@ from typing import Any, Final
 from union.sandbox._core.endpoint import parse_endpoint
 from union.sandbox.errors import SandboxUsageError
 
-__all__ = ["PREFIX", "Announcement", "announce", "heard"]
+__all__ = ["PREFIX", "Announcement", "announce", "new_signing_key", "parse_announcement"]
 
 PREFIX: Final = "union-sandbox-announcement "
-_VERSION: Final = 1
+_VERSION: Final = 2
 _MOST: Final = 64 * 1024
 
 
@@ -30,7 +33,7 @@ class Announcement:
 
     run: str
     endpoint: str = ""
-    """With the fingerprint of its certificate, where it has one."""
+    """With the fingerprint of its certificate."""
     protocol: int
     expires: float
     """Unix time."""
@@ -38,39 +41,65 @@ class Announcement:
     """An error as the wire carries it."""
 
 
-def _code(key: str, told: dict[str, Any]) -> str:
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
-    return hmac.new(key.encode(), (PREFIX + text).encode(), hashlib.sha256).hexdigest()
+def new_signing_key() -> tuple[str, str]:
+    """Make a key pair; return the signing key and the public key, in hexadecimal."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    private = Ed25519PrivateKey.generate()
+    return private.private_bytes_raw().hex(), private.public_key().public_bytes_raw().hex()
 
 
 def announce(announcement: Announcement, *, key: str) -> str:
-    """The line, without its end. ``key`` is the owner's verifier."""
-    told = {"version": _VERSION, **asdict(announcement)}
-    return PREFIX + json.dumps({"told": told, "code": _code(key, told)}, separators=(",", ":"))
+    """Return the line, without its end. ``key`` is the signing key."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    payload = json.dumps({"version": _VERSION, **asdict(announcement)}, separators=(",", ":"))
+    signer = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key))
+    signature = signer.sign((PREFIX + payload).encode()).hex()
+    line = json.dumps({"payload": payload, "signature": signature}, separators=(",", ":"))
+    return PREFIX + line
 
 
-def heard(line: str, *, key: str, run: str, now: float) -> Announcement | None:
-    """What a line announces for this run; None for any other line, whatever it claims."""
+def _is_signed(payload: str, signature: str, key: str) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+        public.verify(bytes.fromhex(signature), (PREFIX + payload).encode("utf-8", "replace"))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def parse_announcement(line: str, *, key: str, run: str, now: float) -> Announcement | None:
+    """Return what a line announces for this run; None for any other line, whatever it claims.
+
+    ``key`` is the public key.
+    """
     at = line.find(PREFIX)
     if at < 0 or len(line) > _MOST:
         return None
     try:
         both = json.loads(line[at + len(PREFIX) :])
-        told, code = both["told"], both["code"]
-        if not isinstance(told, dict) or not isinstance(code, str):
+        payload, signature = both["payload"], both["signature"]
+        if not isinstance(payload, str) or not isinstance(signature, str):
             return None
-        if not hmac.compare_digest(_code(key, told).encode(), code.encode("utf-8", "replace")):
+        if not _is_signed(payload, signature, key):
             return None
-        if told.pop("version") != _VERSION:
+        values = json.loads(payload)
+        if values.pop("version") != _VERSION:
             return None
-        found = Announcement(**told)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        found = Announcement(**values)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     if found.run != run or not now < found.expires:
         return None
-    if found.failed is None:
-        try:
-            parse_endpoint(found.endpoint)
-        except SandboxUsageError:
-            return None
-    return found
+    return found if found.failed is not None or _is_pinned(found.endpoint) else None
+
+
+def _is_pinned(endpoint: str) -> bool:
+    try:
+        return parse_endpoint(endpoint).fingerprint is not None
+    except SandboxUsageError:
+        return False

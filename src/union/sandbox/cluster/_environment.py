@@ -155,6 +155,7 @@ def _body(environment: SandboxEnvironment) -> Callable[..., Any]:
         guest_sha256: str,
         timeout_s: float,
         session: str,
+        announce_key: str,
         sandbox_mode: str = "",
         announce_to: str = "",
     ) -> str:
@@ -168,13 +169,14 @@ def _body(environment: SandboxEnvironment) -> Callable[..., Any]:
             session=session,
             sandbox_mode=sandbox_mode or environment.sandbox_mode,
             announce_to=announce_to,
+            announce_key=announce_key,
             forwarded=environment.forwarded,
         )
 
     # Flyte looks the types up by their names, in a module that does not have them.
     sandbox_server.__annotations__ = {
         "owner_sha256": str, "guest_sha256": str, "timeout_s": float, "session": str,
-        "sandbox_mode": str, "announce_to": str, "return": str,
+        "announce_key": str, "sandbox_mode": str, "announce_to": str, "return": str,
     }  # fmt: skip
     return sandbox_server
 

@@ -1,9 +1,11 @@
-"""Where the server of a run is: found by what it announces, given up when its run is over.
+"""Where the server of a run is: found by its announcement, given up when its run is over.
 
-Three places are looked at, all at once: the task's log through the control plane, an object that
-the caller has named, and the pod's log through Kubernetes, where that is allowed. Whichever answers
-first is believed, because an announcement proves itself. Meanwhile the run is watched: one that has
-failed says so at once, with what the cluster had to say.
+Three places are searched: the task's log through the control plane, the pod's log through
+Kubernetes where that is allowed, and an object that the caller has named. An announcement is
+signed, so the first valid one counts. The object comes last: other tasks may be able to write it,
+and none but the pod writes its log. It counts only if the server has been running for a while and
+its log shows nothing. Meanwhile the run is watched: a failed one is reported at once, with the
+events of the cluster.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from urllib.parse import urlsplit
 
 from union.sandbox._core.wire import VERSION
 from union.sandbox._core.wire_errors import error_from
-from union.sandbox.cluster._announce import heard
+from union.sandbox.cluster._announce import parse_announcement
 from union.sandbox.cluster._hold import Found
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 
@@ -34,6 +36,9 @@ _AGAIN_S: Final = 0.3
 _SLOWLY_S: Final = 2.0
 _LAST_WORDS_S: Final = 3.0
 """How long a run that is over may take to say why in its log."""
+_LOG_FIRST_S: Final = 8.0
+"""How long a run must have been running without a line in its log before the object counts."""
+_MOST_OBJECT: Final = 64 * 1024
 _EVENTS: Final = 5
 _MOST_FAILURES: Final = 15
 _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
@@ -74,6 +79,10 @@ async def find_by_name(
         await search.leave()
 
 
+def _phase(details: Any) -> str:
+    return str(details.phase).rpartition(".")[2].lower()
+
+
 class Search:
     """One run, looked for in several places."""
 
@@ -85,6 +94,7 @@ class Search:
         self._details: Any = None
         """The latest that the control plane has said of the run."""
         self._is_over = False
+        self._running_since: float | None = None
 
     async def find(self, *, within_s: float) -> Found:
         """Returns where the server of the run is; raises why it will never be anywhere."""
@@ -171,7 +181,7 @@ class Search:
 
     def _heard(self, text: str) -> Announcement | None:
         for line in text.splitlines():
-            found = heard(line, key=self._key, run=self._run.name, now=time.time())
+            found = parse_announcement(line, key=self._key, run=self._run.name, now=time.time())
             if found is not None:
                 return found
         return None
@@ -191,6 +201,8 @@ class Search:
             try:
                 self._details = await ActionDetails.get_details.aio(self._run.action.action_id)
                 failures = 0
+                if self._running_since is None and _phase(self._details) == "running":
+                    self._running_since = time.monotonic()
             except Exception as exc:  # whatever the client raises, a few times
                 failures += 1
                 if failures >= _MOST_FAILURES:
@@ -219,7 +231,7 @@ class Search:
         details = self._details
         if details is None:
             return "the control plane has said nothing of it yet"
-        words = [f"phase {str(details.phase).rpartition('.')[2].lower()}"]
+        words = [f"phase {_phase(details)}"]
         if details.error_info is not None:
             words.append(details.error_info.message.strip()[-2000:])
         if details.abort_info is not None:
@@ -256,10 +268,17 @@ class Search:
 
         while True:
             await asyncio.sleep(_SLOWLY_S)
+            since = self._running_since
+            if since is None or time.monotonic() - since < _LOG_FIRST_S:
+                continue
             if not await storage.exists(self._announce_to):
                 continue
-            pieces = [piece async for piece in storage.get_stream(self._announce_to)]
-            if (found := self._heard(b"".join(pieces).decode("utf-8", "replace"))) is not None:
+            data = b""
+            async for piece in storage.get_stream(self._announce_to):
+                data += piece
+                if len(data) > _MOST_OBJECT:
+                    break  # not written by our server
+            if (found := self._heard(data.decode("utf-8", "replace"))) is not None:
                 return found
 
     async def _in_pod(self) -> Announcement:

@@ -27,6 +27,11 @@ class Hold(Protocol):
     @property
     def keys(self) -> Keys: ...
 
+    @property
+    def verifier(self) -> str:
+        """The public key of the server's announcement; empty if it makes none."""
+        ...
+
     async def found(self) -> Found:
         """Returns when the server can be addressed; raises why it never will be."""
         ...

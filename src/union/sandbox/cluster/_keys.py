@@ -1,8 +1,9 @@
-"""The two keys of a session, and what may be told of them.
+"""The two tokens of a session, and the digests that recognise them.
 
-The owner's key opens everything; the guest's runs commands and moves files in the one session. Both
-are made by whoever starts the session, and both are random. The server gets their digests, from
-which neither key can be had: so does everybody who can read the inputs of the run.
+The owner's token opens everything; the guest's runs commands and moves files in the one session.
+The process that starts the session makes both at random. The server gets their digests, from which
+neither can be derived, and so does everyone who can read the inputs of the run. The key pair of the
+server's announcement is separate from both (``_announce.py``).
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from union.sandbox._core.extras import require
-from union.sandbox.cluster._keys import verifier_of
 from union.sandbox.cluster._request import request_from
 from union.sandbox.cluster._session import SandboxSession
 
@@ -102,7 +101,7 @@ def _described(request: Request, created: datetime, hold: Hold) -> SandboxSessio
             [entry.text for entry in network.allow] if network.mode == "allowlist" else None
         ),
         network_denylist=[entry.text for entry in network.deny] or None,
-        verifier=verifier_of(hold.keys.owner),
+        verifier=hold.verifier,
     )
     made._own(hold)  # noqa: SLF001 - this is where owners are made
     return made

@@ -67,6 +67,7 @@ class LocalHold:
 
     def __init__(self, request: Request) -> None:
         self.keys = Keys()
+        self.verifier = ""  # The owner chose the socket: no announcement has to be verified.
         self._home_dir = _home()
         self._home = self._home_dir.path
         self.endpoint = f"unix://{self._home}/s"

@@ -70,7 +70,7 @@ class SandboxSession(Session):
     access: str = ""
     """The guest's key. Never the owner's: that one is in no field."""
     verifier: str = ""
-    """By which the server's announcement is told from others; opens nothing."""
+    """The public key that the server's announcement is verified with; it can make none."""
 
     def __post_init__(self) -> None:
         spec = resolve_session(

@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.resources import Resources
+from union.sandbox.cluster._announce import new_signing_key
 from union.sandbox.cluster._find import Search, plane_error
 from union.sandbox.cluster._keys import Keys, session_name, verifier_of
 from union.sandbox.cluster._request import OWNER_LEASE
@@ -52,6 +53,7 @@ async def _submit(request: Request) -> ClusterHold:
     import flyte.remote
 
     keys = Keys()
+    signing_key, public_key = new_signing_key()
     announce_to = _announce_to(request.name)
     task_name = f"{request.environment}.sandbox_server"
     task: Any = flyte.remote.TaskDetails.get(
@@ -64,6 +66,7 @@ async def _submit(request: Request) -> ClusterHold:
         "session": json.dumps(_told(request)),
         "sandbox_mode": request.sandbox_mode if request.overrides_mode else "",
         "announce_to": announce_to,
+        "announce_key": signing_key,
     }
     try:
         await task.fetch.aio()
@@ -95,7 +98,7 @@ async def _submit(request: Request) -> ClusterHold:
         ) from exc
     except flyte.errors.BaseRuntimeError as exc:
         raise plane_error(exc, "the run could not be submitted") from exc
-    return ClusterHold(run, keys, request, announce_to=announce_to)
+    return ClusterHold(run, keys, request, announce_to=announce_to, verifier=public_key)
 
 
 def _told(request: Request) -> dict[str, Any]:
@@ -133,14 +136,17 @@ def _flyte_resources(resources: object) -> Any:
 class ClusterHold:
     """A run on a cluster, and the keys to its server."""
 
-    def __init__(self, run: Any, keys: Keys, request: Request, *, announce_to: str) -> None:
+    def __init__(
+        self, run: Any, keys: Keys, request: Request, *, announce_to: str, verifier: str
+    ) -> None:
         self.keys = keys
+        self.verifier = verifier
         self._run = run
         identifier = run.pb2.action.id.run
         self.url: str | None = run.url
         self.project: str | None = identifier.project or request.project
         self.domain: str | None = identifier.domain or request.domain
-        self._search = Search(run, key=verifier_of(keys.owner), announce_to=announce_to)
+        self._search = Search(run, key=verifier, announce_to=announce_to)
         self._finding: asyncio.Task[Found] = asyncio.get_running_loop().create_task(
             self._search.find(within_s=request.ready_timeout_s)
         )

@@ -31,16 +31,16 @@ _ADDRESS: Final = "POD_IP"
 _MOST_SESSION: Final = 4 * 1024 * 1024
 
 
-def _bind() -> tuple[str, bool]:
-    """Where to listen, and whether with a certificate: a pod's address, or this machine's own."""
+def _bind() -> str:
+    """Where to listen: at the pod's address, or without one at this machine's own."""
     from union.sandbox.cluster._pod import PORT
 
     told = os.environ.get(_ADDRESS, "")
     if not told:
-        return "127.0.0.1:0", False
+        return "127.0.0.1:0"
     address = ip_address(told)
     shown = f"[{address}]" if address.version == 6 else str(address)
-    return f"{shown}:{0 if address.is_loopback else PORT}", True
+    return f"{shown}:{0 if address.is_loopback else PORT}"
 
 
 def _session(text: str, forwarded: Sequence[str]) -> dict[str, Any]:
@@ -61,6 +61,7 @@ async def serve_run(
     session: str,
     sandbox_mode: str,
     announce_to: str,
+    announce_key: str,
     forwarded: Sequence[str],
 ) -> str:
     """Serves the one session of this run until its time is over, or nobody wants it any more."""
@@ -76,7 +77,6 @@ async def serve_run(
     if expires <= now:
         _LOGGER.warning("the session's time was over before its server could start")
         return "timeout"
-    bind, tls = _bind()
     told = _session(session, forwarded)
     orders = Orders(
         run=run,
@@ -86,8 +86,9 @@ async def serve_run(
         backend=BACKENDS[sandbox_mode],
         owner_lease=told.pop(OWNER_LEASE, None),
         told=told,
-        bind=bind,
-        tls=tls,
+        bind=_bind(),
+        # Its clients know it by its certificate, and send their tokens to no other server.
+        tls=True,
         # The same place, unless the environment has its scratch elsewhere.
         work_dir=os.path.join(tempfile.gettempdir(), os.path.basename(WORK_DIR)),
         shown_at=WORK_DIR,
@@ -101,7 +102,7 @@ async def serve_run(
         _LOGGER.warning("SIGTERM cannot be handled here: %s", exc)
     running = loop.create_task(supervisor.run())
     try:
-        await _announce(supervisor, run, owner_sha256, expires, announce_to)
+        await _announce(supervisor, run, announce_key, expires, announce_to)
         return await running
     except BaseException as exc:
         was_stopped = supervisor.is_stopped

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.wire import VERSION, WireError, parse_json, to_json
-from union.sandbox._core.wire_values import facts_from
 from union.sandbox._session.line import Line
 from union.sandbox.errors import SandboxConnectionError
 from union.sandbox.remote._transport import RemoteTransport
@@ -27,9 +27,13 @@ __all__ = ["AttachedTransport"]
 
 _CLOSE_S: Final = 2.0
 _ASKS_EVERY_S: Final = 7.5
+_GONE: Final = (
+    "the session has ended: its owner has closed it, its timeout has passed, or its server was "
+    "stopped"
+)
 _OUTSIDE: Final = (
-    "the address of a pod can be reached from the pods of its cluster: open the session in a task "
-    "that runs there; and look whether a NetworkPolicy is in the way"
+    f"{_GONE}. If it has not: the address of a pod can be reached from the pods of its cluster, so "
+    "open the session in a task that runs there, and look whether a NetworkPolicy is in the way"
 )
 
 
@@ -66,10 +70,22 @@ class AttachedTransport(RemoteTransport):
                 return
         try:
             await super()._connect()
-        except SandboxConnectionError as exc:
-            if not exc.sent and self._access.endpoint.socket is None and exc.code == "connection":
-                exc.hint = _OUTSIDE
+        except BaseException as exc:
+            # A reference need not be closed: what is left of a failed attempt goes now.
+            http, self._http = self._http, None
+            if http is not None:
+                await http.close()
+            if isinstance(exc, SandboxConnectionError) and exc.code == "connection":
+                exc.hint = _GONE if exc.sent or self._access.endpoint.socket else _OUTSIDE
             raise
+
+    def _is_gone(self, exc: SandboxConnectionError) -> bool:
+        """A server of this machine is gone with its directory, or when its socket refuses."""
+        path = self._way.endpoint.socket
+        if path is None or exc.sent:
+            return False
+        cause = getattr(exc.__cause__, "os_error", exc.__cause__)
+        return isinstance(cause, ConnectionRefusedError) or not os.path.isdir(os.path.dirname(path))
 
     async def _join_by(self, sock: socket.socket) -> bool:
         """Joins over the line. Whatever is against it, a request finds out and says better."""
@@ -80,8 +96,8 @@ class AttachedTransport(RemoteTransport):
                 await line.send((to_json(hello),))
                 told = parse_json(await anext(line, b""))
             if "error" not in told:
-                self._carry(line, facts_from(told))
-        except (WireError, TimeoutError):
+                self._carry(line, self._facts_in(told))
+        except (WireError, TimeoutError, SandboxConnectionError):
             pass
         finally:
             if self._link is None:

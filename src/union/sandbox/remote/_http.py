@@ -1,4 +1,9 @@
-"""Requests to a server: sent with the token, answered or turned into the error that was told."""
+"""Requests to a server: sent with the token, answered or turned into the error it returned.
+
+The server is not trusted. Every reply has a size limit and a deadline, no redirect is followed, no
+reply is decompressed and no cookie is kept. A reply that breaks a rule is a
+``SandboxConnectionError`` with the code ``protocol``; a missing one has the code ``no-answer``.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +25,23 @@ from union.sandbox.remote._websocket import WebSocket
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
 
+    from aiohttp import ClientTimeout as _Timeout
+
     from union.sandbox._core.endpoint import Endpoint
 
-__all__ = ["Http"]
+__all__ = ["MAX_LISTING", "Http"]
 
 _CONNECT_S: Final = 10.0
-_MOST_ANSWER: Final = 64 * 1024 * 1024
+_HANDSHAKE_S: Final = 30.0
+CALL_S: Final = 120.0
+"""How long one request may take, its reply included."""
+IDLE_S: Final = 60.0
+"""How long a transfer of a file may make no progress."""
+MAX_REPLY: Final = 4 * 1024 * 1024
+MAX_LISTING: Final = 64 * 1024 * 1024
+"""A directory of the most entries that are listed, with long names."""
+MAX_TAIL: Final = 64 * 1024
+"""The outcome of a download, which follows its last piece."""
 _GIVE_UP_S: Final = 10.0
 _MOST_PIECE: Final = 16 * 1024 * 1024
 _HEARTBEAT_S: Final = 10.0
@@ -38,6 +54,20 @@ _NOT_SENT: Final = (
     aiohttp.ConnectionTimeoutError,
     aiohttp.ServerFingerprintMismatch,
 )
+
+
+class ProtocolViolationError(aiohttp.ClientPayloadError):
+    """The server sent a reply that this protocol does not have."""
+
+
+class _Response(aiohttp.ClientResponse):
+    """A reply; a redirect is refused before anything is sent to where it points."""
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        await super().start(connection)
+        if 300 <= self.status < 400:
+            raise ProtocolViolationError(f"status {self.status}: redirects are not followed")
+        return self
 
 
 class Http:
@@ -55,11 +85,26 @@ class Http:
             self._ssl = aiohttp.Fingerprint(endpoint.fingerprint)
         elif ca is not None:
             self._ssl = _trusting(ca)
+        self.deadline: float | None = None
+        """By the clock of the event loop: when the session's own timeout has passed."""
+        self._auth = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._session = aiohttp.ClientSession(
             connector=connector,
-            headers={} if token is None else {"Authorization": f"Bearer {token}"},
-            timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_S, sock_connect=_CONNECT_S),
+            headers={"Accept-Encoding": "identity"},
+            timeout=self._timeout(None),
             read_bufsize=1024 * 1024,
+            response_class=_Response,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    def _timeout(self, within_s: float | None, *, idle_s: float | None = None) -> _Timeout:
+        """The limits of one request; none outlasts the session."""
+        if self.deadline is not None:
+            left_s = max(0.001, self.deadline - asyncio.get_running_loop().time())
+            within_s = left_s if within_s is None else min(within_s, left_s)
+        return aiohttp.ClientTimeout(
+            total=within_s, connect=_CONNECT_S, sock_connect=_CONNECT_S, sock_read=idle_s
         )
 
     def _url(self, path: str, query: dict[str, str] | None = None) -> URL:
@@ -80,6 +125,10 @@ class Http:
             code, hint = "certificate", "this is not the server whose certificate was pinned"
         elif isinstance(exc, aiohttp.ClientConnectorCertificateError):
             code, hint = "certificate", "pass cert='sha256:...' with the server's fingerprint"
+        elif isinstance(exc, ProtocolViolationError | WireError):
+            code, hint = "protocol", "the server is faulty or hostile: do not use it"
+        elif isinstance(exc, TimeoutError) and sent:
+            code, hint = "no-answer", "the server is overloaded, stuck or hostile"
         elif not sent:
             hint = "is the server running, and is this its address?"
         return SandboxConnectionError(
@@ -91,32 +140,43 @@ class Http:
         )
 
     async def call(
-        self, method: str, path: str, told: dict[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        told: dict[str, Any] | None = None,
+        *,
+        within_s: float = CALL_S,
+        max_bytes: int = MAX_REPLY,
     ) -> dict[str, Any]:
-        """One request and its whole answer."""
+        """Send one request; return its whole reply, which must come within ``within_s``."""
         body = None if told is None else to_json(told)
         headers = {} if body is None else {"Content-Type": "application/json"}
+        if path != "health":  # which needs no token, and may be another server's
+            headers |= self._auth
         try:
             async with self._session.request(
-                method, self._url(path), data=body, headers=headers, ssl=self._ssl
+                method,
+                self._url(path),
+                data=body,
+                headers=headers,
+                ssl=self._ssl,
+                timeout=self._timeout(within_s),
             ) as response:
-                return await self._answer(response)
+                return await self._answer(response, max_bytes=max_bytes)
         except SandboxError:
             raise  # some of ours are OSErrors too
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise self.lost(exc) from exc
 
-    async def _answer(self, response: aiohttp.ClientResponse) -> dict[str, Any]:
-        data = bytearray()
-        async for chunk in response.content.iter_any():
-            data += chunk
-            if len(data) > _MOST_ANSWER:
-                raise aiohttp.ClientPayloadError("an answer without end")
+    async def _answer(
+        self, response: aiohttp.ClientResponse, *, max_bytes: int = MAX_REPLY
+    ) -> dict[str, Any]:
+        data = await _limited(response.content, max_bytes)
         try:
-            told = parse_json(bytes(data), most=_MOST_ANSWER)
+            told = parse_json(data, most=max_bytes)
         except WireError as exc:
-            raise aiohttp.ClientPayloadError(
-                f"status {response.status}, and an answer that is not of this protocol"
+            raise ProtocolViolationError(
+                f"status {response.status}, and a reply that is not of this protocol"
             ) from exc
         if isinstance(error := told.get("error"), dict):
             raise error_from(error)
@@ -125,16 +185,18 @@ class Http:
     async def connect(self, session: str) -> WebSocket:
         """The connection that carries the runs of one session."""
         try:
-            return WebSocket(
-                await self._session.ws_connect(
-                    self._url(f"sessions/{session}/connect"),
-                    protocols=(PROTOCOL,),
-                    max_msg_size=MAX_MESSAGE,
-                    heartbeat=_HEARTBEAT_S,
-                    timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
-                    ssl=self._ssl,
+            async with asyncio.timeout(_HANDSHAKE_S):
+                return WebSocket(
+                    await self._session.ws_connect(
+                        self._url(f"sessions/{session}/connect"),
+                        protocols=(PROTOCOL,),
+                        headers=self._auth,
+                        max_msg_size=MAX_MESSAGE,
+                        heartbeat=_HEARTBEAT_S,
+                        timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
+                        ssl=self._ssl,
+                    )
                 )
-            )
         except aiohttp.WSServerHandshakeError as exc:
             # The refusal's reason is not in the handshake; a plain request tells it.
             await self.call("GET", f"sessions/{session}")
@@ -164,7 +226,8 @@ class Http:
             self._put(self._url(f"sessions/{session}/file", query), body)
         )
         try:
-            return await asyncio.shield(sending)
+            await self._sent(sending, body)
+            return sending.result()
         except asyncio.CancelledError:
             body.give_up()
             await finished(sending, within_s=_GIVE_UP_S)
@@ -174,11 +237,28 @@ class Http:
                 raise body.fault from None
             raise
 
+    async def _sent(self, sending: asyncio.Task[int], body: Upload) -> None:
+        """Wait for an upload; end one whose server takes nothing for ``IDLE_S``."""
+        loop = asyncio.get_running_loop()
+        taken, since = -1, loop.time()
+        while not sending.done():
+            await asyncio.wait({sending}, timeout=IDLE_S / 4)
+            if body.taken != taken or body.waits_for_caller:
+                taken, since = body.taken, loop.time()
+            elif loop.time() - since >= IDLE_S:
+                sending.cancel()
+                await asyncio.wait({sending})
+                raise self.lost(TimeoutError(f"the server took no data for {IDLE_S:g} s"))
+
     async def _put(self, url: URL, body: Upload) -> int:
-        headers = {"Content-Type": "application/octet-stream"}
+        headers = {"Content-Type": "application/octet-stream", **self._auth}
         try:
             async with self._session.put(
-                url, data=body.pieces(), headers=headers, ssl=self._ssl
+                url,
+                data=body.pieces(),
+                headers=headers,
+                ssl=self._ssl,
+                timeout=self._timeout(None),
             ) as response:
                 told = await self._answer(response)
         except SandboxError:
@@ -186,8 +266,8 @@ class Http:
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise self.lost(exc) from exc
         found = told.get("size")
-        if not isinstance(found, int):
-            raise self.lost(aiohttp.ClientPayloadError("no size in the answer"))
+        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            raise self.lost(ProtocolViolationError(f"a size of {found!r:.40} in the reply"))
         return found
 
     async def fetch(
@@ -195,21 +275,28 @@ class Http:
     ) -> AsyncGenerator[bytes, None]:
         """GET: a file in pieces; that it was the last one is said, not guessed."""
         query = {"path": path, "max_bytes": str(max_bytes), "framed": "1"}
+        left = max_bytes
         try:
             async with self._session.get(
-                self._url(f"sessions/{session}/file", query), ssl=self._ssl
+                self._url(f"sessions/{session}/file", query),
+                headers=self._auth,
+                ssl=self._ssl,
+                timeout=self._timeout(None, idle_s=IDLE_S),
             ) as response:
                 if response.status != 200:
                     await self._answer(response)
-                    raise aiohttp.ClientPayloadError(f"status {response.status}")
+                    raise ProtocolViolationError(f"status {response.status}")
                 while True:
                     (size,) = PIECE.unpack(await response.content.readexactly(PIECE.size))
                     if size == LAST:
                         break
-                    if size > _MOST_PIECE:
-                        raise aiohttp.ClientPayloadError(f"a piece of {size} bytes")
+                    if not 0 < size <= _MOST_PIECE:
+                        raise ProtocolViolationError(f"a piece of {size} bytes")
+                    left -= size
+                    if left < 0:
+                        raise ProtocolViolationError(f"more than {max_bytes} bytes were sent")
                     yield await response.content.readexactly(size)
-                outcome = parse_json(await response.content.read(), most=1024 * 1024)
+                outcome = parse_json(await _limited(response.content, MAX_TAIL), most=MAX_TAIL)
         except SandboxError:
             raise
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
@@ -218,9 +305,21 @@ class Http:
             raise self.lost(exc) from exc
         if isinstance(error := outcome.get("error"), dict):
             raise error_from(error)
+        if outcome.get("done") is not True:
+            raise self.lost(ProtocolViolationError("a download without its outcome"))
 
     async def close(self) -> None:
         await self._session.close()
+
+
+async def _limited(content: aiohttp.StreamReader, max_bytes: int) -> bytes:
+    """Read to the end, which must come within ``max_bytes``."""
+    data = bytearray()
+    async for chunk in content.iter_any():
+        data += chunk
+        if len(data) > max_bytes:
+            raise ProtocolViolationError(f"a reply of more than {max_bytes} bytes")
+    return bytes(data)
 
 
 def _trusting(ca: str) -> ssl.SSLContext:
@@ -235,4 +334,6 @@ def _words(exc: BaseException) -> str:
         return f"its certificate is sha256:{exc.got.hex()}, not the one that was pinned"
     if isinstance(exc, asyncio.IncompleteReadError):
         return "the answer was cut off"
+    if isinstance(exc, TimeoutError):
+        return str(exc) or "no reply in time"
     return str(exc) or type(exc).__name__

@@ -23,6 +23,14 @@ __all__ = ["Link", "pauses"]
 _MESSAGE: Final = 512 * 1024
 _LATER_S: Final = 0.02
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_BRIEF_S: Final = 1.0
+"""A connection that ended sooner is not made again without a pause, even if it was useful."""
+_LASTING_S: Final = 10.0
+"""A connection that lasted so long has proved itself, also if nothing was to be sent."""
+_FINAL: Final = frozenset({"unauthorized", "certificate", "version", "protocol"})
+"""Codes of refusals that another attempt would meet again."""
+_MALFORMED: Final = (WireError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
+"""Errors of a decoder: none of them may reach a caller as it is."""
 
 
 def pauses(within_s: float) -> _Pauses:
@@ -36,9 +44,13 @@ class _Pauses:
         self._end = self._loop.time() + within_s
         self._next = _FIRST_PAUSE_S
 
+    @property
+    def left_s(self) -> float:
+        return self._end - self._loop.time()
+
     async def wait(self) -> bool:
         """False: there is no time left."""
-        left = self._end - self._loop.time()
+        left = self.left_s
         if left <= 0:
             return False
         # Many clients that lost the same server must not come back at the same moment.
@@ -66,6 +78,10 @@ class Link:
         self._let_go = let_go
         """Frees what connections are made with."""
         self._grace_s = grace_s
+        self._attempts: _Pauses | None = None
+        """The pauses of reconnecting, until a connection has proved useful."""
+        self.is_useful = False
+        """Whether a run got any further over this connection."""
         self._runs: dict[int, RemoteRun] = {}
         self._out: list[bytes] = []
         self._late: dict[RemoteRun, None] = {}
@@ -141,10 +157,14 @@ class Link:
 
     async def _keep(self) -> None:
         why: SandboxError = SandboxConnectionError("the connection was lost", sent=True)
+        loop = asyncio.get_running_loop()
         try:
             while self._carrier is not None:
+                begun = loop.time()
+                self.is_useful = False
                 why = await self._receive(self._carrier)
                 self._carrier = None
+                lasted_s = loop.time() - begun
                 self._out.clear()
                 self._late.clear()
                 if self.closed.is_set() and not self._closing:
@@ -152,7 +172,9 @@ class Link:
                     await self._let_go()
                 if self._closing or self.closed.is_set():
                     break
-                self._carrier = await self._reconnect()
+                if self.is_useful or lasted_s >= _LASTING_S:
+                    self._attempts = None
+                self._carrier = await self._reconnect(at_once=lasted_s >= _BRIEF_S)
         except SandboxError as exc:
             why = exc
         except asyncio.CancelledError:
@@ -171,12 +193,13 @@ class Link:
             async for message in carrier:
                 for frame in wire.decode(message):
                     self._take(frame)
-        except WireError as exc:
+        except _MALFORMED as exc:
             raise SandboxConnectionError(
                 f"{self._endpoint}: the server sent what is not of this protocol: {exc}",
                 endpoint=str(self._endpoint),
                 sent=True,
                 code="protocol",
+                hint="the server is faulty or hostile: do not use it",
             ) from exc
         finally:
             await carrier.close()
@@ -193,19 +216,34 @@ class Link:
             run.receive(frame)
         # Else: about a run that has ended here; its acknowledgement is on the way.
 
-    async def _reconnect(self) -> Carrier:
-        """A new connection, on which every run goes on where it was."""
-        attempts = pauses(self._grace_s)
+    async def _reconnect(self, *, at_once: bool) -> Carrier:
+        """A new connection, on which every run goes on where it was.
+
+        The first attempt after a useful connection is made at once. All others wait, longer each
+        time, and end when ``grace_s`` have passed without a useful connection.
+        """
+        lost_again = self._attempts is not None
+        attempts = self._attempts = self._attempts or pauses(self._grace_s)
+        if (lost_again or not at_once) and not await attempts.wait():
+            raise SandboxConnectionError(
+                f"{self._endpoint}: every new connection was lost at once, for {self._grace_s:g} s",
+                endpoint=str(self._endpoint),
+                sent=True,
+                hint="look at the server's log, and at what stands between it and this client",
+            )
         carrier = None
         while carrier is None:
             try:
                 carrier = await self._connect()
             except SandboxConnectionError as exc:
-                if exc.code in {"unauthorized", "certificate", "version"}:
+                if exc.code in _FINAL:
                     raise
                 if self._endpoint.socket is not None and not exc.sent:
-                    raise  # nobody listens there any more: the server is gone, and the session
+                    raise  # nothing listens there any more: the server is gone, and the session
                 if self._closing or not await attempts.wait():
+                    raise
+            except SandboxError as exc:
+                if exc.code != "busy" or self._closing or not await attempts.wait():
                     raise
         for run in tuple(self._runs.values()):
             self._out.extend(run.opening_frames())

@@ -16,9 +16,11 @@ from union.sandbox._core.wire_values import event_from, isolation_from
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from union.sandbox._core.events import Exited, Started
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._session.transport import Sink
     from union.sandbox.errors import SandboxError
+    from union.sandbox.remote._admission import Slot
     from union.sandbox.remote._link import Link
 
 __all__ = ["RemoteRun"]
@@ -26,6 +28,16 @@ __all__ = ["RemoteRun"]
 _ACK_EVERY: Final = WINDOW // 4
 """Each costs both sides a system call and a wake-up. A server that keeps less gets one later."""
 _ACK_FRAMES: Final = 256
+DEADLINE_GRACE_S: Final = 15.0
+"""How long after its timeout a command may take to be reported as ended."""
+REST_S: Final = 30.0
+"""How long the output of a command that has ended may make no progress."""
+MAX_EVENTS: Final = 10_100
+"""A run has at most 10,000 network decisions, and few other events."""
+MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
+"""All events of one run together."""
+_MOST_WAITING: Final = 2 * WINDOW
+"""What a server may send of a stream that is not read; an honest one stops at the window."""
 
 
 class _Inlet:
@@ -42,6 +54,8 @@ class _Inlet:
         self.over = False
         """The sink was told of the end."""
         self.waiting: deque[memoryview | bytes] = deque()
+        self.held = 0
+        """How much waits."""
 
     @property
     def wants_ack(self) -> bool:
@@ -62,6 +76,8 @@ class RemoteRun:
         link: Link,
         isolation: Isolation,
         fds: set[int],
+        timeout_s: float | None = None,
+        slot: Slot | None = None,
     ) -> None:
         self.number = number
         self.isolation = isolation
@@ -70,7 +86,12 @@ class RemoteRun:
         self._sink = sink
         self._link = link
         self._inlets = {fd: _Inlet() for fd in fds}
+        self._slot = slot
+        self._was_started = False
+        self._limit_s = None if timeout_s is None else timeout_s + DEADLINE_GRACE_S
+        self._deadline: asyncio.TimerHandle | None = None
         self._events = 0
+        self._event_bytes = 0
         self._ended = False
         self._sent = 0
         self._unconfirmed: deque[tuple[int, bytes]] = deque()
@@ -82,6 +103,52 @@ class RemoteRun:
         self._stdin_closing = False
         self._stdin_broken = False
         self._drainers: list[asyncio.Future[None]] = []
+
+    # The deadline.
+
+    def watch(self) -> None:
+        """Begin to count: a server that does not report the end in time is not waited for."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._limit_s is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(self._limit_s, self._overdue)
+
+    def _overdue(self) -> None:
+        self.end("timeout")
+        limit_s = (self._limit_s or 0.0) - DEADLINE_GRACE_S
+        self.fail(
+            f"the server did not report the end of a command with timeout_s={limit_s:g} within "
+            f"{DEADLINE_GRACE_S:g} s of its timeout",
+            code="no-answer",
+            hint="the server is overloaded, stuck or hostile; the command may still run there",
+        )
+
+    def _await_rest(self) -> None:
+        """The command has ended: what is left of its output must come, and come steadily."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        loop = asyncio.get_running_loop()
+        received = sum(inlet.received for inlet in self._inlets.values())
+        self._deadline = loop.call_later(REST_S, self._check_rest, received)
+
+    def _check_rest(self, before: int) -> None:
+        received = sum(inlet.received for inlet in self._inlets.values())
+        if received != before or any(inlet.paused for inlet in self._inlets.values()):
+            self._await_rest()
+            return
+        self.fail(
+            f"the command has ended, and the rest of its output did not come within {REST_S:g} s",
+            code="no-answer",
+        )
+
+    def _leave(self) -> None:
+        """The run is over for this side."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._link.forget(self)
+        if self._slot is not None:
+            self._slot.leave()
 
     # The link.
 
@@ -126,7 +193,7 @@ class RemoteRun:
         self._sink.event(Failed("transport", reason, code, hint))
         self._settle()
         self._wake_drainers()
-        self._link.forget(self)
+        self._leave()
 
     @property
     def has_ended(self) -> bool:
@@ -149,10 +216,14 @@ class RemoteRun:
         if not data or inlet.closed:
             return
         inlet.received += len(data)
+        self._link.is_useful = True
         # A piece that is most of its message is kept with it; any other would keep too much.
         kept = data if 2 * len(data) > len(data.obj) else bytes(data)  # type: ignore[arg-type]  # of bytes
         if inlet.paused:
             inlet.waiting.append(kept)
+            inlet.held += len(kept)
+            if inlet.held > _MOST_WAITING:
+                raise WireError(f"{inlet.held} bytes of output beyond the window")
         else:
             self._pass_on(fd, inlet, kept)
             self._ack_if_due(inlet)
@@ -190,9 +261,11 @@ class RemoteRun:
         if not inlet.paused:
             return
         inlet.paused = False
-        inlet.passed = inlet.received - sum(map(len, inlet.waiting))
+        inlet.passed = inlet.received - inlet.held
         while inlet.waiting and not inlet.paused:
-            self._pass_on(fd, inlet, inlet.waiting.popleft())
+            data = inlet.waiting.popleft()
+            inlet.held -= len(data)
+            self._pass_on(fd, inlet, data)
         self._ack_if_due(inlet)
         self._end_if_all_passed(fd, inlet)
 
@@ -220,30 +293,46 @@ class RemoteRun:
         if number < self._events:
             return
         self._events += 1
+        self._event_bytes += len(data)
+        if self._events > MAX_EVENTS or self._event_bytes > MAX_EVENT_BYTES:
+            raise WireError(f"{self._events} events of {self._event_bytes} bytes for one run")
+        self._link.is_useful = True
         name, value = event_from(data)
         if self._ended:
             # The end is the last event: a second one would change how it was said to have ended.
             raise WireError(f"{name} after the end of a run")
+        if self._was_started and name in {"started", "refused"}:
+            raise WireError(f"{name} after the start of a run")
         match name:
             case "started":
-                event, isolation = value
-                if isinstance(isolation, dict):
-                    self.isolation = isolation_from(isolation)
-                self._sink.event(event)
-                self._settle()
+                self._on_started(*value)
             case "decision":
                 self._sink.decision(value)
             case "refused":
                 self._refused(error_from(value))
             case _:
-                self._ended = True
-                if name == "failed":
-                    for inlet in self._inlets.values():
-                        inlet.over = True
-                self._sink.event(value)
-                self._settle()
-                self._wake_drainers()
-                self._finish_if_over()
+                self._on_end(name, value)
+
+    def _on_started(self, event: Started, isolation: object) -> None:
+        if isinstance(isolation, dict):
+            self.isolation = isolation_from(isolation)
+        self._was_started = True
+        if self._slot is not None:
+            self._slot.started()
+        self.watch()
+        self._sink.event(event)
+        self._settle()
+
+    def _on_end(self, name: str, event: Exited | Failed) -> None:
+        self._ended = True
+        if name == "failed":
+            for inlet in self._inlets.values():
+                inlet.over = True
+        self._sink.event(event)
+        self._settle()
+        self._wake_drainers()
+        self._await_rest()
+        self._finish_if_over()
 
     def _refused(self, error: SandboxError) -> None:
         self._ended = True
@@ -264,7 +353,7 @@ class RemoteRun:
             for inlet in self._inlets.values():
                 inlet.passed = inlet.received
             self._link.ack_later(self)
-            self._link.forget(self)
+            self._leave()
 
     # Upstream.
 
@@ -288,6 +377,8 @@ class RemoteRun:
         self._control(op="resize", rows=rows, cols=cols)
 
     def _on_taken(self, taken: wire.Taken) -> None:
+        if taken.number > self._sent or taken.stdin > self._stdin_sent:
+            raise WireError("a server cannot have taken more than it was sent")
         while self._unconfirmed and self._unconfirmed[0][0] <= taken.number:
             self._unconfirmed.popleft()
         self._stdin_taken = max(self._stdin_taken, taken.stdin)

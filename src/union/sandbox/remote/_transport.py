@@ -6,10 +6,10 @@ import asyncio
 import logging
 import secrets
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from union.sandbox._core.paths import work_path
-from union.sandbox._core.wire import VERSION
+from union.sandbox._core.wire import VERSION, WireError
 from union.sandbox._core.wire_values import (
     MAX_START,
     Facts,
@@ -19,17 +19,20 @@ from union.sandbox._core.wire_values import (
     session_to,
 )
 from union.sandbox._files.new_file import bytes_of, check_mode
+from union.sandbox.constants import MAX_DIR_ENTRIES
 from union.sandbox.errors import (
     SandboxConnectionError,
     SandboxError,
+    SandboxExecutionError,
     SandboxUsageError,
     SessionClosedError,
 )
+from union.sandbox.remote._admission import Admission
 from union.sandbox.remote._link import Link, pauses
 from union.sandbox.remote._run import RemoteRun
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 
     from union.sandbox._core.files import FileInfo
     from union.sandbox._core.isolation import Isolation
@@ -42,9 +45,16 @@ if TYPE_CHECKING:
 __all__ = ["RemoteTransport"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.remote")
+_T = TypeVar("_T")
+_LEAST_S: Final = 1.0
 _PIECE: Final = 256 * 1024
 _MOST_INLINE_STDIN: Final = 1024 * 1024
-_CLOSE_S: Final = 30.0
+_CLOSE_S: Final = 20.0
+_DELETE_S: Final = 10.0
+_SESSION_GRACE_S: Final = 15.0
+"""How long after the session's timeout a call may take to be answered."""
+_PATIENCE_S: Final = 30.0
+"""How long a run without a timeout waits for a server that has no room for any of this session."""
 
 
 class RemoteTransport:
@@ -58,6 +68,7 @@ class RemoteTransport:
         self._link: Link | None = None
         self._facts: Facts | None = None
         self._connecting = asyncio.Lock()
+        self._admission = Admission()
         self._asked = False
         self._is_over = False
 
@@ -102,13 +113,39 @@ class RemoteTransport:
                 raise SessionClosedError("the session is closed")
             access = self._way
             self._http = Http(access.endpoint, token=access.token, ca=access.ca)
+            if self._spec.timeout_s is not None:
+                now = asyncio.get_running_loop().time()
+                self._http.deadline = now + self._spec.timeout_s + _SESSION_GRACE_S
         return self._http
 
     async def _connect(self) -> None:
         http = await self._requests()
         await self._check_health(http, self._way.connect_timeout_s)
-        facts = facts_from(await self._join(http))
+        facts = self._facts_in(await self._join(http))
         self._carry(await http.connect(self._name), facts)
+
+    def _facts_in(self, told: dict[str, Any]) -> Facts:
+        facts = self._decoded(facts_from, told)
+        if facts.session != self._name:
+            raise self._malformed(f"it describes the session {facts.session!r:.80}")
+        return facts
+
+    def _malformed(self, why: object) -> SandboxConnectionError:
+        endpoint = str(self._way.endpoint)
+        return SandboxConnectionError(
+            f"{endpoint}: a reply that is not of this protocol: {why}",
+            endpoint=endpoint,
+            sent=True,
+            code="protocol",
+            hint="the server is faulty or hostile: do not use it",
+        )
+
+    def _decoded(self, decode: Callable[[Any], _T], value: object) -> _T:
+        """What a server sent, checked; no error of a decoder reaches a caller as it is."""
+        try:
+            return decode(value)
+        except (WireError, TypeError, LookupError, ArithmeticError, RecursionError) as exc:
+            raise self._malformed(exc) from exc
 
     def _carry(self, carrier: Carrier, facts: Facts) -> None:
         """The session is there, and a connection to it."""
@@ -142,12 +179,13 @@ class RemoteTransport:
         told: dict[str, Any] = {}
         while told.get("status") != "ok":
             try:
-                told = await http.call("GET", "health")
+                left_s = max(attempts.left_s, _LEAST_S)
+                told = await http.call("GET", "health", within_s=left_s)
                 problem = SandboxConnectionError(
                     f"{http.endpoint}: the server is {told.get('status')!r:.100}", code="draining"
                 )
             except SandboxConnectionError as exc:
-                if exc.code in {"unauthorized", "certificate"}:
+                if exc.code in {"unauthorized", "certificate", "protocol"} or self._is_gone(exc):
                     raise
                 problem = exc
             if told.get("status") != "ok" and not await attempts.wait():
@@ -159,6 +197,10 @@ class RemoteTransport:
                 code="version",
                 hint="use the same version of unionai-sandbox on both sides",
             )
+
+    def _is_gone(self, exc: SandboxConnectionError) -> bool:  # noqa: ARG002 - for others
+        """Whether no server will ever answer here, so that there is nothing to wait for."""
+        return False
 
     def _path(self, rest: str = "") -> str:
         return f"sessions/{self._name}{rest}"
@@ -173,16 +215,17 @@ class RemoteTransport:
 
     async def _let_go(self) -> None:
         self._is_over = True
+        self._admission.close()
         if self._http is not None:
             await self._http.close()
 
     async def _delete(self, http: Http) -> None:
         try:
-            async with asyncio.timeout(_CLOSE_S):
-                await http.call("DELETE", self._path())
-        except (SandboxError, TimeoutError) as exc:
-            # Its lease runs out: the server ends it without being told.
-            _LOGGER.warning("the server could not be told that a session ended: %s", exc)
+            http.deadline = None
+            await http.call("DELETE", self._path(), within_s=_DELETE_S)
+        except SandboxError as exc:
+            # Its lease runs out: the server ends it by itself.
+            _LOGGER.warning("the server did not confirm the end of a session: %s", exc)
 
     async def _live(self) -> Http:
         await self._connected()
@@ -218,7 +261,7 @@ class RemoteTransport:
     # Running.
 
     async def start(self, spec: RunSpec, sink: Sink) -> RemoteRun:
-        link = await self._connected()
+        await self._connected()
         stdin = spec.stdin
         if isinstance(stdin, bytes) and len(stdin) > _MOST_INLINE_STDIN:
             # Fed as the command takes it, so that neither side holds a second copy.
@@ -230,24 +273,53 @@ class RemoteTransport:
                 argument="cmd",
                 hint="put it into a file with put_bytes()",
             )
-        run = RemoteRun(
-            secrets.randbits(63),
-            body,
-            sink,
-            link=link,
-            isolation=self._known.isolation,
-            fds={fd for fd, mode in ((1, spec.stdout), (2, spec.stderr)) if mode != "devnull"},
-        )
-        link.begin(run)
-        try:
-            await asyncio.shield(run.started)
-        except asyncio.CancelledError:
-            run.end("closed")
-            raise
+        run = await self._admitted(spec, body, sink)
         if isinstance(stdin, bytes) and len(stdin) > _MOST_INLINE_STDIN:
             run.feed_stdin(stdin)
             run.close_stdin()
         return run
+
+    async def _admitted(self, spec: RunSpec, body: bytes, sink: Sink) -> RemoteRun:
+        """Send a run when there is room for it; send it again while the server is busy."""
+        patience_s = _PATIENCE_S if spec.timeout_s is None else spec.timeout_s
+        slot = await self._admission.enter(patience_s)
+        refusal: SandboxError = SandboxExecutionError(
+            f"the server has started no command of this session for {patience_s:g} s",
+            stage="transport",
+            code="busy",
+            hint="end commands that run in this session, or try again later",
+        )
+        while slot is not None:
+            try:
+                link = await self._connected()
+            except BaseException:
+                slot.leave()
+                raise
+            run = RemoteRun(
+                secrets.randbits(63),
+                body,
+                sink,
+                link=link,
+                isolation=self._known.isolation,
+                fds={fd for fd, mode in ((1, spec.stdout), (2, spec.stderr)) if mode != "devnull"},
+                timeout_s=spec.timeout_s,
+                slot=slot,
+            )
+            run.watch()
+            link.begin(run)
+            try:
+                await asyncio.shield(run.started)
+            except asyncio.CancelledError:
+                run.end("closed")
+                raise
+            except SandboxError as exc:
+                if exc.code != "busy":
+                    raise
+                refusal = exc
+                slot = await self._admission.enter_again(patience_s)
+            else:
+                return run
+        raise refusal
 
     # Files.
 
@@ -294,11 +366,13 @@ class RemoteTransport:
             await pieces.aclose()
 
     async def list_dir(self, path: str) -> tuple[FileInfo, ...]:
-        told = await self._file_call("list", path)
-        return tuple(file_from(entry) for entry in told["entries"])
+        from union.sandbox.remote._http import MAX_LISTING
+
+        told = await self._file_call("list", path, max_bytes=MAX_LISTING)
+        return self._decoded(_listing, told)
 
     async def stat(self, path: str) -> FileInfo:
-        return file_from(await self._file_call("stat", path))
+        return self._decoded(file_from, await self._file_call("stat", path))
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
         await self._file_call("mkdir", path, parents=parents, exist_ok=exist_ok)
@@ -306,7 +380,18 @@ class RemoteTransport:
     async def remove(self, path: str, *, recursive: bool) -> None:
         await self._file_call("remove", path, recursive=recursive)
 
-    async def _file_call(self, action: str, path: str, **options: Any) -> dict[str, Any]:
+    async def _file_call(
+        self, action: str, path: str, *, max_bytes: int | None = None, **options: Any
+    ) -> dict[str, Any]:
         http = await self._live()
         below = self._below(path, allow_root=action != "remove")
-        return await http.call("POST", self._path(f"/files/{action}"), {"path": below, **options})
+        told = {"path": below, **options}
+        limit = {} if max_bytes is None else {"max_bytes": max_bytes}
+        return await http.call("POST", self._path(f"/files/{action}"), told, **limit)
+
+
+def _listing(told: dict[str, Any]) -> tuple[FileInfo, ...]:
+    entries = told["entries"]
+    if not isinstance(entries, list) or len(entries) > MAX_DIR_ENTRIES:
+        raise WireError(f"a listing must be at most {MAX_DIR_ENTRIES} entries")
+    return tuple(file_from(entry) for entry in entries)

@@ -35,6 +35,9 @@ class Upload:
         self._given_up = False
         self.fault: BaseException | None = None
         """What the caller's pieces raised."""
+        self.taken = 0
+        """How many pieces the connection has taken."""
+        self.waits_for_caller = False
 
     def give_up(self) -> None:
         """Nobody wants it any more."""
@@ -47,7 +50,9 @@ class Upload:
         chunks = aiter(self._chunks)
         while not self._given_up:
             self._reading = asyncio.ensure_future(_next(chunks))
+            self.waits_for_caller = True
             await asyncio.wait({self._reading})
+            self.waits_for_caller = False
             if self._reading.cancelled():
                 self._given_up = True
                 break
@@ -61,6 +66,7 @@ class Upload:
             for at in range(0, len(view), _MOST):
                 piece = view[at : at + _MOST]
                 yield PIECE.pack(len(piece)) + piece
+                self.taken += 1
         yield PIECE.pack(LAST) + to_json({"given_up": True})
 
 
