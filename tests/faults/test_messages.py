@@ -16,7 +16,8 @@ from union.sandbox._core.events import Exited, Failed
 from union.sandbox._linux import launcher as launchers
 from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.launcher import Channel, Launcher, sealed_memfd
-from union.sandbox._linux.run import LocalRun, Sandbox
+from union.sandbox._linux.prepared import Sandbox
+from union.sandbox._linux.run import LocalRun
 from union.sandbox.on_device import _probe
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from union.sandbox._core.replay import RunLog, StreamLog
 from union.sandbox._core.spec import RunSpec, SessionSpec
 from union.sandbox._core.wire import Kind, Offsets, WireError, parse_json
 from union.sandbox._core.wire_errors import error_from, error_to
-from union.sandbox._linux.run import LocalRun, Sandbox
+from union.sandbox._linux.prepared import Sandbox
+from union.sandbox._linux.run import LocalRun
 from union.sandbox._session.line import Line
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.remote._run import RemoteRun
@@ -343,7 +344,7 @@ async def _messages(data: bytes) -> None:
         ours.setblocking(False)
         sandbox = Sandbox(1, ours, line=_NOWHERE, owner=None)
         run = LocalRun(sandbox, isolation=ISOLATION)
-        run._sink = _LocalSink()
+        run._sink = run._output.sink = _LocalSink()
         for piece in data.split(NEXT_MESSAGE)[:6]:
             if len(piece) > 1:
                 count = piece[0] % 4

@@ -10,8 +10,7 @@ import pytest
 from tests.conftest import session_of
 
 from union import sandbox as sb
-from union.sandbox._linux import launcher
-from union.sandbox._linux import run as linux_run
+from union.sandbox._linux import hand_over, launcher
 
 NATIVE = Path(__file__).parents[2] / "native"
 SOURCES = sorted(str(path) for path in NATIVE.glob("*.c"))
@@ -83,12 +82,12 @@ async def test_a_command_whose_file_was_cut_is_refused_and_gets_no_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To read beyond the end of a file is a signal, which would look like the command's own end."""
-    whole = linux_run.sealed_memfd
+    whole = hand_over.sealed_memfd
 
     def cut(name: str, data: bytes, **options: object) -> int:
         return whole(name, data[:40960] if name == "request" else data, **options)
 
-    monkeypatch.setattr(linux_run, "sealed_memfd", cut)
+    monkeypatch.setattr(hand_over, "sealed_memfd", cut)
     async with session_of("userns") as sbx:
         proc = await sbx.run(["/bin/echo", "x" * 100_000, "y" * 100_000], stdout=True)
         with pytest.raises(sb.SandboxExecutionError, match="request"):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import itertools
 import os
-import threading
 
 import pytest
 
@@ -15,7 +13,6 @@ from union.sandbox._core.file_errors import SandboxFileTooLargeError
 from union.sandbox._core.files import FileInfo
 from union.sandbox._files.local import LocalTree
 from union.sandbox._files.new_file import NewFile
-from union.sandbox._session.threads import in_thread
 from union.sandbox.testing import ScriptedTransport, scripted_session
 
 pytestmark = pytest.mark.spec("E3")
@@ -174,37 +171,6 @@ async def test_a_scripted_session_copies_like_any_other(tmp_path):
         with pytest.raises(FileExistsError):
             await sbx.upload(tmp_path / "t", "in", overwrite=False)
     assert transport.files["in/d/b"] == b"2" * 300_000
-
-
-# A thread that is not finished keeps its files.
-
-
-async def test_a_cancelled_thread_is_waited_for():
-    entered, go = threading.Event(), threading.Event()
-    finished = []
-
-    def work():
-        entered.set()
-        assert go.wait(10)
-        finished.append(True)
-        raise ValueError("nobody is there to hear it")
-
-    task = asyncio.create_task(in_thread(work))
-    await asyncio.to_thread(entered.wait, 10)
-    for _ in range(3):
-        task.cancel()
-        await asyncio.sleep(0)
-        assert not task.done()
-    go.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert finished
-
-
-async def test_a_thread_gives_its_result_or_its_error():
-    assert await in_thread(divmod, 7, 2) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        await in_thread(divmod, 7, 0)
 
 
 # The caller's side.

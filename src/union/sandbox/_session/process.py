@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Event, Exited, Failed, Started, Usage
 from union.sandbox._core.resolve import settled_output_cap, settled_window
+from union.sandbox._session import threads
 from union.sandbox._session.streams import Collector, StreamBuffer
 from union.sandbox.constants import MAX_LINE_BYTES
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
@@ -207,7 +208,7 @@ class SandboxProcess:
                 stream.flush()
                 continue
             stream.flush()
-            await asyncio.to_thread(_write_all, target, data)
+            await threads.outputs.run(self, _write_all, target, data)
 
     # What the caller sees.
 

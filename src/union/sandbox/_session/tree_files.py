@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Final, Protocol
 
 from union.sandbox._core.paths import work_path
-from union.sandbox._session.threads import in_thread
+from union.sandbox._session import threads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
@@ -45,12 +45,14 @@ class TreeFiles:
         self._below = functools.partial(work_path, work_dir=work_dir, argument=argument)
 
     async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
-        return await in_thread(
-            self._tree.put, self._below(path), data, mode=mode, overwrite=overwrite
+        return await threads.files.run(
+            self._tree, self._tree.put, self._below(path), data, mode=mode, overwrite=overwrite
         )
 
     async def get(self, path: str, *, max_bytes: int) -> bytes:
-        return await in_thread(self._tree.get, self._below(path), max_bytes=max_bytes)
+        return await threads.files.run(
+            self._tree, self._tree.get, self._below(path), max_bytes=max_bytes
+        )
 
     async def write(
         self, path: str, chunks: AsyncIterable[bytes], *, mode: int, overwrite: bool
@@ -58,23 +60,27 @@ class TreeFiles:
         new = self._tree.new_file(self._below(path), mode=mode, overwrite=overwrite)
         try:
             async for chunk in chunks:
-                await in_thread(new.write, chunk)
-            return await in_thread(new.commit)
+                await threads.files.run(self._tree, new.write, chunk)
+            return await threads.files.run(self._tree, new.commit)
         except BaseException:
-            await in_thread(new.abort)
+            await threads.files.run(self._tree, new.abort)
             raise
 
     async def read(self, path: str, *, max_bytes: int) -> AsyncGenerator[bytes, None]:
         old = self._tree.old_file(self._below(path), max_bytes=max_bytes)
         try:
-            while piece := await in_thread(old.piece, _PIECE):
+            while piece := await threads.files.run(self._tree, old.piece, _PIECE):
                 yield piece
         finally:
             old.close()
 
     async def list_dir(self, path: str) -> tuple[FileInfo, ...]:
-        return await in_thread(self._tree.list_dir, self._below(path, allow_root=True))
+        return await threads.files.run(
+            self._tree, self._tree.list_dir, self._below(path, allow_root=True)
+        )
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
         below = self._below(path, allow_root=True)
-        await in_thread(self._tree.make_dir, below, parents=parents, exist_ok=exist_ok)
+        await threads.files.run(
+            self._tree, self._tree.make_dir, below, parents=parents, exist_ok=exist_ok
+        )

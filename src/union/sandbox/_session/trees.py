@@ -33,7 +33,7 @@ from union.sandbox._core.paths import MAX_PATH_BYTES, shown_path, work_path
 from union.sandbox._core.refusals import not_a_file, translated
 from union.sandbox._files.listing import described
 from union.sandbox._files.local import LocalTree
-from union.sandbox._session.threads import in_thread
+from union.sandbox._session import threads
 from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.errors import SandboxUsageError
 
@@ -134,13 +134,13 @@ async def upload(local: object, path: str, options: Options) -> Transfer:
     transport = options.live()
     source = _local_path(local)
     top = work_path(path, work_dir=transport.work_dir, allow_root=True)
-    found = await in_thread(_look, source)
+    found = await threads.files.run(transport, _look, source)
     if found.kind == "dir":
         async with _local_side(source, ".") as side:
             copy = _Copy(side, _Side(transport, top), options)
             return await copy.tree(leave_out=VENV_DIR if top == "." else "")
     # The name itself may be a link, and is the caller's word; below a directory none is followed.
-    real = await in_thread(os.path.realpath, source)
+    real = await threads.files.run(transport, os.path.realpath, source)
     async with _local_side(*os.path.split(real)) as side:
         target = work_path(path, work_dir=transport.work_dir)
         return await _Copy(side, _Side(transport, target), options).file(found)
@@ -154,7 +154,7 @@ async def download(path: str, local: object, options: Options) -> Transfer:
     found = await transport.stat(top)
     source = _Side(transport, top)
     if found.kind == "dir":
-        await in_thread(_make_dirs, target)
+        await threads.files.run(transport, _make_dirs, target)
         async with _local_side(target, ".") as side:
             copy = _Copy(source, side, options)
             return await copy.tree(leave_out=VENV_DIR if top == "." else "")
@@ -164,7 +164,7 @@ async def download(path: str, local: object, options: Options) -> Transfer:
     if name in {"", ".", ".."}:
         msg = f"local={shown_path(target)} names a directory, and {shown_path(top)} is a file"
         raise SandboxIsADirectoryError(msg, path=target, hint="give the file's name too")
-    await in_thread(_make_dirs, above or ".")
+    await threads.files.run(transport, _make_dirs, above or ".")
     async with _local_side(above or ".", name) as side:
         return await _Copy(source, side, options).file(found)
 
@@ -346,7 +346,7 @@ class _Copy:
 async def _local_side(path: str, top: str) -> AsyncIterator[_Side]:
     tree = LocalTree(path)
     try:
-        await in_thread(tree.open)
+        await threads.files.run(tree, tree.open)
         name = os.fsencode(top).decode("utf-8", "surrogateescape")
         yield _Side(TreeFiles(tree, work_dir=path, argument="local"), name)
     finally:

@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 from union.sandbox._backends import registry
 from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import NamespaceRefusedError
-from union.sandbox._linux.run import NotBuiltError, Sandbox
+from union.sandbox._linux.prepared import Sandbox
+from union.sandbox._linux.run import NotBuiltError
 from union.sandbox._session.threads import until_done
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._posture import Posture

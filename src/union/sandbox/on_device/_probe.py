@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._linux import causes
 from union.sandbox._linux.failures import in_its_words
 from union.sandbox._linux.launcher import receive
-from union.sandbox._linux.run import FAILED, READY
+from union.sandbox._linux.prepared import FAILED
+from union.sandbox._linux.run import READY
 from union.sandbox.errors import BackendUnavailableError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from union.sandbox.on_device._start_hook import PRELOAD
 if TYPE_CHECKING:
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._linux.command import Command
-    from union.sandbox._linux.run import Sandbox
+    from union.sandbox._linux.prepared import Sandbox
     from union.sandbox.on_device._posture import Posture
 
 __all__ = ["WaitingPythons", "can_wait"]

@@ -11,7 +11,8 @@ from union.sandbox._core.events import Started
 from union.sandbox._core.view import RUN_DIR
 from union.sandbox._linux import host
 from union.sandbox._linux.run import LocalRun, NotBuiltError
-from union.sandbox._session.threads import in_thread, until_done
+from union.sandbox._session import threads
+from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
 from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._network import open_doors, shape_of
@@ -129,7 +130,7 @@ class Runner:
                 self._venv.ensure()  # nothing has run here yet, so it is a few small files
             elif not self._venv.is_as_seen():
                 # Sandboxed code can make it large: other commands are served meanwhile.
-                await in_thread(self._venv.ensure)
+                await threads.files.run(self._work.tree, self._venv.ensure)
         except OSError as exc:
             raise self._pool.spawn_failed("the venv could not be made", exc) from exc
 

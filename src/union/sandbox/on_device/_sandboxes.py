@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._linux import cgroup
 from union.sandbox._linux.memory import MemoryWatch
-from union.sandbox._linux.run import LocalRun, Sandbox
+from union.sandbox._linux.prepared import Sandbox
+from union.sandbox._linux.run import LocalRun
 from union.sandbox._linux.spares import IDLE_S, Budget
 from union.sandbox.errors import SandboxExecutionError
 

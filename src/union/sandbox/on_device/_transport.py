@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
-# The loop would import it at the first use: without a descriptor left, a session could not close.
-import concurrent.futures.thread  # noqa: F401
 import contextlib
 import dataclasses
+import functools
 import os
 import tempfile
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from union.sandbox._backends import registry
 from union.sandbox._core.paths import work_path
 from union.sandbox._linux.removal import remove_tree
-from union.sandbox._session.threads import in_thread, until_done
+from union.sandbox._session import threads
+from union.sandbox._session.threads import until_done
 from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.on_device._bring_up import Postures
 from union.sandbox.on_device._network import shape_of
@@ -100,12 +98,13 @@ class LocalTransport:
         # If the launcher was killed, nothing has waited for the processes that it had started.
         groups = pool.sandboxes.without_groups()
         await until_done(groups)
-        loop = asyncio.get_running_loop()
         removals = []
         if self._scratch is not None:
-            removals.append(loop.run_in_executor(None, remove_tree, self._scratch))
+            removals.append(
+                threads.removal.start(self, functools.partial(remove_tree, self._scratch))
+            )
         if parts is not None:
-            removals.append(loop.run_in_executor(None, parts.work.remove))
+            removals.append(threads.removal.start(self, parts.work.remove))
         await until_done(*removals)
         errors = [done.exception() for done in (*removals, groups)]
         for error in filter(None, errors):
@@ -187,7 +186,8 @@ class LocalTransport:
 
     async def stat(self, path: str) -> FileInfo:
         below = work_path(path, work_dir=self.work_dir, allow_root=True)
-        return await in_thread(self._opened().work.tree.stat, below)
+        tree = self._opened().work.tree
+        return await threads.files.run(tree, tree.stat, below)
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
         with self._changing() as files:
@@ -195,5 +195,6 @@ class LocalTransport:
 
     async def remove(self, path: str, *, recursive: bool) -> None:
         below = work_path(path, work_dir=self.work_dir)
+        tree = self._opened().work.tree
         with self._changing():
-            await in_thread(self._opened().work.tree.remove, below, recursive=recursive)
+            await threads.files.run(tree, tree.remove, below, recursive=recursive)
