@@ -54,25 +54,35 @@ class Postures:
         self._building = asyncio.Lock()
         self._ahead: asyncio.Task[None] | None = None
 
+    @property
+    def work_dir(self) -> str:
+        """The work dir by its place on the host."""
+        return self._work.source
+
     def get(self, shape: NetworkShape) -> Posture:
         """Return the posture, compiled but perhaps not built yet."""
         posture = self._postures.get(shape)
         if posture is None:
-            posture = self._make(shape, self._backend, self.facts)
+            posture = self.compile(self._spec, shape)
             self._postures[shape] = posture
         return posture
 
-    def _make(self, shape: NetworkShape, backend: Backend, facts: _probe.Facts) -> Posture:
+    def compile(self, spec: SessionSpec, shape: NetworkShape) -> Posture:
+        """Return a new posture for the session, or for one call of it; the caller closes it."""
+        return self._make(spec, shape, self._backend, self.facts)
+
+    def _make(
+        self, spec: SessionSpec, shape: NetworkShape, backend: Backend, facts: _probe.Facts
+    ) -> Posture:
         if not self._pool.sandboxes.is_open:
             # It belongs to a command that was being started: nothing would close it any more.
             raise OSError(errno.ESHUTDOWN, "the session was closed meanwhile")
         return Posture(
-            self._spec,
+            spec,
             shape,
             backend=backend,
             work=self._work,
             facts=facts,
-            groups=self._pool.sandboxes.groups,
         )
 
     def is_current(self, posture: Posture) -> bool:
@@ -135,7 +145,7 @@ class Postures:
             return outcome
         if shares:
             _probe.verified.add(what)
-        if self._pool.sandboxes.is_plain:
+        if posture.is_plain:
             self._pool.sandboxes.keep(posture, sandbox)
         else:
             sandbox.let_go()
@@ -165,7 +175,7 @@ class Postures:
     ) -> _probe.Outcome:
         """Build the same sandbox by the launcher alone."""
         facts = dataclasses.replace(facts, share=False)
-        posture = self._make(shape, registry.get("userns"), facts)
+        posture = self._make(self._spec, shape, registry.get("userns"), facts)
         try:
             outcome, sandbox = await self._inspect(posture)
             if sandbox is not None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.spec import RunSpec
-from union.sandbox._linux import kernel
 from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.launcher import Channel
 from union.sandbox.errors import SandboxError, SandboxExecutionError
@@ -48,19 +47,8 @@ class Pool:
         self._in_a_row = (False, 0)
         """Whether the last commands were Python, and how many of them came in a row."""
         keep = 0 if self.is_bare else spec.warm
-        try:
-            self.sandboxes = Sandboxes(
-                self.channel, spec.limits, groups=self._wants_group(), keep=keep
-            )
-        except OSError as exc:
-            raise self.spawn_failed("the session could not be opened", exc) from exc
+        self.sandboxes = Sandboxes(self.channel, keep=keep)
         self.pythons = WaitingPythons(keep=min(keep, 1), preload=spec.preload)
-
-    def _wants_group(self) -> bool:
-        limits = self._spec.limits
-        wanted = limits.memory_bytes is not None or limits.cpus is not None
-        # The kernel exempts the host's root from the process limit.
-        return wanted or (kernel.is_root() and not self.is_bare and not kernel.can_map_mounts())
 
     # The channel.
 
@@ -121,6 +109,10 @@ class Pool:
     ) -> LocalRun:
         """Give the command to a Python or a sandbox that waits, or to one that is made now."""
         self.channel()  # what waits behind a channel that was lost is not used
+        if spec.call is not None:
+            run = self.sandboxes.begin(posture, terminals=spec.pty is not None)
+            self._send(run, spec, command)
+            return run
         if spec.kind == "python" and not self.is_bare and can_wait(spec):
             waited = self._waiting_python(posture, spec, command, work=work, venv=venv)
             if waited is not None:

@@ -14,6 +14,7 @@ from union.sandbox._linux.run import LocalRun, NotBuiltError
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
+from union.sandbox.on_device._call_postures import CallPostures
 from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._network import open_doors, shape_of
 from union.sandbox.on_device._venv import Venv
@@ -69,6 +70,10 @@ class Runner:
     def _venv(self) -> Venv:
         return Venv(self._work.tree, host.interpreter(), run_dir=self._scratch or RUN_DIR)
 
+    @functools.cached_property
+    def _calls(self) -> CallPostures:
+        return CallPostures(self._spec, postures=self._postures, pool=self._pool)
+
     def forget_venv(self) -> None:
         """Have the next command check the venv: the caller may have changed it."""
         self._is_venv_sure = False
@@ -81,11 +86,14 @@ class Runner:
         pool = self._pool
         shape = shape_of(spec.network)
         try:
-            posture = self._postures.get(shape)
-            if not pool.is_bare and not self._postures.is_ready(posture):
-                posture = await self._postures.ready(shape)
-            command = self._build(spec, posture)
-            run = pool.hand_over(posture, spec, command, work=self._work, venv=self._venv)
+            if spec.call is None:
+                posture = self._postures.get(shape)
+                if not pool.is_bare and not self._postures.is_ready(posture):
+                    posture = await self._postures.ready(shape)
+                run = self._hand_over(posture, spec)
+            else:
+                async with self._calls.posture(shape, spec.call) as posture:
+                    run = self._hand_over(posture, spec)
         except NotBuiltError as exc:
             raise self._not_built(exc) from exc
         except OSError as exc:
@@ -94,7 +102,7 @@ class Runner:
             run.on_doors = functools.partial(_serve, run, spec, sink)
         self._runs.add(run)
         run.finished.add_done_callback(lambda _: self._ended(run))
-        pool.sandboxes.watch_memory(run)
+        pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
         if run.started is None:
             sink.event(Started(_FIRST_INSIDE))
         run.attach(sink, timeout_s=spec.timeout_s)
@@ -113,6 +121,10 @@ class Runner:
                 hint=f"the work dir is {self._work.path}; paths outside need read_only_paths",
             )
         return run
+
+    def _hand_over(self, posture: Posture, spec: RunSpec) -> LocalRun:
+        command = self._build(spec, posture)
+        return self._pool.hand_over(posture, spec, command, work=self._work, venv=self._venv)
 
     def _not_built(self, exc: NotBuiltError) -> SandboxExecutionError:
         failed = exc.failed
@@ -162,6 +174,12 @@ class Runner:
         """Kill every command of the session."""
         for run in tuple(self._runs):
             run.end_now("closed")
+
+    def close_postures(self) -> None:
+        """Drop the postures of the session and of single calls."""
+        if "_calls" in self.__dict__:
+            self._calls.close()
+        self._postures.close()
 
     async def all_ended(self) -> None:
         """Wait for the end of every command, with the channel drained."""

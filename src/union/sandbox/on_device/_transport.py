@@ -94,7 +94,7 @@ class LocalTransport:
                 await parts.runner.all_ended()
         pool.disconnect()
         if parts is not None:
-            parts.postures.close()
+            parts.runner.close_postures()
         # If the launcher was killed, nothing has waited for the processes that it had started.
         groups = pool.sandboxes.without_groups()
         await until_done(groups)
