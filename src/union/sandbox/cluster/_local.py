@@ -7,7 +7,6 @@ this user alone can enter, and ends when its owner's process does.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import functools
 import importlib
 import logging
@@ -18,6 +17,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._session import threads
 from union.sandbox.cluster._hold import Found
 from union.sandbox.cluster._keys import Keys, verifier_of
 from union.sandbox.cluster._orders import WORK_DIR, Orders
@@ -25,6 +25,7 @@ from union.sandbox.cluster._supervisor import Supervisor
 from union.sandbox.errors import SandboxExecutionError, SessionClosedError
 
 if TYPE_CHECKING:
+    from union.sandbox._linux.owned_dir import OwnedDir
     from union.sandbox.cluster._request import Request
 
 __all__ = ["LocalHold", "start"]
@@ -41,14 +42,16 @@ _NOTICE: Final = (
 _said: list[bool] = []
 
 
-def _home() -> str:
+def _home() -> OwnedDir:
     """A private directory: for the socket, and for the work dir."""
     place = tempfile.gettempdir()
     if os.access(_PREFERRED, os.W_OK | os.X_OK):
         place = _PREFERRED
     elif len(place) > _LONGEST_PATH - 40:
         place = "/tmp"  # noqa: S108 - made private by mkdtemp
-    return os.path.realpath(tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-", dir=place))
+    from union.sandbox._linux.owned_dir import OwnedDir
+
+    return OwnedDir.make(place)
 
 
 def start(request: Request) -> LocalHold:
@@ -64,10 +67,8 @@ class LocalHold:
 
     def __init__(self, request: Request) -> None:
         self.keys = Keys()
-        self._home = _home()
-        # What nobody holds is swept by the next session on this machine.
-        self._lock = os.open(self._home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        self._home_dir = _home()
+        self._home = self._home_dir.path
         self.endpoint = f"unix://{self._home}/s"
         self._expires = time.time() + request.timeout_s
         ours, theirs = socket.socketpair()
@@ -117,11 +118,7 @@ class LocalHold:
                 if end is not None:
                     end.close()
             # Usually the server has cleaned up; one that was killed could not.
-            if os.path.exists(self._home):  # noqa: ASYNC240 - one look
-                from union.sandbox._linux.removal import remove_tree
-
-                await asyncio.shield(asyncio.to_thread(remove_tree, self._home))
-            os.close(self._lock)
+            await threads.removal.run(self, self._home_dir.remove)
 
     async def found(self) -> Found:
         try:

@@ -94,18 +94,19 @@ class Runner:
             else:
                 async with self._calls.posture(shape, spec.call) as posture:
                     run = self._hand_over(posture, spec)
+            if shape == "filtered" and not pool.is_bare:
+                run.on_doors = functools.partial(_serve, run, spec, sink)
+            # Reports arrive in later turns of the loop, so nothing is missed or comes too early.
+            run.attach(sink, timeout_s=spec.timeout_s)
         except NotBuiltError as exc:
             raise self._not_built(exc) from exc
         except OSError as exc:
             raise pool.spawn_failed("the command could not be handed over", exc) from exc
-        if shape == "filtered" and not pool.is_bare:
-            run.on_doors = functools.partial(_serve, run, spec, sink)
         self._runs.add(run)
         run.finished.add_done_callback(lambda _: self._ended(run))
         pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
         if run.started is None:
             sink.event(Started(_FIRST_INSIDE))
-        run.attach(sink, timeout_s=spec.timeout_s)
         settled = _SETTLED_S.get(spec.kind, _SETTLED_OTHER_S)
         asyncio.get_running_loop().call_later(settled, self._settled, run, posture, spec)
         if run.started is not None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import tempfile
 from typing import TYPE_CHECKING, NamedTuple
 
 from union.sandbox._backends import registry
 from union.sandbox._core.paths import work_path
-from union.sandbox._linux.removal import remove_tree
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox._session.tree_files import TreeFiles
@@ -19,7 +17,12 @@ from union.sandbox.on_device._bring_up import Postures
 from union.sandbox.on_device._network import shape_of
 from union.sandbox.on_device._pool import Pool
 from union.sandbox.on_device._runner import Runner
-from union.sandbox.on_device._workdir import WorkDir
+from union.sandbox.on_device._workdir import (
+    WorkDir,
+    make_owned,
+    start_removal,
+    sweep_in_background,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Iterator
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.files import FileInfo
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec, SessionSpec
+    from union.sandbox._linux.owned_dir import OwnedDir
     from union.sandbox._linux.run import LocalRun
     from union.sandbox._session.transport import Sink
     from union.sandbox.on_device._workdir import WorkPlace
@@ -56,7 +60,7 @@ class LocalTransport:
         self._place = bare_place if spec.backend == "none" else place
         self._backend = registry.get(spec.backend)
         self.pool = Pool(spec)
-        self._scratch: str | None = None
+        self._scratch: OwnedDir | None = None
         self._parts: _Parts | None = None
 
     # Opening and closing.
@@ -66,14 +70,17 @@ class LocalTransport:
         try:
             # First: if there is no descriptor for what comes next, this one is free to clean up.
             pool.reserve()
+            scratch = None
             if pool.is_bare:
-                self._scratch = tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-scripts-")
+                self._scratch = make_owned(tempfile.gettempdir())
+                scratch = self._scratch.path
+                sweep_in_background(os.path.dirname(scratch))
             work = WorkDir(self._spec.host_work_dir, self._place)
             postures = Postures(self._spec, self._backend, work=work, pool=pool)
-            runner = Runner(
-                self._spec, work=work, scratch=self._scratch, pool=pool, postures=postures
-            )
+            runner = Runner(self._spec, work=work, scratch=scratch, pool=pool, postures=postures)
             self._parts = _Parts(work, postures, runner)
+            if work.is_ours:
+                sweep_in_background(os.path.dirname(work.source))
             pool.connect()
             if not pool.is_bare:
                 await postures.try_out(shape_of(self._spec.network))
@@ -100,11 +107,9 @@ class LocalTransport:
         await until_done(groups)
         removals = []
         if self._scratch is not None:
-            removals.append(
-                threads.removal.start(self, functools.partial(remove_tree, self._scratch))
-            )
+            removals.append(start_removal(self, self._scratch))
         if parts is not None:
-            removals.append(threads.removal.start(self, parts.work.remove))
+            removals.append(start_removal(self, parts.work))
         await until_done(*removals)
         errors = [done.exception() for done in (*removals, groups)]
         for error in filter(None, errors):

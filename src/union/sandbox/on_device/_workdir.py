@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
-import fcntl
 import functools
+import logging
 import os
 import stat
 import tempfile
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._linux import kernel
-from union.sandbox._linux.removal import remove_tree
+from union.sandbox._linux.owned_dir import OwnedDir, disown, sweep
 from union.sandbox._linux.tree import WorkTree
+from union.sandbox._session import threads
 from union.sandbox.errors import PolicyError, SandboxUsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["WorkDir", "WorkPlace", "is_allowed", "not_allowed"]
+__all__ = [
+    "WorkDir",
+    "WorkPlace",
+    "is_allowed",
+    "make_owned",
+    "not_allowed",
+    "sweep_in_background",
+]
+
+_log = logging.getLogger("union.sandbox")
 
 _RESERVED: Final = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
     "/etc", "/proc", "/sys", "/dev", "/run", "/boot", "/tmp",  # noqa: S108 - a name, not a file
 )  # fmt: skip
 """Directories with a meaning of their own inside; a work dir may lie below, not stand for one."""
-_PREFIX: Final = "sandbox-"
-_SWEEP_AFTER_S: Final = 60.0
 _PREFERRED: Final = "/var/tmp"  # noqa: S108 - made private by mkdtemp
 """Not below /tmp if it can be helped: that is empty inside. else it is the system's choice."""
 
@@ -52,9 +60,10 @@ class WorkDir:
 
     def __init__(self, pinned: str | None, place: WorkPlace | None = None) -> None:
         self.is_ours = pinned is None
-        self._lock: int | None = None
+        self._owned: OwnedDir | None = None
         if pinned is None:
-            path, self._lock = _make(None if place is None else place.directory)
+            self._owned = make_owned(None if place is None else place.directory)
+            path = self._owned.path
             self.path = path if place is None or place.shown_at is None else place.shown_at
         else:
             path = self.path = _checked(pinned)
@@ -67,13 +76,13 @@ class WorkDir:
                 self.source, found = self.tree.where()
                 if pinned is not None:
                     self.check_allowed(self.path, self.source, "host_work_dir")
+                    _keep_pinned(self.source)
             except BaseException:
                 self.tree.close()
                 raise
         except BaseException:
-            if self._lock is not None:
-                os.close(self._lock)
-                os.rmdir(self.source)  # nobody knows of it yet
+            if self._owned is not None:
+                self._owned.remove_if_empty()  # nothing has used it yet
             raise
         self.identity = (found.st_dev, found.st_ino)
         self.owner = (found.st_uid, found.st_gid)
@@ -107,13 +116,16 @@ class WorkDir:
         self.tree.owner = self.owner if kernel.is_root() else None
 
     def remove(self) -> None:
-        """Lets go; removes the directory if it was made for the session."""
+        """Close the directory; remove it if it was made for the session."""
         self.tree.close()
-        if self.is_ours:
-            remove_tree(self.source)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._owned is not None:
+            self._owned.remove()
+
+    def release(self) -> None:
+        """Close the directory and leave it to a later sweep."""
+        self.tree.close()
+        if self._owned is not None:
+            self._owned.release()
 
 
 def is_allowed(path: str, allowed: Iterable[str]) -> bool:
@@ -129,22 +141,14 @@ def not_allowed(argument: str, path: str) -> PolicyError:
 
 
 def _place() -> str:
+    """Return the directory below which private work dirs are made."""
     return _PREFERRED if os.access(_PREFERRED, os.W_OK | os.X_OK) else tempfile.gettempdir()
 
 
-def _make(place: str | None) -> tuple[str, int]:
-    """A private directory, and the lock that tells others it is in use."""
+def make_owned(place: str | None) -> OwnedDir:
+    """Make a private directory in ``place``, or where this system has room for temporary files."""
     try:
-        place = place or _place()  # fails where nothing can be written
-        sweep(place)
-        path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place)
-        try:
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            os.rmdir(path)
-            raise
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return os.path.realpath(path), lock
+        return OwnedDir.make(place or _place())
     except OSError as exc:
         if exc.errno in {errno.EMFILE, errno.ENFILE}:
             raise
@@ -155,40 +159,48 @@ def _make(place: str | None) -> tuple[str, int]:
         ) from exc
 
 
-@functools.cache
-def sweep(place: str) -> None:
-    """Removes what a host that was killed could not: work dirs of ours that nobody holds.
-
-    Once per process and place. Only directories of our own uid whose maker is gone, or that are a
-    minute old, so that one which is being made is left alone.
-    """
-    me, now = os.geteuid(), time.time()
-    with os.scandir(place) as entries:
-        for entry in entries:
-            if not entry.name.startswith(_PREFIX) or not entry.is_dir(follow_symlinks=False):
-                continue
-            with contextlib.suppress(FileNotFoundError):  # somebody else swept it first
-                found = entry.stat(follow_symlinks=False)
-                old = now - found.st_mtime > _SWEEP_AFTER_S
-                if found.st_uid == me and (old or _maker_is_gone(entry.name)):
-                    _remove_if_unused(entry.path)
-
-
-def _maker_is_gone(name: str) -> bool:
-    pid = name.removeprefix(_PREFIX).partition("-")[0]
-    return pid.isdecimal() and not os.path.exists(f"/proc/{pid}")
-
-
-def _remove_if_unused(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def start_removal(key: object, directory: WorkDir | OwnedDir) -> asyncio.Future[None]:
+    """Remove a directory of a session that closes, off the event loop."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return  # a session lives there
-    else:
-        remove_tree(path)
-    finally:
-        os.close(fd)
+        return threads.removal.start(key, directory.remove)
+    except threads.PoolFullError as exc:
+        directory.release()
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        failed.set_exception(exc)
+        return failed
+
+
+def _keep_pinned(path: str) -> None:
+    try:
+        disown(path)
+    except BlockingIOError as exc:
+        raise SandboxUsageError(
+            f"host_work_dir: {path} is the work dir of a session that has ended, and is being "
+            "removed",
+            argument="host_work_dir",
+            hint="use a directory of its own",
+        ) from exc
+
+
+_swept: Final[set[str]] = set()
+
+
+def sweep_in_background(place: str) -> None:
+    """Remove the work dirs that a killed process left in ``place``, in a thread of its own pool.
+
+    Once per process and place. How long it takes depends on what sandboxed code has left there, so
+    neither the event loop nor an opening session waits for it.
+    """
+    if place in _swept:
+        return
+    _swept.add(place)
+    sweeping = threads.removal.start("sweep", functools.partial(sweep, place))
+    sweeping.add_done_callback(_log_failure)
+
+
+def _log_failure(sweeping: asyncio.Future[None]) -> None:
+    if not sweeping.cancelled() and (exc := sweeping.exception()) is not None:
+        _log.warning("left-over work dirs were not removed", exc_info=exc)
 
 
 def _checked(path: str) -> str:

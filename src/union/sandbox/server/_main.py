@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core.wire import WINDOW
 from union.sandbox._core.wire_errors import error_to
 from union.sandbox._linux.allocator import keep_freed
+from union.sandbox._linux.owned_dir import OwnedDir
 from union.sandbox.errors import SandboxError, SandboxUsageError
+from union.sandbox.on_device._workdir import sweep_in_background
 from union.sandbox.server._addresses import own_entries
 from union.sandbox.server._auth import Authority
 from union.sandbox.server._config import TOKEN_VARIABLE, config_from_arguments
@@ -30,8 +32,6 @@ from union.sandbox.server._sessions import Sessions, prepare_work_dir
 from union.sandbox.server._supervised import (
     Lifeline,
     OwnerLease,
-    hold_home,
-    leave_home,
     read_orders,
     with_orders,
 )
@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(config: Config) -> None:
     """Serves until SIGTERM, SIGINT or a request to shut down; returns when everything is gone."""
     prepare_work_dir(config.work_dir)
+    sweep_in_background(config.work_dir)
     context, fingerprint = server_context(config)
     metrics = Metrics()
     sessions = Sessions(config, metrics)
@@ -96,7 +97,8 @@ async def serve(config: Config) -> None:
     try:
         if fixed is not None:
             lifeline = Lifeline(_STDIN, stopping.done.set)
-            home = hold_home(fixed.home) if fixed.home is not None else None
+            # Held until the end: a sweep of another process must not remove it before.
+            home = OwnedDir.join(fixed.home) if fixed.home is not None else None
             sessions.over = stopping.done.set
             if fixed.owner_lease is not None:
                 lease = OwnerLease(fixed.owner_lease, authority, stopping.begin)
@@ -118,8 +120,8 @@ async def serve(config: Config) -> None:
         for watch in (lifeline, lease):
             if watch is not None:
                 watch.close()
-        if fixed is not None and fixed.home is not None and home is not None:
-            leave_home(fixed.home, home)
+        if home is not None:
+            home.remove_if_empty()  # the sessions have removed their work dirs in it
     _LOGGER.info("ended")
 
 

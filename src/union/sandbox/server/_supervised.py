@@ -9,9 +9,7 @@ this server, with everything below it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-import fcntl
 import json
 import logging
 import os
@@ -33,8 +31,6 @@ __all__ = [
     "FixedSession",
     "Lifeline",
     "OwnerLease",
-    "hold_home",
-    "leave_home",
     "read_orders",
     "with_orders",
 ]
@@ -200,17 +196,3 @@ class OwnerLease:
 
     def close(self) -> None:
         self._timer.cancel()
-
-
-def hold_home(home: str) -> int:
-    """Says that the directory is in use: what nobody holds is swept by whoever comes by."""
-    fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return fd
-
-
-def leave_home(home: str, fd: int) -> None:
-    """Removes the directory; the sessions have removed what they had in it."""
-    with contextlib.suppress(OSError):  # its maker may be quicker
-        os.rmdir(home)
-    os.close(fd)
