@@ -295,9 +295,10 @@ async def test_what_nobody_asks_for_does_not_hold_them_up(backend: str, waits: s
     texts = {"shell": "true", "python": "pass"}
     async with session_of(backend) as sbx:
         transport: Any = sbx._transport
-        spares = {"shell": transport._sandboxes._spares, "python": transport._pythons._waiting}[
-            waits
-        ]
+        spares = {
+            "shell": transport.pool.sandboxes._spares,
+            "python": transport.pool.pythons._waiting,
+        }[waits]
         for _ in range(2):
             await sbx.exec(texts[waits], script_type=waits)
             await asyncio.sleep(0.02)

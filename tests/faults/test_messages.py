@@ -179,7 +179,7 @@ async def test_a_garbled_command_is_a_failure_and_no_exit(what: str) -> None:
     async with session_of("userns", warm=0) as session:
         assert await works(session)
         transport: Any = session._transport
-        sandbox = transport._sandboxes.prepare(transport._posture("blocked"))
+        sandbox = transport.pool.sandboxes.prepare(transport.postures.get("blocked"))
         files = [sealed_memfd("file", b"/\0") for _ in range(count)]
         send(sandbox.sock, data, files)
         for fd in files:
@@ -201,7 +201,7 @@ async def test_a_socket_that_is_closed_ends_what_is_behind_it(stage: str) -> Non
         launcher = Launcher.current().pid
         children = f"/proc/{launcher}/task/{launcher}/children"
         pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        _, sock = transport._posture("blocked").prepare(transport._line(), pid=pid)
+        _, sock = transport.postures.get("blocked").prepare(transport.pool.channel(), pid=pid)
         if stage != "at once":
             sock.settimeout(10)
             assert int.from_bytes(sock.recv(512)[:4], "little") == READY
@@ -263,7 +263,7 @@ async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         run = LocalRun(
-            Sandbox(1, ours, line=session._transport._line(), owner=None),  # type: ignore[union-attr]
+            Sandbox(1, ours, line=session._transport.pool.channel(), owner=None),  # type: ignore[union-attr]
             isolation=isolation,
         )
         ear = Ear()

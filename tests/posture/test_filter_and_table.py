@@ -106,7 +106,7 @@ def _table(pid: int | str) -> list[tuple[str, frozenset[str], str]]:
 
 
 def _steps(jail: sb.Session) -> list[p.Step]:
-    posture = jail._transport._posture("blocked")  # type: ignore[union-attr]
+    posture = jail._transport.postures.get("blocked")  # type: ignore[union-attr]
     view, shares = posture.view, posture.plan.shared is not None
     steps = [*shared_steps(view, hold=shares), *own_steps(view, held=shares)]
     if shares and view.fresh_proc:

@@ -146,9 +146,9 @@ def _mounts(pid: int) -> list[tuple[str, set[str], str]]:
 
 def _planned(jail: sb.Session) -> set[str]:
     transport = jail._transport
-    view = transport._posture("blocked").view  # type: ignore[union-attr]  # the local transport
+    view = transport.postures.get("blocked").view  # type: ignore[union-attr]  # the local transport
     made = (p.Bind, p.Tmpfs, p.Proc, p.Devpts)
-    shares = transport._posture("blocked").plan.shared is not None  # type: ignore[union-attr]
+    shares = transport.postures.get("blocked").plan.shared is not None  # type: ignore[union-attr]
     steps = (*shared_steps(view, hold=shares), *own_steps(view, held=shares))
     return {"/"} | {step.path for step in steps if isinstance(step, made)}
 

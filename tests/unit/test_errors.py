@@ -17,6 +17,8 @@ SAMPLES = {
     "SandboxUsageError": errors.SandboxUsageError("m", argument="a", hint="h"),
     "PolicyError": errors.PolicyError("m", argument="network_mode", code="x"),
     "SessionClosedError": errors.SessionClosedError("m"),
+    "UnknownArgumentError": errors.UnknownArgumentError("m", argument="timeout", hint="h"),
+    "MissingExtraError": errors.MissingExtraError("m", hint="h"),
     "BackendUnavailableError": errors.BackendUnavailableError(
         "m", backend="userns", missing=["a", "b"], hint="h"
     ),
@@ -30,7 +32,7 @@ SAMPLES = {
 
 
 def classes() -> dict[str, type]:
-    values = [*vars(errors).values(), *vars(file_errors).values()]
+    values = [*(getattr(errors, name) for name in errors.__all__), *vars(file_errors).values()]
     found = [v for v in values if inspect.isclass(v) and issubclass(v, errors.SandboxError)]
     return {cls.__name__: cls for cls in found}
 

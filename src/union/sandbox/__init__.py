@@ -16,10 +16,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from union.sandbox import constants, errors, on_device, remote
+    from union.sandbox._core.decision import Decision
     from union.sandbox._core.diagnosis import DoctorReport
     from union.sandbox._core.events import Usage
+    from union.sandbox._core.file_errors import (
+        SandboxFileAccessError,
+        SandboxFileError,
+        SandboxFileExistsError,
+        SandboxFileNotFoundError,
+        SandboxFileTooLargeError,
+        SandboxIsADirectoryError,
+        SandboxNotADirectoryError,
+        SandboxNotRegularError,
+        SandboxPathError,
+    )
     from union.sandbox._core.files import FileInfo, Skipped, Transfer
     from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.literals import (
+        BackendName,
+        NetworkMode,
+        ScriptType,
+        TerminationReason,
+    )
     from union.sandbox._core.resources import Resources
     from union.sandbox._session.process import ExecResult, SandboxProcess
     from union.sandbox._session.session import Session
@@ -43,11 +61,14 @@ if TYPE_CHECKING:
         BackendUnavailableError,
         PolicyError,
         SandboxCommandError,
+        SandboxConnectionError,
         SandboxError,
         SandboxExecutionError,
         SandboxUsageError,
         SessionClosedError,
+        UnknownArgumentError,
     )
+    from union.sandbox.on_device._availability import BackendStatus
     from union.sandbox.on_device._doctor import doctor
 
     DEFAULT_ENV = DEFAULT_SANDBOX_ENV
@@ -58,6 +79,8 @@ if TYPE_CHECKING:
 
 # Every name is resolved on first touch, so that importing the package costs next to nothing.
 _HOMES = {
+    "BackendName": "_core.literals",
+    "BackendStatus": "on_device._availability",
     "BackendUnavailableError": "errors",
     "CLOUD_METADATA_DENY": "constants",
     "DEFAULT_ENV": "cluster._environment:DEFAULT_SANDBOX_ENV",
@@ -65,28 +88,43 @@ _HOMES = {
     "DEFAULT_SANDBOX_ENV": "cluster._environment",
     "DEFAULT_SANDBOX_ENV_BWRAP": "cluster._environment",
     "DEVNULL": "constants",
+    "Decision": "_core.decision",
     "DoctorReport": "_core.diagnosis",
     "Environment": "cluster._environment:SandboxEnvironment",
     "ExecResult": "_session.process",
     "FileInfo": "_core.files",
     "INHERIT": "constants",
     "Isolation": "_core.isolation",
+    "NetworkMode": "_core.literals",
     "PIPE": "constants",
     "PYPI_HOSTS": "constants",
     "PolicyError": "errors",
     "Process": "_session.process:SandboxProcess",
     "Resources": "_core.resources",
     "SandboxCommandError": "errors",
+    "SandboxConnectionError": "errors",
     "SandboxEnvironment": "cluster._environment",
     "SandboxError": "errors",
     "SandboxExecutionError": "errors",
+    "SandboxFileAccessError": "_core.file_errors",
+    "SandboxFileError": "_core.file_errors",
+    "SandboxFileExistsError": "_core.file_errors",
+    "SandboxFileNotFoundError": "_core.file_errors",
+    "SandboxFileTooLargeError": "_core.file_errors",
+    "SandboxIsADirectoryError": "_core.file_errors",
+    "SandboxNotADirectoryError": "_core.file_errors",
+    "SandboxNotRegularError": "_core.file_errors",
+    "SandboxPathError": "_core.file_errors",
     "SandboxProcess": "_session.process",
     "SandboxSession": "cluster._session",
     "SandboxUsageError": "errors",
+    "ScriptType": "_core.literals",
     "Session": "_session.session",
     "SessionClosedError": "errors",
     "Skipped": "_core.files",
+    "TerminationReason": "_core.literals",
     "Transfer": "_core.files",
+    "UnknownArgumentError": "errors",
     "Usage": "_core.events",
     "__version__": "_version",
     "base_image": "cluster._image:base_sandbox_image",
@@ -109,26 +147,43 @@ __all__ = [
     "INHERIT",
     "PIPE",
     "PYPI_HOSTS",
+    "BackendName",
+    "BackendStatus",
     "BackendUnavailableError",
+    "Decision",
     "DoctorReport",
     "Environment",
     "ExecResult",
     "FileInfo",
     "Isolation",
+    "NetworkMode",
     "PolicyError",
     "Process",
     "Resources",
     "SandboxCommandError",
+    "SandboxConnectionError",
     "SandboxEnvironment",
     "SandboxError",
     "SandboxExecutionError",
+    "SandboxFileAccessError",
+    "SandboxFileError",
+    "SandboxFileExistsError",
+    "SandboxFileNotFoundError",
+    "SandboxFileTooLargeError",
+    "SandboxIsADirectoryError",
+    "SandboxNotADirectoryError",
+    "SandboxNotRegularError",
+    "SandboxPathError",
     "SandboxProcess",
     "SandboxSession",
     "SandboxUsageError",
+    "ScriptType",
     "Session",
     "SessionClosedError",
     "Skipped",
+    "TerminationReason",
     "Transfer",
+    "UnknownArgumentError",
     "Usage",
     "base_image",
     "base_sandbox_image",

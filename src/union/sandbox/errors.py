@@ -5,6 +5,7 @@
     SandboxError                       has a stable ``code`` and, where it helps, a ``hint``
     ├── SandboxUsageError              the call is wrong; nothing was started (also a ValueError)
     │   ├── PolicyError                a policy that is invalid, or would be widened
+    │   ├── UnknownArgumentError       the call has no such argument (also a TypeError)
     │   └── SessionClosedError         the session is not open: not yet, or not any more
     ├── BackendUnavailableError        this machine cannot give the isolation that was asked for
     ├── SandboxExecutionError          no real exit happened: set-up failed, or the stream died
@@ -12,6 +13,18 @@
     └── SandboxCommandError            the command ended non-zero and the caller asked to check
 
 A non-zero exit, a time-out and running out of memory are results, not exceptions.
+
+Errors of file calls are both a ``SandboxFileError`` and the builtin that fits::
+
+    SandboxFileError                   (OSError) any other refusal of the file system
+    ├── SandboxPathError               (PermissionError) outside the work dir, or through a link
+    ├── SandboxFileNotFoundError       (FileNotFoundError)
+    ├── SandboxFileExistsError         (FileExistsError)
+    ├── SandboxIsADirectoryError       (IsADirectoryError)
+    ├── SandboxNotADirectoryError      (NotADirectoryError)
+    ├── SandboxNotRegularError         (PermissionError) a FIFO, socket or device
+    ├── SandboxFileAccessError         (PermissionError) the permission bits refuse
+    └── SandboxFileTooLargeError       (OSError, EFBIG)
 """
 
 from __future__ import annotations
@@ -21,20 +34,56 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from union.sandbox._core.extras import MissingExtraError
+    from union.sandbox._core.file_errors import (
+        SandboxFileAccessError,
+        SandboxFileError,
+        SandboxFileExistsError,
+        SandboxFileNotFoundError,
+        SandboxFileTooLargeError,
+        SandboxIsADirectoryError,
+        SandboxNotADirectoryError,
+        SandboxNotRegularError,
+        SandboxPathError,
+    )
     from union.sandbox._session.process import ExecResult
 
 __all__ = [
     "BackendUnavailableError",
     "CommandError",
     "ExecutionError",
+    "MissingExtraError",
     "PolicyError",
     "SandboxCommandError",
     "SandboxConnectionError",
     "SandboxError",
     "SandboxExecutionError",
+    "SandboxFileAccessError",
+    "SandboxFileError",
+    "SandboxFileExistsError",
+    "SandboxFileNotFoundError",
+    "SandboxFileTooLargeError",
+    "SandboxIsADirectoryError",
+    "SandboxNotADirectoryError",
+    "SandboxNotRegularError",
+    "SandboxPathError",
     "SandboxUsageError",
     "SessionClosedError",
+    "UnknownArgumentError",
 ]
+
+_ELSEWHERE = {"MissingExtraError": "union.sandbox._core.extras"}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded at the first use, so that importing the package stays cheap.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    home = _ELSEWHERE.get(name, "union.sandbox._core.file_errors")
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
 
 
 def _rebuild(cls: type[SandboxError], args: tuple[Any, ...], state: dict[str, Any]) -> SandboxError:
@@ -83,6 +132,12 @@ class PolicyError(SandboxUsageError):
     """A policy is invalid, or a call asked for more than its session may give."""
 
     code = "policy"
+
+
+class UnknownArgumentError(SandboxUsageError, TypeError):
+    """The call has no argument of this name; the hint names the nearest one."""
+
+    code = "unknown-argument"
 
 
 class SessionClosedError(SandboxUsageError):

@@ -13,11 +13,12 @@ from union.sandbox.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Backend
+    from union.sandbox._core.literals import BackendName
 
 __all__ = ["DEFAULT", "NAMES", "get"]
 
-NAMES: Final = ("bubblewrap", "userns", "sandbox-exec", "none")
-DEFAULT: Final = "bubblewrap"
+NAMES: Final[tuple[BackendName, ...]] = ("bubblewrap", "userns", "sandbox-exec", "none")
+DEFAULT: Final[BackendName] = "bubblewrap"
 _BACKENDS: Final[dict[str, Backend]] = {
     "bubblewrap": Bubblewrap(),
     "userns": Userns(),

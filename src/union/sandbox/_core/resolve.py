@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from union.sandbox import constants
 from union.sandbox._core.ceiling import check_narrower
+from union.sandbox._core.literals import NetworkMode
 from union.sandbox._core.resources import limits_from
 from union.sandbox._core.spec import (
     WARM,
-    NetworkMode,
+    CallPosture,
     NetworkSpec,
     RunSpec,
     SessionSpec,
@@ -52,9 +53,12 @@ _STREAMS: Final[dict[object, StreamMode]] = {
 
 
 def _wrong(argument: str, value: object, accepted: str, *, hint: str = "") -> SandboxUsageError:
+    from union.sandbox._core.suggestions import remedy
+
     shown = repr(value)
     if len(shown) > 120:
         shown = shown[:117] + "..."
+    hint = hint or remedy(argument, value)
     return SandboxUsageError(
         f"{argument} must be {accepted}, not {shown}", argument=argument, hint=hint
     )
@@ -121,7 +125,10 @@ def _encoded(argument: str, text: str) -> bytes:
 
 def _choice(argument: str, value: object, accepted: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in accepted:
-        raise _wrong(argument, value, "one of " + ", ".join(repr(a) for a in accepted))
+        from union.sandbox._core.suggestions import near
+
+        one_of = "one of " + ", ".join(repr(a) for a in accepted)
+        raise _wrong(argument, value, one_of, hint=near(argument, value, accepted))
     return value
 
 
@@ -392,6 +399,9 @@ def resolve_run(
     background: object = False,
     pty: object = False,
     max_output_bytes: object = None,
+    resources: object = None,
+    read_only_paths: object = (),
+    read_write_paths: object = (),
 ) -> RunSpec:
     """The command that these arguments describe, with the session's defaults merged in."""
     if cwd is not None:
@@ -400,7 +410,16 @@ def resolve_run(
         if not isinstance(cwd, str) or not cwd or "\0" in cwd:
             raise _wrong("cwd", cwd, "a path")
         _encoded("cwd", cwd)
+        if not cwd.startswith("/") and ".." in cwd.split("/"):
+            raise _wrong(
+                "cwd",
+                cwd,
+                "a path below the work dir without '..', or an absolute path visible inside",
+            )
     window = _pty(pty, stdout, stderr)
+    call = None
+    if resources is not None or read_only_paths != () or read_write_paths != ():
+        call = _call(session, resources, read_only_paths, read_write_paths)
     return RunSpec(
         **_command(cmd, script_type),
         env=session.env if env is None else _with(session.env, _environment(env)),
@@ -413,7 +432,22 @@ def resolve_run(
         background=_flag("background", background),
         pty=window,
         max_output_bytes=settled_output_cap(max_output_bytes),
+        call=call,
     )
+
+
+def _call(
+    session: SessionSpec, resources: object, read_only: object, read_write: object
+) -> CallPosture | None:
+    """What the call changes about files and limits; None if that is nothing."""
+    from union.sandbox._core.resolve_call import limits_of_call, spec_of_call
+
+    call = CallPosture(
+        read_only_paths=_paths("read_only_paths", read_only),
+        read_write_paths=_paths("read_write_paths", read_write),
+        limits=limits_of_call(resources, session.limits),
+    )
+    return None if spec_of_call(session, call) == session else call
 
 
 def _pty(value: object, stdout: object, stderr: object) -> tuple[int, int] | None:

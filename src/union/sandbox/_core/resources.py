@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.spec import Limits
 from union.sandbox.errors import SandboxUsageError
@@ -51,9 +51,29 @@ class Resources:
     gpu: int | None = None
 
 
-def _wrong(name: str, value: object, accepted: str) -> SandboxUsageError:
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class _FlyteResources(Protocol):
+        """The shape of ``flyte.Resources``, whose package need not be installed."""
+
+        @property
+        def cpu(self) -> object: ...
+        @property
+        def memory(self) -> object: ...
+        @property
+        def gpu(self) -> object: ...
+        @property
+        def disk(self) -> object: ...
+        @property
+        def shm(self) -> object: ...
+
+    AnyResources = Resources | _FlyteResources
+
+
+def _wrong(name: str, value: object, accepted: str, *, hint: str = "") -> SandboxUsageError:
     return SandboxUsageError(
-        f"resources: {name} must be {accepted}, not {value!r}", argument="resources"
+        f"resources: {name} must be {accepted}, not {value!r}", argument="resources", hint=hint
     )
 
 
@@ -67,7 +87,9 @@ def _quantity(name: str, value: Any) -> float:
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value.strip())
         if not match:
-            raise _wrong(name, value, accepted)
+            from union.sandbox._core.suggestions import near_size
+
+            raise _wrong(name, value, accepted, hint=near_size(value))
         scale = 0.001 if match[2] == "m" else _UNITS[match[2]]
         number = float(match[1]) * scale
     else:
@@ -107,10 +129,27 @@ def _devices(gpu: Any) -> Any:
     return gpu
 
 
-def limits_from(resources: object) -> Limits:
-    """The limits that ``resources`` asks for: our own type, or Flyte's (told by its shape)."""
+def _as_resources(value: object) -> str:
+    """How a mapping is written as `Resources`, or another remedy."""
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        pairs = ", ".join(f"{name}={item!r}" for name, item in value.items())
+        return f"write sb.Resources({pairs:.200})"
+    from union.sandbox._core.suggestions import remedy
+
+    return remedy("resources", value)
+
+
+def limits_from(resources: object, *, base: Limits | None = None) -> Limits:
+    """Return the limits that ``resources`` requests: our own type, or Flyte's (known by its shape).
+
+    Args:
+        resources: a `Resources`, a ``flyte.Resources``, or None for the base.
+        base: the limits of every field that is not given; None for the defaults.
+
+    """
+    limits = Limits() if base is None else base
     if resources is None:
-        return Limits()
+        return limits
     if not isinstance(resources, Resources):
         if type(resources).__module__.partition(".")[0] != "flyte" or not hasattr(
             resources, "memory"
@@ -119,6 +158,7 @@ def limits_from(resources: object) -> Limits:
                 f"resources must be a union.sandbox.Resources or a flyte.Resources, "
                 f"not {type(resources).__name__}",
                 argument="resources",
+                hint=_as_resources(resources),
             )
         shm = getattr(resources, "shm", None)
         resources = Resources(
@@ -127,7 +167,6 @@ def limits_from(resources: object) -> Limits:
             shm=None if shm == "auto" else shm,
             gpu=_devices(getattr(resources, "gpu", None)),
         )
-    limits = Limits()
     if resources.cpu is not None:
         limits = dataclasses.replace(limits, cpus=_quantity("cpu", resources.cpu))
     for name, field in (
@@ -139,8 +178,10 @@ def limits_from(resources: object) -> Limits:
         value = getattr(resources, name)
         if value is not None:
             limits = dataclasses.replace(limits, **{field: _bytes(name, value)})
-    if resources.gpu is not None and (resources.gpu != 0 or isinstance(resources.gpu, bool)):
-        limits = dataclasses.replace(limits, gpus=_count("gpu", resources.gpu))
+    if resources.gpu is not None:
+        is_none = resources.gpu == 0 and not isinstance(resources.gpu, bool)
+        gpus = 0 if is_none else _count("gpu", resources.gpu)
+        limits = dataclasses.replace(limits, gpus=gpus)
     for name in ("processes", "open_files"):
         value = getattr(resources, name)
         if value is not None:

@@ -9,10 +9,10 @@ from union.sandbox import constants
 
 if TYPE_CHECKING:
     from union.sandbox._core.hosts import Entry
+    from union.sandbox._core.literals import NetworkMode
 
-__all__ = ["WARM", "Limits", "NetworkSpec", "RunSpec", "SessionSpec", "StreamMode"]
+__all__ = ["WARM", "CallPosture", "Limits", "NetworkSpec", "RunSpec", "SessionSpec", "StreamMode"]
 
-NetworkMode = Literal["blocked", "allowlist", "open"]
 StreamMode = Literal["collect", "pipe", "inherit", "devnull"]
 MIB = 1024 * 1024
 
@@ -69,6 +69,16 @@ class SessionSpec:
     """Modules that a waiting Python has imported already."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPosture:
+    """What one call changes about the files and limits of its session."""
+
+    read_only_paths: tuple[str, ...] = ()
+    read_write_paths: tuple[str, ...] = ()
+    limits: Limits
+    """The limits of the call: the session's, or lower ones."""
+
+
 class RunSpec(NamedTuple):
     """One command as the caller described it, with the session's defaults merged in.
 
@@ -89,6 +99,8 @@ class RunSpec(NamedTuple):
     pty: tuple[int, int] | None = None
     """Rows and columns of the terminal that the command gets; None: no terminal."""
     max_output_bytes: int = constants.MAX_OUTPUT_BYTES
+    call: CallPosture | None = None
+    """None, as for most calls: the files and limits of the session."""
 
     @property
     def cmd(self) -> str | tuple[str, ...]:

@@ -18,6 +18,7 @@ from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._core.files import FileInfo, FileKind
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.resolve import resolve_run, resolve_session
+from union.sandbox._core.resolve_call import RESOURCE_OF
 from union.sandbox._core.resources import Resources
 from union.sandbox._core.wire import WireError, parse_json, to_json
 from union.sandbox._core.wire_errors import clean_text
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from union.sandbox._core.events import Event
-    from union.sandbox._core.spec import NetworkSpec, RunSpec, SessionSpec
+    from union.sandbox._core.spec import CallPosture, Limits, NetworkSpec, RunSpec, SessionSpec
 
 __all__ = [
     "MAX_START",
@@ -133,19 +134,26 @@ def _network_to(network: NetworkSpec) -> dict[str, Any]:
     return told
 
 
+def _resources_to(limits: Limits, usual: dict[str, Any]) -> dict[str, Any]:
+    """Limits as fields of ``resources``, without those that have their usual value."""
+    named = {
+        RESOURCE_OF.get(field.name, field.name): getattr(limits, field.name)
+        for field in dataclasses.fields(limits)
+    }
+    return {name: value for name, value in named.items() if value != usual.get(name)}
+
+
+def _call_to(call: CallPosture, session: SessionSpec) -> dict[str, Any]:
+    """What one call changes about its session."""
+    return {
+        "read_only_paths": list(call.read_only_paths) or None,
+        "read_write_paths": list(call.read_write_paths) or None,
+        "resources": _resources_to(call.limits, _resources_to(session.limits, {})) or None,
+    }
+
+
 def session_to(spec: SessionSpec) -> dict[str, Any]:
     """A session as the arguments that describe it; what is usual is left out."""
-    limits = spec.limits
-    resources = {
-        "cpu": limits.cpus,
-        "memory": limits.memory_bytes,
-        "processes": limits.processes,
-        "open_files": limits.open_files,
-        "file_size": limits.file_size_bytes,
-        "tmp": limits.tmp_bytes,
-        "shm": limits.shm_bytes,
-        "gpu": limits.gpus or None,
-    }
     told = {
         **(_network_to(spec.network) if spec.network_is_ceiling else {}),
         "backend": spec.backend,
@@ -157,7 +165,7 @@ def session_to(spec: SessionSpec) -> dict[str, Any]:
         "env": dict(spec.env) or None,
         "read_only_paths": list(spec.read_only_paths) or None,
         "read_write_paths": list(spec.read_write_paths) or None,
-        "resources": resources,
+        "resources": _resources_to(spec.limits, {"gpu": 0}),
         "strict": spec.strict or None,
         "warm": spec.warm,
         "preload": list(spec.preload) or None,
@@ -176,6 +184,14 @@ def session_from(
 
     """
     _only(told, _SESSION, "a session")
+    options = _with_resources(told)
+    backend = options.pop("backend", "default")
+    if backend == "default":
+        backend = default_backend
+    return resolve_session(backend=backend, backends=backends, **options)
+
+
+def _with_resources(told: dict[str, Any]) -> dict[str, Any]:
     options = dict(told)
     resources = options.pop("resources", None)
     if resources is not None:
@@ -183,10 +199,7 @@ def session_from(
         names = frozenset(field.name for field in dataclasses.fields(Resources))
         _only(resources, names, "resources")
         options["resources"] = Resources(**resources)
-    backend = options.pop("backend", "default")
-    if backend == "default":
-        backend = default_backend
-    return resolve_session(backend=backend, backends=backends, **options)
+    return options
 
 
 # A run.
@@ -194,7 +207,8 @@ def session_from(
 _RUN: Final = frozenset(
     {
         "kind", "argv", "env", "cwd", "stdout", "stderr", "stdin", "network_mode",
-        "network_allowlist", "timeout_s", "background", "pty",
+        "network_allowlist", "timeout_s", "background", "pty", "resources", "read_only_paths",
+        "read_write_paths",
     }
 )  # fmt: skip
 
@@ -218,6 +232,8 @@ def run_to(spec: RunSpec, session: SessionSpec) -> bytes:
     }
     if spec.network != session.network:
         told |= _network_to(spec.network)
+    if spec.call is not None:
+        told |= _call_to(spec.call, session)
     head = to_json({name: value for name, value in told.items() if value is not None})
     text = spec.text.encode("utf-8", "surrogateescape")
     stdin = spec.stdin if isinstance(spec.stdin, bytes) else b""
@@ -261,7 +277,7 @@ def run_from(body: bytes, session: SessionSpec) -> RunSpec:
         script_type="python" if kind == "python" else "shell",
         stdin=body[stdin_at:] if stdin == "bytes" else PIPE if stdin else None,
         **streams,
-        **told,
+        **_with_resources(told),
     )
 
 

@@ -8,7 +8,7 @@ import signal as signals
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from union.sandbox._core.events import Event, Exited, Failed, Started, Usage
 from union.sandbox._core.resolve import settled_output_cap, settled_window
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from union.sandbox._core.decision import Decision
     from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.literals import TerminationReason
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._session.transport import Run
 
@@ -37,7 +38,7 @@ class ExecResult:
     returncode: int
     stdout: str
     stderr: str
-    termination_reason: str = ""
+    termination_reason: TerminationReason = ""
     runtime_ms: float = 0.0
     truncated: bool = False
     """Output was cut at ``max_output_bytes``."""
@@ -232,11 +233,15 @@ class SandboxProcess:
         return (time.perf_counter() - self._begun) * 1000
 
     @property
-    def termination_reason(self) -> str:
-        """Empty after an exit; else ``signal``, ``timeout``, ``oom``, ``limit`` or ``closed``."""
+    def termination_reason(self) -> TerminationReason:
+        """Empty after an exit; else ``signal``, ``timeout``, ``oom``, ``limit`` or ``closed``.
+
+        ``spawn-failed``, ``plan``, ``stream`` and ``transport`` mean that no real exit happened.
+        """
         if self._failed is not None:
-            return "spawn-failed" if self._failed.stage == "spawn" else self._failed.stage
-        return "" if self._exited is None else self._exited.reason
+            stage = self._failed.stage
+            return "spawn-failed" if stage == "spawn" else cast("TerminationReason", stage)
+        return "" if self._exited is None else cast("TerminationReason", self._exited.reason)
 
     @property
     def usage(self) -> Usage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, Self, cast
 
 from union.sandbox import constants
 from union.sandbox._core.resolve import resolve_run
@@ -12,19 +12,24 @@ from union.sandbox.errors import (
     SandboxCommandError,
     SandboxUsageError,
     SessionClosedError,
+    UnknownArgumentError,
 )
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from types import TracebackType
 
     from union.sandbox._core.files import FileInfo, Transfer
     from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.literals import BackendName, NetworkMode, ScriptType
+    from union.sandbox._core.resources import AnyResources
     from union.sandbox._core.spec import RunSpec, SessionSpec
     from union.sandbox._session.transport import Transport
     from union.sandbox._session.trees import Progress
     from union.sandbox.constants import Stream
+
+    Paths = Sequence[str | os.PathLike[str]]
 
 __all__ = ["Session"]
 
@@ -51,6 +56,7 @@ class Session:
         self._why_closed = "the session is closed"
         self._closing: asyncio.Task[None] | None = None
         self._is_ending = False
+        self._is_entered = False
         self._deadline: asyncio.TimerHandle | None = None
         self._processes: set[SandboxProcess] = set()
 
@@ -63,8 +69,8 @@ class Session:
             raise SessionClosedError(
                 f"the session is {state}", hint="make a new one with session(...)"
             )
+        self._loop = _running_loop()
         self._state = "opening"
-        self._loop = asyncio.get_running_loop()
         transport: Transport | None = None
         try:
             transport = self._make_transport()
@@ -95,6 +101,8 @@ class Session:
         if self._state == "new":
             self._state = "closed"
             return
+        if _running_loop() is not self._loop:
+            raise self._other_loop()
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         # Cancelling a caller of close() must not leave half a session behind.
@@ -115,8 +123,25 @@ class Session:
             self._learn()
             await self._transport.aclose()
 
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Open the session, as ``open()`` does; on an open one, return it."""
+        return self._opened().__await__()
+
+    async def _opened(self) -> Self:
+        if self._state != "open":
+            return await self.open()
+        self._live()  # it must belong to this event loop
+        return self
+
     async def __aenter__(self) -> Self:
-        return await self.open()
+        if self._is_entered:
+            raise SessionClosedError(
+                "the session is open already, in another `async with` block",
+                hint="make a new one with session(...)",
+            )
+        session = await self._opened()
+        self._is_entered = True
+        return session
 
     async def __aexit__(
         self,
@@ -133,19 +158,23 @@ class Session:
             )
         if self._state == "closed" or self._transport is None:
             raise SessionClosedError(self._why_closed)
-        if asyncio.get_running_loop() is not self._loop:
-            raise SandboxUsageError(
-                "the session belongs to another event loop", hint="open one session per event loop"
-            )
+        if _running_loop() is not self._loop:
+            raise self._other_loop()
         return self._transport
+
+    def _other_loop(self) -> SandboxUsageError:
+        from union.sandbox._session.event_loops import other_loop
+
+        return other_loop(self._loop)
 
     # Facts.
 
     @property
-    def backend(self) -> str:
+    def backend(self) -> BackendName:
         """The isolation backend that was asked for, and is used."""
         self._learn()
-        return self._spec.backend if self._facts is None else self._facts.isolation.backend
+        found = self._spec.backend if self._facts is None else self._facts.isolation.backend
+        return cast("BackendName", found)
 
     @property
     def work_dir(self) -> str:
@@ -192,14 +221,18 @@ class Session:
         stderr: bool | Stream | None = None,
         stdin: bytes | bool | Stream | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        script_type: str = "shell",
-        network_mode: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        script_type: ScriptType = "shell",
+        network_mode: NetworkMode | None = None,
         network_allowlist: Sequence[str] | None = None,
         timeout_s: float | None = None,
         background: bool = False,
         pty: bool | tuple[int, int] = False,
         max_output_bytes: int | None = None,
+        resources: AnyResources | None = None,
+        read_only_paths: Paths = (),
+        read_write_paths: Paths = (),
+        **unknown: Never,
     ) -> SandboxProcess:
         """Runs one command in its own isolated process tree.
 
@@ -210,7 +243,15 @@ class Session:
         ``pty=True``, or ``pty=(rows, columns)``, gives the command a terminal of its own: its
         output, stderr included, is ``stdout``, and what is written to ``stdin`` is typed. Closing
         ``stdin`` types the end-of-file character; without any ``stdin`` that is all that is typed.
+
+        ``resources`` lowers limits of the session for this call. ``read_only_paths`` and
+        ``read_write_paths`` show further paths to this call alone, under the rules of the
+        session's; a path that the session shows writable can be made read-only. Raises
+        ``PolicyError`` for a higher limit, and for writing to a path that the session names
+        read-only.
         """
+        if unknown:
+            raise _unknown(self.run, unknown)
         transport = self._live()
         spec = resolve_run(
             self._spec,
@@ -227,6 +268,9 @@ class Session:
             background=background,
             pty=pty,
             max_output_bytes=max_output_bytes,
+            resources=resources,
+            read_only_paths=read_only_paths,
+            read_write_paths=read_write_paths,
         )
         return await self._start(transport, spec)
 
@@ -255,18 +299,24 @@ class Session:
         check: bool = False,
         stdin: bytes | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        script_type: str = "shell",
-        network_mode: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        script_type: ScriptType = "shell",
+        network_mode: NetworkMode | None = None,
         network_allowlist: Sequence[str] | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
+        resources: AnyResources | None = None,
+        read_only_paths: Paths = (),
+        read_write_paths: Paths = (),
+        **unknown: Never,
     ) -> ExecResult:
         """Runs one command to its end and returns its exit code and decoded output.
 
         With ``check=True`` a non-zero exit raises ``SandboxCommandError``. Cancelling this kills
-        the command.
+        the command. The other arguments are those of ``run()``.
         """
+        if unknown:
+            raise _unknown(self.exec, unknown)
         process = await self.run(
             cmd,
             stdin=stdin,
@@ -277,19 +327,52 @@ class Session:
             network_allowlist=network_allowlist,
             timeout_s=timeout_s,
             max_output_bytes=max_output_bytes,
+            resources=resources,
+            read_only_paths=read_only_paths,
+            read_write_paths=read_write_paths,
         )
         result = process.result()
         if check and not result.ok:
             raise SandboxCommandError(cmd, result)
         return result
 
-    async def run_code(self, code: str, **options: Any) -> str:
+    async def run_code(
+        self,
+        code: str,
+        *,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        network_mode: NetworkMode | None = None,
+        network_allowlist: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+        resources: AnyResources | None = None,
+        read_only_paths: Paths = (),
+        read_write_paths: Paths = (),
+        **unknown: Never,
+    ) -> str:
         """Runs Python source, returns its stdout; non-zero raises ``SandboxCommandError``.
 
-        Takes the ``env``, ``cwd``, ``stdin``, network, ``timeout_s`` and ``max_output_bytes``
-        arguments of ``exec()``.
+        Takes the arguments of ``exec()``, but for ``check`` and ``script_type``.
         """
-        result = await self.exec(code, check=True, script_type="python", **options)
+        if unknown:
+            raise _unknown(self.run_code, unknown)
+        result = await self.exec(
+            code,
+            check=True,
+            script_type="python",
+            stdin=stdin,
+            env=env,
+            cwd=cwd,
+            network_mode=network_mode,
+            network_allowlist=network_allowlist,
+            timeout_s=timeout_s,
+            max_output_bytes=max_output_bytes,
+            resources=resources,
+            read_only_paths=read_only_paths,
+            read_write_paths=read_write_paths,
+        )
         return result.stdout
 
     # Files.
@@ -396,6 +479,22 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self._state} backend={self.backend}>"
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    """Return the running loop, or raise an error that names what runs instead."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        from union.sandbox._session.event_loops import no_loop
+
+        raise no_loop() from None
+
+
+def _unknown(call: Callable[..., Any], unknown: Mapping[str, object]) -> UnknownArgumentError:
+    from union.sandbox._core.suggestions import unknown_argument
+
+    return unknown_argument(call, unknown)
 
 
 def _flag(value: object, argument: str) -> bool:

@@ -9,28 +9,34 @@ from union.sandbox._core.resolve import resolve_session
 from union.sandbox._session.session import Session
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
+    from typing import Never
+
+    from union.sandbox._core.literals import BackendName, NetworkMode
+    from union.sandbox._core.resources import AnyResources
 
 __all__ = ["available_backends", "default_fs_allowlist", "session"]
 
 
 def session(
     *,
-    backend: str = registry.DEFAULT,
-    host_work_dir: str | None = None,
-    network_mode: str | None = None,
+    backend: BackendName = registry.DEFAULT,
+    host_work_dir: str | os.PathLike[str] | None = None,
+    network_mode: NetworkMode | None = None,
     network_allowlist: Sequence[str] | None = None,
     network_denylist: Sequence[str] | None = None,
     network_proxy_url: str | None = None,
     network_socks_url: str | None = None,
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
-    read_only_paths: Sequence[str] = (),
-    read_write_paths: Sequence[str] = (),
-    resources: object = None,
+    read_only_paths: Sequence[str | os.PathLike[str]] = (),
+    read_write_paths: Sequence[str | os.PathLike[str]] = (),
+    resources: AnyResources | None = None,
     strict: bool = False,
     warm: bool | int = True,
     preload: Sequence[str] = (),
+    **unknown: Never,
 ) -> Session:
     r"""Describes a session; ``async with`` or ``await ....open()`` opens it. Does no I/O.
 
@@ -47,6 +53,10 @@ def session(
     >>> asyncio.run(main())
     '4\n'
     """
+    if unknown:
+        from union.sandbox._core.suggestions import unknown_argument
+
+        raise unknown_argument(session, unknown)
     spec = resolve_session(
         backend=backend,
         backends=registry.NAMES,

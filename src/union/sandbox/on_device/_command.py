@@ -44,9 +44,7 @@ class CommandBuilder:
         self._scratch = scratch
         self._base = self._environment()
         self._last: tuple[NetworkSpec | None, Mapping[str, str], _Variables] = (None, {}, ({}, ()))
-        every = _rlimits(limits)
-        self._rlimits = packed_rlimits(every)
-        self._rlimits_but_processes = packed_rlimits(every[:-1])
+        self._rlimits = _packed(limits)
 
     def build(self, spec: RunSpec, *, carried: Mapping[str, str], count_processes: bool) -> Command:
         usual, env = self._usual(spec, carried)
@@ -73,15 +71,14 @@ class CommandBuilder:
                 path = f"{self._scratch}/{next(_NUMBERS)}-{os.path.basename(path)}"
                 Path(path).write_bytes(source)
             programs, argv = (program,), (program, path)
+        every, all_but_processes = self._rlimits if spec.call is None else _packed(spec.call.limits)
         return Command(
             programs=programs,
             argv=argv,
             env=env,
             cwd=cwd,
             # Counted per user namespace, so the number of processes is the sandbox's own.
-            rlimits=self._rlimits
-            if count_processes and self._scratch is None
-            else self._rlimits_but_processes,
+            rlimits=every if count_processes and self._scratch is None else all_but_processes,
             script=script,
             slot=slot,
         )
@@ -140,6 +137,12 @@ def _candidates(program: str, path: str, cwd: str) -> tuple[str, ...]:
     if "/" in program:
         return (program,)
     return tuple(f"{directory or cwd}/{program}" for directory in path.split(":"))
+
+
+def _packed(limits: Limits) -> tuple[bytes, bytes]:
+    """Every limit, and every one but the number of processes."""
+    every = _rlimits(limits)
+    return packed_rlimits(every), packed_rlimits(every[:-1])
 
 
 def _rlimits(limits: Limits) -> list[tuple[int, int, int]]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.literals import BackendName
 
 __all__ = ["doctor"]
 
@@ -58,7 +59,7 @@ async def _examine() -> DoctorReport:
     )
 
 
-async def _backend(name: str) -> BackendReport:
+async def _backend(name: BackendName) -> BackendReport:
     status = await try_backend(name)
     if not status.available or name == "none":
         return BackendReport(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Setting, Wrapper
 from union.sandbox._core.seccomp import filter_program
-from union.sandbox._linux import bwrap, kernel
+from union.sandbox._linux import bwrap, cgroup, kernel
 from union.sandbox._linux.launcher import sealed_memfd
 from union.sandbox.on_device._network import network_steps
 from union.sandbox.on_device._probe import Outcome, shared
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from union.sandbox._backends.base import Backend, NetworkShape
     from union.sandbox._core.plan import Plan
     from union.sandbox._core.spec import SessionSpec
-    from union.sandbox._linux import cgroup
     from union.sandbox._linux.launcher import Channel
     from union.sandbox.on_device._probe import Facts
     from union.sandbox.on_device._workdir import WorkDir
@@ -47,6 +46,14 @@ def _wrapper(found: bwrap.Bwrap) -> Wrapper:
     return Wrapper(program=found.program, way="entered" if enters else "nested")
 
 
+def _wants_group(spec: SessionSpec) -> bool:
+    limits = spec.limits
+    if limits.memory_bytes is not None or limits.cpus is not None:
+        return True
+    # The kernel exempts the host's root from the process limit.
+    return kernel.is_root() and spec.backend != "none" and not kernel.can_map_mounts()
+
+
 class Posture:
     """What one shape of network, for one session on this host, comes to.
 
@@ -61,7 +68,6 @@ class Posture:
         backend: Backend,
         work: WorkDir,
         facts: Facts,
-        groups: cgroup.Hierarchy | None,
     ) -> None:
         found = gather(spec, work, shape, facts=facts)
         egress = _EGRESS[shape] if facts.redirect or shape != "filtered" else "proxy-only"
@@ -78,7 +84,10 @@ class Posture:
             wrapper=None if self.builder is None else _wrapper(self.builder),
             share=facts.share,
         )
-        limits = limit_report(spec.limits, found.identity, groups)
+        self.limits = spec.limits
+        self.groups = cgroup.hierarchy() if _wants_group(spec) else None
+        """Where each of its sandboxes gets a control group; None for no group."""
+        limits = limit_report(spec.limits, found.identity, self.groups)
         self.shape = shape
         self.view = found.view
         self.carried = found.carried
@@ -96,6 +105,11 @@ class Posture:
         self._fds = tuple(os.dup(fd) for fd in found.fds)
         self._shared: tuple[int, ...] = ()
         self._closed = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its sandboxes need no control group and no watch."""
+        return self.groups is None and self.limits.memory_bytes is None
 
     def _check_open(self) -> None:
         if self._closed:

@@ -17,7 +17,6 @@ from union.sandbox.errors import SandboxExecutionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from union.sandbox._core.spec import Limits
     from union.sandbox._linux.launcher import Channel
     from union.sandbox.on_device._posture import Posture
 
@@ -48,12 +47,8 @@ class _Spare:
 class Sandboxes:
     """Prepares sandboxes through a channel; ``keep`` of each posture are kept ready."""
 
-    def __init__(
-        self, line: Callable[[], Channel], limits: Limits, *, groups: bool, keep: int
-    ) -> None:
+    def __init__(self, line: Callable[[], Channel], *, keep: int) -> None:
         self._line = line
-        self._limits = limits
-        self._groups = cgroup.hierarchy() if groups else None
         self._keep = keep
         self._spares: defaultdict[Posture, deque[_Spare]] = defaultdict(deque)
         self._expiry: asyncio.TimerHandle | None = None
@@ -61,15 +56,6 @@ class Sandboxes:
         self._closed = False
         self._held: set[cgroup.Group] = set()
         self._without_groups: asyncio.Future[None] | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a sandbox needs nothing that ``prepare`` would add to it."""
-        return self._groups is None and self._limits.memory_bytes is None
-
-    @property
-    def groups(self) -> cgroup.Hierarchy | None:
-        return self._groups
 
     def prepare(self, posture: Posture, *, terminals: bool = False) -> Sandbox:
         """Begins a sandbox now; once more with a new launcher if the old one has just died."""
@@ -80,10 +66,10 @@ class Sandboxes:
 
     def _prepare(self, posture: Posture, *, terminals: bool) -> Sandbox:
         group = None
-        if self._groups is not None:
-            group = cgroup.Group(self._groups, self._limits, own=posture.own_processes)
+        if posture.groups is not None:
+            group = cgroup.Group(posture.groups, posture.limits, own=posture.own_processes)
         pid: asyncio.Future[int] | None = None
-        if group is None and self._limits.memory_bytes is not None:
+        if group is None and posture.limits.memory_bytes is not None:
             pid = asyncio.get_running_loop().create_future()
         try:
             channel = self._line()
@@ -208,9 +194,9 @@ class Sandboxes:
         if not self._held and self._without_groups and not self._without_groups.done():
             self._without_groups.set_result(None)
 
-    def watch_memory(self, run: LocalRun) -> None:
+    def watch_memory(self, run: LocalRun, limit: int | None) -> None:
         """Enforces the memory limit by looking, where there is no control group to do it."""
-        limit, sandbox = self._limits.memory_bytes, run.sandbox
+        sandbox = run.sandbox
         if sandbox.first_pid is None or limit is None:
             return
 

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
-import errno
-import functools
-import logging
 import os
 import tempfile
-from typing import TYPE_CHECKING, Final
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, NamedTuple
 
 from union.sandbox._backends import registry
-from union.sandbox._core.events import Started
 from union.sandbox._core.paths import work_path
-from union.sandbox._core.spec import RunSpec
-from union.sandbox._core.view import RUN_DIR
-from union.sandbox._linux import host, kernel
-from union.sandbox._linux.ears import Ears
-from union.sandbox._linux.failures import explain
-from union.sandbox._linux.launcher import Channel, NamespaceRefusedError
-from union.sandbox._linux.prepared import Sandbox
-from union.sandbox._linux.run import LocalRun, NotBuiltError
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox._session.tree_files import TreeFiles
-from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
-from union.sandbox.on_device import _probe
-from union.sandbox.on_device._command import CommandBuilder
+from union.sandbox.on_device._bring_up import Postures
 from union.sandbox.on_device._network import SessionNetwork, shape_of
-from union.sandbox.on_device._posture import Posture
-from union.sandbox.on_device._pythons import WaitingPythons, can_wait
-from union.sandbox.on_device._sandboxes import Sandboxes
-from union.sandbox.on_device._venv import Venv
+from union.sandbox.on_device._pool import Pool
+from union.sandbox.on_device._runner import Runner
 from union.sandbox.on_device._workdir import (
     WorkDir,
     make_owned,
@@ -45,46 +27,31 @@ from union.sandbox.on_device._workdir import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Iterator
 
-    from union.sandbox._backends.base import Backend, NetworkShape
-    from union.sandbox._core.events import Failed
     from union.sandbox._core.files import FileInfo
     from union.sandbox._core.isolation import Isolation
-    from union.sandbox._core.spec import SessionSpec
-    from union.sandbox._linux.command import Command
+    from union.sandbox._core.spec import RunSpec, SessionSpec
     from union.sandbox._linux.owned_dir import OwnedDir
+    from union.sandbox._linux.run import LocalRun
     from union.sandbox._session.transport import Sink
     from union.sandbox.on_device._workdir import WorkPlace
 
 __all__ = ["LocalTransport"]
 
-_CLONE, _CHDIR = 101, 110
-_SETTLED_S: Final = {"python": 0.006}
-_SETTLED_OTHER_S: Final = 0.002
-"""A short command has ended by then. To listen to it, and to make the next sandboxes, would only
-have slowed it."""
-_NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS)
-_NOBODY_THERE: Final = (errno.EPIPE, errno.ECONNRESET)
-_BUILD_AHEAD: Final = 4
-_UNUSED: Final = 64
-"""After so many commands of one kind in a row, what waits for the other is let go: as long as that
-is there, no network of the session can be used again (native/network.c)."""
-_log = logging.getLogger("union.sandbox")
-_FIRST_INSIDE: Final = 2
-"""The number of a command in its own pid namespace: the one after the sandbox's first process."""
 
+class _Parts(NamedTuple):
+    """What an open session consists of, besides its pool."""
 
-_builders: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]] = (
-    WeakKeyDictionary()
-)
-
-
-def _turn_to_build() -> asyncio.Semaphore:
-    """Of a thousand sessions that are opened at once, a few build ahead at a time."""
-    return _builders.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_BUILD_AHEAD))
+    work: WorkDir
+    postures: Postures
+    runner: Runner
 
 
 class LocalTransport:
-    """Runs commands as sandboxed child processes beside the caller."""
+    """Runs commands as sandboxed child processes beside the caller.
+
+    The work is done by three parts: ``Postures`` (bring-up and probing), ``Pool`` (prepared
+    sandboxes and Pythons) and ``Runner`` (commands).
+    """
 
     def __init__(
         self,
@@ -95,272 +62,103 @@ class LocalTransport:
     ) -> None:
         self._spec = spec
         self._network = network or SessionNetwork()
-        # What isolates nothing can show nothing under another name.
+        # A backend that isolates nothing can show nothing under another name.
         bare_place = place and dataclasses.replace(place, shown_at=None)
         self._place = bare_place if spec.backend == "none" else place
         self._backend = registry.get(spec.backend)
-        self._bare = spec.backend == "none"
-        self._work: WorkDir | None = None
-        self._ears: Ears | None = None
-        self._channel: Channel | None = None
-        self._postures: dict[NetworkShape, Posture] = {}
-        self._facts = _probe.Facts()
-        self._tried: set[NetworkShape] = set()
-        self._sandboxes = self._make_sandboxes()
-        self._pythons = WaitingPythons(
-            keep=0 if self._bare else min(spec.warm, 1), preload=spec.preload
-        )
-        self._runs: set[LocalRun] = set()
-        self._in_a_row = (False, 0)
-        """Whether the last commands were Python, and how many they are."""
-        self._building = asyncio.Lock()
-        self._ahead: asyncio.Task[None] | None = None
-        self._scratch_dir: OwnedDir | None = None
-        self._scratch: str | None = None
-        self._kept_venv: Venv | None = None
-        self._is_venv_sure = False
-        """Whether it was looked at since anybody could have changed it."""
-
-    def _make_sandboxes(self) -> Sandboxes:
-        keep = 0 if self._bare else self._spec.warm
-        try:
-            return Sandboxes(self._line, self._spec.limits, groups=self._wants_group(), keep=keep)
-        except OSError as exc:
-            raise self._spawn_failed("the session could not be opened", exc) from exc
+        self.pool = Pool(spec)
+        self._scratch: OwnedDir | None = None
+        self._parts: _Parts | None = None
 
     # Opening and closing.
 
     async def open(self) -> None:
+        pool = self.pool
         try:
             # First: if there is no descriptor for what comes next, this one is free to clean up.
-            self._ears = Ears()
-            self._work = WorkDir(self._spec.host_work_dir, self._place)
-            if self._work.is_ours:
-                sweep_in_background(os.path.dirname(self._work.source))
-            if self._bare:
-                self._scratch_dir = make_owned(tempfile.gettempdir())
-                self._scratch = self._scratch_dir.path
-                sweep_in_background(os.path.dirname(self._scratch))
-            self._channel = Channel(self._ears)
-            if not self._bare:
-                await self._try_out(shape_of(self._spec.network))
+            pool.reserve()
+            scratch = None
+            if pool.is_bare:
+                self._scratch = make_owned(tempfile.gettempdir())
+                scratch = self._scratch.path
+                sweep_in_background(os.path.dirname(scratch))
+            work = WorkDir(self._spec.host_work_dir, self._place)
+            postures = Postures(self._spec, self._backend, work=work, pool=pool)
+            runner = Runner(
+                self._spec,
+                work=work,
+                scratch=scratch,
+                pool=pool,
+                postures=postures,
+                network=self._network,
+            )
+            self._parts = _Parts(work, postures, runner)
+            if work.is_ours:
+                sweep_in_background(os.path.dirname(work.source))
+            pool.connect()
+            if not pool.is_bare:
+                await postures.try_out(shape_of(self._spec.network))
         except OSError as exc:
-            raise self._spawn_failed("the session could not be opened", exc) from exc
-
-    def _spawn_failed(self, what: str, exc: OSError) -> SandboxExecutionError:
-        if exc.errno == errno.ECHILD and self._channel is not None and self._channel.lost:
-            exc = self._channel.end()  # nothing but the launcher is to blame
-        why = exc.strerror or str(exc)
-        if exc.errno in _NOBODY_THERE and why == os.strerror(exc.errno):
-            why = "its sandbox ended before it could take it"
-        return SandboxExecutionError(
-            f"{what}: {why}",
-            backend=self._spec.backend,
-            stage="spawn",
-            code=f"spawn-{errno.errorcode.get(exc.errno or 0, 'unknown')}",
-            hint="raise the limit on open files (ulimit -n), or close sessions that are done"
-            if exc.errno in _NO_DESCRIPTORS
-            else "",
-        )
-
-    def _wants_group(self) -> bool:
-        limits = self._spec.limits
-        wanted = limits.memory_bytes is not None or limits.cpus is not None
-        # The host's root is exempt from the process limit that everybody else obeys.
-        return wanted or (kernel.is_root() and not self._bare and not kernel.can_map_mounts())
-
-    async def _try_out(self, shape: NetworkShape) -> None:
-        """Finds the facts for one shape of network, with one throw-away sandbox or a few."""
-        self._facts = await _probe.settle(
-            functools.partial(self._trial, shape),
-            self._spec,
-            without_bwrap=functools.partial(self._trial_without_bwrap, shape),
-        )
-        self._tried.add(shape)
-
-    async def _trial(self, shape: NetworkShape, facts: _probe.Facts) -> _probe.Outcome:
-        """One sandbox with this session's own plan, looked at from outside."""
-        if facts != self._facts:
-            self._facts = facts
-            self._forget_postures()
-        try:
-            posture = self._posture(shape)
-        except NamespaceRefusedError as exc:
-            return _probe.Outcome((_CLONE, exc.errno or 0))
-        shares = posture.plan.shared is not None
-        what = _probe.Verified(
-            backend=self._spec.backend,
-            builder=posture.builder,
-            network=shape,
-            facts=facts,
-            ids=posture.isolation.ids,
-            device=self._dir().identity[0],
-        )
-        if shares and what in _probe.verified:
-            # Its sandboxes differ from those that were looked at only in what they share. Unless
-            # the caller added to that, opening need not wait for it; the first command does.
-            if not self._shows_own_paths():
-                self._ahead = self._ahead or asyncio.create_task(self._build_ahead(posture))
-                return _probe.Outcome(None)
-            outcome = await posture.build(self._line())
-            if outcome.failure is None:
-                self._keep_first(posture)
-            return outcome
-        outcome, sandbox = await self._look_at(posture)
-        if sandbox is None:
-            return outcome
-        if shares:
-            _probe.verified.add(what)
-        if self._sandboxes.is_plain:
-            self._sandboxes.keep(posture, sandbox)
-        else:
-            sandbox.let_go()
-        return outcome
-
-    def _shows_own_paths(self) -> bool:
-        spec = self._spec
-        return bool(spec.host_work_dir or spec.read_only_paths or spec.read_write_paths)
-
-    async def _build_ahead(self, posture: Posture) -> None:
-        """Builds what sandboxes will share, and the first of them, while the caller goes on."""
-        try:
-            # A command of this session does not queue here: it takes the lock, and builds at once.
-            async with _turn_to_build(), self._building:
-                # A command that came before has built it, or found that it takes another posture.
-                if self._postures.get(posture.shape) is not posture or posture.is_built:
-                    return
-                outcome = await posture.build(self._line())
-                if outcome.failure is None:
-                    self._keep_first(posture)
-        except OSError:
-            # The first command tries again, and says so if it cannot either.
-            _log.debug("nothing could be built ahead", exc_info=True)
-
-    def _keep_first(self, posture: Posture) -> None:
-        if self._spec.warm and self._sandboxes.is_open:
-            self._sandboxes.keep(posture, self._sandboxes.prepare(posture))
-
-    async def _trial_without_bwrap(
-        self, shape: NetworkShape, facts: _probe.Facts
-    ) -> _probe.Outcome:
-        """The same sandbox, built by the launcher alone."""
-        facts = dataclasses.replace(facts, share=False)
-        posture = self._make_posture(shape, registry.get("userns"), facts)
-        try:
-            outcome, sandbox = await self._look_at(posture)
-            if sandbox is not None:
-                sandbox.let_go()
-            return outcome
-        finally:
-            posture.close()
-
-    async def _look_at(self, posture: Posture) -> tuple[_probe.Outcome, Sandbox | None]:
-        """How it went, and the sandbox if it went well."""
-        line = self._line()
-        outcome = await posture.build(line)
-        if outcome.failure is not None:
-            return outcome, None
-        looked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        number, sock = posture.prepare(line, pid=looked)
-        try:
-            outcome = await _probe.look(sock, looked, posture.isolation)
-        except BaseException:
-            sock.close()
-            raise
-        sandbox = Sandbox(number, sock, line=line, owner=posture.owner)
-        if outcome.failure is None:
-            return outcome, sandbox
-        sandbox.let_go()
-        return dataclasses.replace(outcome, copied=posture.plan.shared is not None), None
-
-    def _forget_postures(self) -> None:
-        self._sandboxes.let_go()
-        self._pythons.let_go()
-        for posture in self._postures.values():
-            posture.close()
-        self._postures.clear()
+            raise pool.spawn_failed("the session could not be opened", exc) from exc
 
     async def aclose(self) -> None:
-        """Ends everything; once begun, it is finished also if whoever asked for it is cancelled."""
-        self._sandboxes.close()
-        if self._ahead is not None:
-            self._ahead.cancel()
-            await until_done(self._ahead)
-        self._pythons.let_go()
-        for run in tuple(self._runs):
-            run.end_now("closed")
-        if self._channel is not None:
-            await until_done(self._channel.drain())
-            for run in tuple(self._runs):
-                run.end_now("closed")  # once more: the launcher may have died before it heard us
-                await until_done(run.finished)
-                run.abandon()
-            self._channel.close()
-        if self._ears is not None:
-            self._ears.close()
-        self._forget_postures()
-        # Where the launcher was killed, nobody has waited for what it had started.
-        groups = self._sandboxes.without_groups()
+        """Ends everything; once begun, it is finished also if the caller is cancelled."""
+        pool, parts = self.pool, self._parts
+        pool.sandboxes.close()
+        if parts is not None:
+            await parts.postures.stop()
+        pool.pythons.let_go()
+        if parts is not None:
+            parts.runner.end_all()
+            if pool.opened_channel is not None:
+                await until_done(pool.opened_channel.drain())
+                await parts.runner.all_ended()
+        pool.disconnect()
+        if parts is not None:
+            parts.runner.close_postures()
+        # If the launcher was killed, nothing has waited for the processes that it had started.
+        groups = pool.sandboxes.without_groups()
         await until_done(groups)
         removals = []
-        if self._scratch_dir is not None:
-            removals.append(start_removal(self, self._scratch_dir))
-        if self._work is not None:
-            removals.append(start_removal(self, self._work))
+        if self._scratch is not None:
+            removals.append(start_removal(self, self._scratch))
+        if parts is not None:
+            removals.append(start_removal(self, parts.work))
         await until_done(*removals)
         errors = [done.exception() for done in (*removals, groups)]
         for error in filter(None, errors):
             raise error
 
-    def _dir(self) -> WorkDir:
-        if self._work is None:
+    def _opened(self) -> _Parts:
+        if self._parts is None:
             raise RuntimeError("the transport is not open")
-        return self._work
+        return self._parts
 
-    def _line(self) -> Channel:
-        if self._channel is None or self._ears is None:
-            raise RuntimeError("the transport is not open")
-        if not self._channel.is_usable:
-            # The launcher died, and everything with it, or soon; the session itself is whole.
-            self._sandboxes.let_go()
-            self._pythons.let_go()
-            self._channel.close()
-            self._channel = Channel(self._ears)
-        return self._channel
-
-    @functools.cached_property
-    def _commands(self) -> CommandBuilder:
-        return CommandBuilder(
-            work_dir=self.work_dir, limits=self._spec.limits, scratch=self._scratch
-        )
-
-    def _venv(self) -> Venv:
-        if self._kept_venv is None:
-            run_dir = self._scratch or RUN_DIR
-            self._kept_venv = Venv(self._dir().tree, host.interpreter(), run_dir=run_dir)
-        return self._kept_venv
+    @property
+    def postures(self) -> Postures:
+        return self._opened().postures
 
     # Facts.
 
     @property
     def is_known(self) -> bool:
-        return self._work is not None
+        return self._parts is not None
 
     @property
     def work_dir(self) -> str:
-        return self._dir().path
+        return self._opened().work.path
 
     @property
     def host_dir(self) -> str:
         """Where the work dir is on this host; a sandbox may see it under another name."""
-        return self._dir().source
+        return self._opened().work.source
 
     @property
     def isolation(self) -> Isolation:
-        return self._posture(shape_of(self._spec.network)).isolation
+        return self.postures.get(shape_of(self._spec.network)).isolation
 
     def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
-        view = self._posture(shape_of(self._spec.network)).view
+        view = self.postures.get(shape_of(self._spec.network)).view
         read_only = [s.path for s in (*view.system, *view.added) if not s.writable]
         writable = [s.path for s in view.added if s.writable]
         return {
@@ -368,208 +166,23 @@ class LocalTransport:
             "read_write": ("/dev/shm", "/tmp", *sorted(writable)),  # noqa: S108 - names inside
         }
 
-    def _posture(self, shape: NetworkShape) -> Posture:
-        posture = self._postures.get(shape)
-        if posture is None:
-            posture = self._make_posture(shape, self._backend, self._facts)
-            self._postures[shape] = posture
-        return posture
-
-    def _make_posture(self, shape: NetworkShape, backend: Backend, facts: _probe.Facts) -> Posture:
-        if not self._sandboxes.is_open:
-            # Of a command that was being started: nobody would close it any more.
-            raise OSError(errno.ESHUTDOWN, "the session was closed meanwhile")
-        return Posture(
-            self._spec,
-            shape,
-            backend=backend,
-            work=self._dir(),
-            facts=facts,
-            groups=self._sandboxes.groups,
-        )
-
-    async def _built(self, shape: NetworkShape) -> Posture:
-        """A posture whose sandboxes are known to work here, with what they share built."""
-        async with self._building:
-            if shape not in self._tried:
-                await self._try_out(shape)
-            outcome = await self._posture(shape).build(self._line())
-        if outcome.failure is not None:
-            raise self._failed(explain(*outcome.failure, "", outcome.said.encode()))
-        return self._posture(shape)
-
-    def _failed(self, failed: Failed) -> SandboxExecutionError:
-        return SandboxExecutionError(
-            failed.reason,
-            backend=self._spec.backend,
-            stage=failed.stage,
-            code=failed.code,
-            hint=failed.hint,
-        )
-
     # Running.
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
-        if not self._is_venv_sure:
-            await self._ensure_venv()
-        self._is_venv_sure = False
-        shape = shape_of(spec.network)
-        try:
-            posture = self._posture(shape)
-            if not self._bare and (shape not in self._tried or not posture.is_built):
-                posture = await self._built(shape)
-            command = self._build(spec, posture)
-            run = self._hand_over(posture, spec, command)
-            if shape == "filtered" and not self._bare:
-                run.on_doors = functools.partial(self._serve, run, spec, sink)
-            # Reports arrive in later turns of the loop, so nothing is missed or comes too early.
-            run.attach(sink, timeout_s=spec.timeout_s)
-        except NotBuiltError as exc:
-            raise self._failed(exc.failed) from exc
-        except OSError as exc:
-            raise self._spawn_failed("the command could not be handed over", exc) from exc
-        self._runs.add(run)
-        run.finished.add_done_callback(lambda _: self._ended(run))
-        self._sandboxes.watch_memory(run)
-        if run.started is None:
-            sink.event(Started(_FIRST_INSIDE))
-        settled = _SETTLED_S.get(spec.kind, _SETTLED_OTHER_S)
-        asyncio.get_running_loop().call_later(settled, self._settled, run, posture, spec)
-        if run.started is not None:
-            try:
-                await asyncio.shield(run.started)
-            except asyncio.CancelledError:
-                run.end_now("closed")
-                raise
-        if run.failure is not None and run.failure[0] & 0xFF == _CHDIR:
-            raise SandboxUsageError(
-                f"cwd={spec.cwd!r}: {os.strerror(run.failure[1])} inside the sandbox",
-                argument="cwd",
-                hint=f"the work dir is {self.work_dir}; paths outside need read_only_paths",
-            )
-        return run
-
-    async def _ensure_venv(self) -> None:
-        try:
-            venv = self._venv()
-            if venv.is_new and self._dir().is_ours:
-                venv.ensure()  # nothing has run here yet, so it is a few small files
-            elif not venv.is_as_seen():
-                # What sandboxed code made of it can be large: others are served meanwhile.
-                await threads.files.run(self._dir().tree, venv.ensure)
-        except OSError as exc:
-            raise self._spawn_failed("the venv could not be made", exc) from exc
-
-    def _ended(self, run: LocalRun) -> None:
-        self._runs.discard(run)
-        if not self._runs and self._dir().is_ours:
-            asyncio.get_running_loop().call_later(_SETTLED_OTHER_S, self._look_at_venv)
-
-    def _look_at_venv(self) -> None:
-        """Off the critical path: while nobody can change it, the next command need not look."""
-        is_free = not self._runs and not self._pythons.are_any and self._sandboxes.is_open
-        self._is_venv_sure = is_free and self._venv().is_as_seen()
-
-    def _hand_over(self, posture: Posture, spec: RunSpec, command: Command) -> LocalRun:
-        """Gives the command to a Python or a sandbox that waits, or to one that is made now."""
-        self._line()  # what waits behind a line that was lost is not used
-        if spec.kind == "python":
-            waited = self._waiting_python(posture, spec, command)
-            if waited is not None:
-                return waited
-        if spec.pty is None:
-            run = self._sandboxes.take(posture)
-        else:
-            run = self._sandboxes.begin(posture, terminals=True)
-        try:
-            self._send(run, spec, command)
-        except (BrokenPipeError, ConnectionResetError):
-            # It died while it waited, so nothing was started; a new one is as good.
-            run = self._sandboxes.begin(posture, terminals=spec.pty is not None)
-            self._send(run, spec, command)
-        return run
-
-    def _send(self, run: LocalRun, spec: RunSpec, command: Command) -> None:
-        # Only then can there be something to say that run() must wait for: our end of a terminal, a
-        # missing program or directory, or a number that is not always the same.
-        tell = spec.pty is not None or spec.kind == "argv" or spec.cwd is not None or self._bare
-        pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
-        run.send(command, pipes=pipes, stdin=spec.stdin, pty=spec.pty, tell=tell)
-
-    def _serve(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
-        run.close_doors = self._network.open(spec.network, fds, sink.decision).aclose
-
-    def _waiting_python(self, posture: Posture, spec: RunSpec, command: Command) -> LocalRun | None:
-        if self._bare or not can_wait(spec) or not self._is_dir(spec.cwd):
-            return None
-        return self._pythons.take(posture, command, self._venv().fingerprint())
-
-    def _is_dir(self, cwd: str | None) -> bool:
-        """Whether a working directory is surely there; if not, a fresh start tells best."""
-        if cwd is None:
-            return True
-        try:
-            self._dir().tree.check_dir(
-                work_path(cwd, work_dir=self.work_dir, argument="cwd", allow_root=True)
-            )
-        except SandboxError:
-            return False
-        return True
-
-    def _settled(self, run: LocalRun, posture: Posture, spec: RunSpec) -> None:
-        """The command has ended, or it takes longer: there is time for the rest."""
-        run.listen()
-        self._keep_ready(posture, spec)
-
-    def _keep_ready(self, posture: Posture, spec: RunSpec) -> None:
-        """Off the critical path: the next command finds a sandbox ready."""
-        if self._postures.get(posture.shape) is not posture or not self._sandboxes.is_open:
-            return
-        try:
-            self._make_ready(posture, spec)
-        except OSError:
-            # The next command makes its own, and says so if it cannot either.
-            _log.debug("no sandbox could be made ahead", exc_info=True)
-
-    def _make_ready(self, posture: Posture, spec: RunSpec) -> None:
-        is_python = spec.kind == "python"
-        last, count = self._in_a_row
-        self._in_a_row = (is_python, count + 1 if last is is_python else 1)
-        if self._in_a_row[1] == _UNUSED:
-            (self._sandboxes if is_python else self._pythons).let_go()
-            self._sandboxes.touch()
-        if not is_python:
-            self._sandboxes.fill(posture)
-        elif posture.shape != "open" and self._pythons.wants(posture) and self._venv().is_as_seen():
-            # A waiting Python runs what earlier runs left in the venv (.pth files), and so must not
-            # have a network that a later, narrower run lacks. Filtered doors are not served yet.
-            fingerprint = self._venv().fingerprint()
-            plain = RunSpec(kind="python", env=self._spec.env, network=spec.network)
-            command = self._build(plain, posture)._replace(script=None)
-            self._pythons.add(posture, self._sandboxes.prepare(posture), command, fingerprint)
-            self._is_venv_sure = False  # what is in the venv runs in it before it waits
-            self._sandboxes.touch(self._let_pythons_go)
-
-    def _let_pythons_go(self) -> None:
-        self._pythons.let_go()
-
-    def _build(self, spec: RunSpec, posture: Posture) -> Command:
-        return self._commands.build(
-            spec, carried=posture.carried, count_processes=posture.counts_processes
-        )
+        return await self._opened().runner.start(spec, sink)
 
     # Files.
 
     def _files(self) -> TreeFiles:
-        return TreeFiles(self._dir().tree, work_dir=self.work_dir)
+        return TreeFiles(self._opened().work.tree, work_dir=self.work_dir)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[TreeFiles]:
-        """What the caller changes may be the venv: the next command has to look at it."""
+        """What the caller changes may be the venv: the next command has to check it."""
         try:
             yield self._files()
         finally:
-            self._is_venv_sure = False
+            self._opened().runner.forget_venv()
 
     async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
         with self._changing() as files:
@@ -591,7 +204,8 @@ class LocalTransport:
         return await self._files().list_dir(path)
 
     async def stat(self, path: str) -> FileInfo:
-        below, tree = work_path(path, work_dir=self.work_dir, allow_root=True), self._dir().tree
+        below = work_path(path, work_dir=self.work_dir, allow_root=True)
+        tree = self._opened().work.tree
         return await threads.files.run(tree, tree.stat, below)
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
@@ -599,6 +213,7 @@ class LocalTransport:
             await files.make_dir(path, parents=parents, exist_ok=exist_ok)
 
     async def remove(self, path: str, *, recursive: bool) -> None:
-        below, tree = work_path(path, work_dir=self.work_dir), self._dir().tree
+        below = work_path(path, work_dir=self.work_dir)
+        tree = self._opened().work.tree
         with self._changing():
             await threads.files.run(tree, tree.remove, below, recursive=recursive)

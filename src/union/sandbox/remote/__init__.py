@@ -10,7 +10,12 @@ from union.sandbox._session.session import Session
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
+    from typing import Literal, Never
+
+    from union.sandbox._core.literals import BackendName, NetworkMode
+    from union.sandbox._core.resources import AnyResources
 
 __all__ = ["session"]
 
@@ -22,23 +27,24 @@ def session(
     endpoint: str,
     token: str | None = None,
     cert: str | None = None,
-    backend: str = "default",
-    host_work_dir: str | None = None,
-    network_mode: str | None = None,
+    backend: BackendName | Literal["default"] = "default",
+    host_work_dir: str | os.PathLike[str] | None = None,
+    network_mode: NetworkMode | None = None,
     network_allowlist: Sequence[str] | None = None,
     network_denylist: Sequence[str] | None = None,
     network_proxy_url: str | None = None,
     network_socks_url: str | None = None,
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
-    read_only_paths: Sequence[str] = (),
-    read_write_paths: Sequence[str] = (),
-    resources: object = None,
+    read_only_paths: Sequence[str | os.PathLike[str]] = (),
+    read_write_paths: Sequence[str | os.PathLike[str]] = (),
+    resources: AnyResources | None = None,
     strict: bool = False,
     warm: bool | int = True,
     preload: Sequence[str] = (),
     connect_timeout_s: float = 30.0,
     lazy: bool = True,
+    **unknown: Never,
 ) -> Session:
     """Describes a session on the server at ``endpoint``. Does no I/O.
 
@@ -53,6 +59,10 @@ def session(
     The server is reached at the first call, and waited for up to ``connect_timeout_s``; with
     ``lazy=False`` already when the session is opened.
     """
+    if unknown:
+        from union.sandbox._core.suggestions import unknown_argument
+
+        raise unknown_argument(session, unknown)
     require("aiohttp", extra="remote", what="a remote session")
     from union.sandbox.remote._access import access_from
 

@@ -1,0 +1,218 @@
+"""Postures of calls that bring paths or limits of their own.
+
+Rules of this file:
+
+- A call's paths go through the same checks as the session's, anew for every call: the plan that
+  results, with the identities in it, is the key of the cache.
+- No sandbox waits in such a posture, so that a path of one call is in no sandbox of another.
+- A call never gets weaker isolation than its session reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._core.resolve_call import is_below, read_only_in_session, spec_of_call
+from union.sandbox._linux.failures import explain
+from union.sandbox._linux.run import NotBuiltError
+from union.sandbox._linux.spares import IDLE_S
+from union.sandbox.errors import PolicyError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from union.sandbox._backends.base import NetworkShape
+    from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.spec import CallPosture, SessionSpec
+    from union.sandbox._core.view import Shown
+    from union.sandbox.on_device._bring_up import Postures
+    from union.sandbox.on_device._pool import Pool
+    from union.sandbox.on_device._posture import Posture
+
+__all__ = ["CallPostures"]
+
+_MAX_KEPT: Final = 4
+"""Postures kept built for calls that repeat; each holds a few descriptors."""
+_Identities = tuple[tuple[str, int, int], ...]
+_Key = tuple[bytes, "SessionSpec", _Identities]
+
+
+class _Kept:
+    """A posture, and how many calls are between its check and their sandbox."""
+
+    def __init__(self, posture: Posture) -> None:
+        self.posture = posture
+        self.users = 0
+        self.building = asyncio.Lock()
+
+
+class CallPostures:
+    """Compiles, builds and caches the postures of such calls, for one session."""
+
+    def __init__(self, spec: SessionSpec, *, postures: Postures, pool: Pool) -> None:
+        self._spec = spec
+        self._postures = postures
+        self._pool = pool
+        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
+        self._expiry: asyncio.TimerHandle | None = None
+
+    @contextlib.asynccontextmanager
+    async def posture(self, shape: NetworkShape, call: CallPosture) -> AsyncIterator[Posture]:
+        """Lend the posture of one call, built and ready.
+
+        Raises:
+            PolicyError: a path is refused, or the isolation would be weaker than the session's.
+            NotBuiltError: the sandbox cannot be built on this host.
+
+        """
+        usual = self._postures.get(shape)
+        if not self._pool.is_bare and not self._postures.is_ready(usual):
+            usual = await self._postures.ready(shape)
+        kept = self._find(shape, call, usual)
+        kept.users += 1
+        try:
+            if not self._pool.is_bare:
+                await self._build(kept)
+            yield kept.posture
+        finally:
+            kept.users -= 1
+            self._trim(_MAX_KEPT)
+            self._expire_later()
+
+    def _find(self, shape: NetworkShape, call: CallPosture, usual: Posture) -> _Kept:
+        spec = spec_of_call(self._spec, call)
+        fresh = self._postures.compile(spec, shape)
+        try:
+            self._check_paths(fresh, call)
+            _check_not_weaker(fresh.isolation, usual.isolation)
+            key = (fresh.plan.encode(), spec, _identities(spec))
+        except BaseException:
+            fresh.close()
+            raise
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._kept[key] = _Kept(fresh)
+        else:
+            fresh.close()
+        self._kept.move_to_end(key)
+        return kept
+
+    async def _build(self, kept: _Kept) -> None:
+        async with kept.building:
+            outcome = await kept.posture.build(self._pool.channel())
+        if outcome.failure is not None:
+            raise NotBuiltError(explain(*outcome.failure, "", outcome.said.encode()))
+
+    def _check_paths(self, posture: Posture, call: CallPosture) -> None:
+        """Check the real places of the paths: a link must not be a way around a rule."""
+        shown = {item.path: item for item in posture.view.added}
+        writable = [item for item in shown.values() if item.writable]
+        ever_writable = [*writable, *_named(shown, self._spec.read_write_paths)]
+        for item in _named(shown, (*call.read_only_paths, *call.read_write_paths)):
+            _check_no_link(item, ever_writable)
+        session_read_only = _named(shown, self._spec.read_only_paths)
+        for item in _named(shown, call.read_write_paths):
+            for top in session_read_only:
+                if is_below(item.source, top.source):
+                    raise read_only_in_session(item.path, top.path)
+        own = {os.path.normpath(path) for path in call.read_write_paths}
+        for item in _named(shown, call.read_only_paths):
+            _check_read_only(item, writable, shown, own)
+        if self._pool.is_bare and call.read_only_paths:
+            self._check_bare(call)
+
+    def _check_bare(self, call: CallPosture) -> None:
+        """Refuse to make read-only what a backend without isolation leaves writable."""
+        places = [self._postures.work_dir, *map(os.path.realpath, self._spec.read_write_paths)]
+        for path in call.read_only_paths:
+            real = os.path.realpath(path)
+            if any(is_below(real, place) or is_below(place, real) for place in places):
+                raise PolicyError(
+                    f"read_only_paths: backend='none' cannot make {path} read-only for one call",
+                    argument="read_only_paths",
+                    hint="use a backend that isolates",
+                )
+
+    def _trim(self, most: int) -> None:
+        for key, kept in tuple(self._kept.items()):
+            if len(self._kept) <= most:
+                return
+            if not kept.users:
+                del self._kept[key]
+                kept.posture.close()
+
+    def _expire_later(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._kept:
+            self._expiry = asyncio.get_running_loop().call_later(IDLE_S, self._trim, 0)
+
+    def close(self) -> None:
+        """Close every posture; a call that is being started finds its own closed."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        for kept in self._kept.values():
+            kept.posture.close()
+        self._kept.clear()
+
+
+def _named(shown: dict[str, Shown], paths: Iterable[str]) -> list[Shown]:
+    return [shown[path] for path in map(os.path.normpath, paths) if path in shown]
+
+
+def _identities(spec: SessionSpec) -> _Identities:
+    """A file that was replaced since the posture was built needs another posture."""
+    found = []
+    for path in (*spec.read_only_paths, *spec.read_write_paths):
+        status = os.stat(path)
+        found.append((path, status.st_dev, status.st_ino))
+    return tuple(found)
+
+
+def _check_no_link(item: Shown, writable: Iterable[Shown]) -> None:
+    """Refuse a path that leads through a link where sandboxed code can have made it."""
+    for place in writable:
+        if item.path != place.path and is_below(item.path, place.path):
+            direct = place.source + item.path[len(place.path) :]
+            if item.source != direct:
+                raise PolicyError(
+                    f"{item.path} leads through a link below {place.path}, to {item.source}",
+                    argument="read_write_paths" if item.writable else "read_only_paths",
+                    hint="sandboxed code may have made the link; name a path without one",
+                )
+
+
+def _check_read_only(
+    item: Shown, writable: Iterable[Shown], shown: dict[str, Shown], own: set[str]
+) -> None:
+    """Refuse a read-only path that stays writable under another name."""
+    for other in writable:
+        if is_below(item.source, other.source):
+            name = other.path + item.source[len(other.source) :]
+            if name not in shown or shown[name].writable:
+                raise _also_writable(item.path, name)
+        elif is_below(other.source, item.source) and other.path not in own:
+            raise _also_writable(item.path, other.path)
+
+
+def _check_not_weaker(call: Isolation, session: Isolation) -> None:
+    if dataclasses.replace(call, limits=()) != dataclasses.replace(session, limits=()):
+        raise PolicyError(
+            "read_write_paths: on this host a sandbox with these paths is isolated differently "
+            f"from the session (ids {call.ids!r} instead of {session.ids!r})",
+            argument="read_write_paths",
+            hint="open the session with these paths, and read session.isolation",
+        )
+
+
+def _also_writable(path: str, other: str) -> PolicyError:
+    return PolicyError(
+        f"read_only_paths: {path} would stay writable as {other}",
+        argument="read_only_paths",
+        hint=f"name {other} in read_only_paths",
+    )
