@@ -163,6 +163,11 @@ class ConnectionTable:
 
     # Making room.
 
+    def drop(self, connection: Connection) -> None:
+        """Close a connection to make room."""
+        self._metrics.connections_refused += 1
+        self._end(connection)
+
     def make_room(self) -> None:
         """Close one connection that nothing is lost with, if there is one."""
         if self._new_count:

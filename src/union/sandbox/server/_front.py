@@ -12,7 +12,7 @@ import importlib
 import logging
 import socket
 import ssl
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from union.sandbox.server._connections import (
     BACKLOG,
@@ -21,6 +21,7 @@ from union.sandbox.server._connections import (
     connection_limit,
     raise_file_limit,
 )
+from union.sandbox.server._handshakes import HANDSHAKE_S, HandshakeQueue, sends_client_hello
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -134,14 +135,26 @@ class Front:
     def _accept_on(self, sock: socket.socket, gate: Gate, table: ConnectionTable) -> Acceptor:
         loop = asyncio.get_running_loop()
         tls = None if sock.family == socket.AF_UNIX else self._context
-        # The deadline of a connection that has no request yet covers the handshake too.
-        options: dict[str, Any] = {}
-        if tls is not None:
-            options["ssl_handshake_timeout"] = self._config.header_timeout_s
+        handshakes = HandshakeQueue(table)
 
         async def serve(accepted: socket.socket, connection: Connection) -> None:
-            protocol = gate.protocol_for(connection)
-            await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=tls, **options)
+            if tls is None:
+                protocol = gate.protocol_for(connection)
+                await loop.connect_accepted_socket(lambda: protocol, accepted)
+                return
+            if not await sends_client_hello(accepted):
+                raise ConnectionAbortedError("the connection does not begin with a TLS handshake")
+            await handshakes.enter(connection)
+            try:
+                protocol = gate.protocol_for(connection)
+                await loop.connect_accepted_socket(
+                    lambda: protocol, accepted, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S
+                )
+            except BaseException:
+                handshakes.failed()
+                raise
+            finally:
+                handshakes.leave(connection)
 
         acceptor = Acceptor(sock, table, serve)
         acceptor.start()
