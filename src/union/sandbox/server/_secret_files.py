@@ -32,9 +32,13 @@ def read_secret(argument: str, path: str, *, is_secret: bool) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as exc:
         raise _unusable(argument, path, str(exc.strerror)) from exc
-    with open(fd, "rb") as file:
+    data = b""
+    try:
         _check(argument, path, os.fstat(fd), is_secret=is_secret)
-        data = file.read(MAX_BYTES + 1)
+        while len(data) <= MAX_BYTES and (piece := os.read(fd, MAX_BYTES + 1)):
+            data += piece
+    finally:
+        os.close(fd)
     if len(data) > MAX_BYTES:
         raise _unusable(argument, path, f"it holds more than {MAX_BYTES} bytes")
     try:
