@@ -241,6 +241,7 @@ async def attacks(sbx: sb.Session, page: Page, *, secret: str, port: int) -> boo
 async def tour(page: Page) -> bool:
     """Opens one session and goes through it all."""
     os.environ["DEMO_API_KEY"] = "only-for-the-caller"
+    print("Opening a sandboxed session ...", flush=True)
     begun = time.perf_counter()
     async with sb.on_device.session(backend="userns") as sbx:
         opened = time.perf_counter()

@@ -17,7 +17,7 @@ from scripts.steps import STATIC, Step, say, wait
 
 BACKEND = "userns"
 TESTS = [
-    *("-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider"),
+    *("-m", "pytest", "-q", "-n", "4", "--dist", "loadgroup", "-p", "no:cacheprovider"),
     *("-m", "not alone and not elsewhere and not slow", f"--only-way={BACKEND}"),
     *("tests/unit", "tests/house", "tests/contract"),
 ]

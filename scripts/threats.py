@@ -6,6 +6,10 @@ import ast
 import sys
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "threats.md"
@@ -24,10 +28,21 @@ Made by `python scripts/threats.py` from `tests/escape/catalogue.py` and the mar
 """
 
 
+def _definitions(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the functions and classes of a module; those inside of functions are no tests."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop(0)
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
+            waiting += ast.iter_child_nodes(node)
+
+
 def marked(source: str) -> dict[str, set[int]]:
     """Return the rows that each test in `source` names."""
     found: dict[str, set[int]] = {}
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source) if "mark.threat" in source else ast.Module([], [])
+    for node in _definitions(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for mark in node.decorator_list:
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.threat":

@@ -187,6 +187,23 @@ async def test_launcher_killed(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ISOLATED)
+async def test_close_after_the_connection_to_a_killed_launcher_was_replaced(backend: str) -> None:
+    """A run of the old connection is still there, and is ended on a socket that is closed."""
+    session = await session_of(backend).open()
+    proc = await session.run("sleep 60", background=True)
+    transport = session._transport
+    os.kill(Launcher.current().pid, signal.SIGKILL)
+    # Without a turn of the loop, in which the run itself would notice.
+    assert eventually(lambda: not transport._channel.is_usable)
+    before = transport._channel
+    assert transport._line() is not before
+    async with asyncio.timeout(10):
+        await session.close()
+    assert proc.termination_reason in {"closed", "stream", "spawn-failed"}
+    assert left_by(os.getpid()) == []
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
 async def test_close_after_the_launcher_was_killed(backend: str) -> None:
     """Nothing has noticed yet when the session is closed, and a sandbox may be half made."""
     for wait in range(20):

@@ -146,6 +146,7 @@ def test_one(number):
 """
 
 
+@pytest.mark.slow
 def test_one_worker_runs_all_of_a_module_that_stays_together(tmp_path: Path):
     (tmp_path / "conftest.py").write_text(GROUPED.format(root=str(steps.ROOT)))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

@@ -27,9 +27,15 @@ def rows_of(text: str) -> list[str]:
 def marked_in(source: str) -> set[str]:
     """Return the rows that the tests in `source` name; text that is not code does not count."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    waiting: list[ast.AST] = [ast.parse(source)] if "mark.spec" in source else []
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.spec":
             found.update(ast.literal_eval(argument) for argument in node.args)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            waiting += node.decorator_list  # a body marks nothing, and most of a file is bodies
+        else:
+            waiting += ast.iter_child_nodes(node)
     return found
 
 

@@ -86,6 +86,7 @@ def descend(top, depth, *, mode=0o755):
     os.close(at)
 
 
+@pytest.mark.slow
 @pytest.mark.many_files
 def test_five_thousand_levels(work, few_descriptors):
     descend(work, 5000)
@@ -95,6 +96,7 @@ def test_five_thousand_levels(work, few_descriptors):
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.slow
 @pytest.mark.many_files
 def test_twenty_thousand_files(work, few_descriptors):
     for group in range(20):

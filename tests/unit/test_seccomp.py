@@ -113,6 +113,7 @@ def judge(machine, nr, args, *, lifted):
     return verdict(CODE[machine, lifted], data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lifted", [False, True])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_number_with_every_interesting_word(machine, lifted):
@@ -124,6 +125,7 @@ def test_every_number_with_every_interesting_word(machine, lifted):
             assert judge(machine, nr, args, lifted=lifted) == wanted, (nr, args)
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(which=WHICH, data=st.data(), args=ARGUMENTS)
 def test_judged_calls_agree_with_the_oracle_on_any_arguments(which, data, args):
@@ -133,6 +135,7 @@ def test_judged_calls_agree_with_the_oracle_on_any_arguments(which, data, args):
     assert judge(machine, nr, args, lifted=lifted) == expected(machine, nr, args, lifted=lifted)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(which=WHICH, nr=st.integers(0, 2**32 - 1) | st.integers(0, 600), args=ARGUMENTS)
 def test_any_number_at_all_agrees_with_the_oracle(which, nr, args):

@@ -110,6 +110,7 @@ def test_a_lease_that_cannot_be_read(told):
         config(owner_lease=told)
 
 
+@pytest.mark.slow
 async def test_an_owner_that_is_heard_keeps_its_server():
     made = config(owner_lease=[2.0, 2.0])
     assert made.fixed is not None

@@ -16,6 +16,8 @@ from union.sandbox._linux import beneath
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox._linux.tree import WorkTree
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 2.0
 ENOUGH = 1500
 

@@ -118,6 +118,7 @@ def test_too_large_a_payload():
             parse(memoryview(bytes(MAX_CHUNK + 100)))
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.text(max_size=5),

@@ -80,6 +80,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.spec("I3")
 @given(st.dictionaries(st.sampled_from(sorted(values._RUN)), JSON))
 def test_any_arguments_are_a_run_or_refused(told):
@@ -89,6 +90,7 @@ def test_any_arguments_are_a_run_or_refused(told):
         values.run_from(body, session())
 
 
+@pytest.mark.slow
 @pytest.mark.spec("I3")
 @given(st.dictionaries(st.sampled_from([*sorted(values._SESSION), "other"]), JSON))
 def test_any_arguments_are_a_session_or_refused(told):
@@ -96,6 +98,7 @@ def test_any_arguments_are_a_session_or_refused(told):
         values.session_from(told, backends=BACKENDS, default_backend="userns")
 
 
+@pytest.mark.slow
 @pytest.mark.spec("I3")
 @given(
     st.sampled_from(["started", "exited", "failed", "decision", "refused", "x"]),
@@ -168,6 +171,7 @@ def test_an_error_is_raised_as_the_same(error):
     assert str(pickle.loads(pickle.dumps(found))) == str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.spec("I3")
 @given(
     st.dictionaries(st.sampled_from(["type", "message", "code", "hint", "missing", "number"]), JSON)

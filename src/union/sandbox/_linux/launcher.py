@@ -427,7 +427,7 @@ class Channel:
         return done
 
     def close(self) -> None:
-        self.lost = True
+        self.lost = True  # a run that is still ending must not send on a closed socket
         if self._sock.fileno() >= 0:
             self.ears.remove(self._sock.fileno())
             self._sock.close()
