@@ -282,10 +282,15 @@ class LocalTransport:
         self._pythons.let_go()
         for run in tuple(self._runs):
             run.end_now("closed")
+        stuck: BaseException | None = None
         if self._channel is not None:
-            await until_done(self._channel.drain())
+            drained = self._channel.drain()
+            await until_done(drained)
+            stuck = drained.exception()
             for run in tuple(self._runs):
                 run.end_now("closed")  # once more: the launcher may have died before it heard us
+                if stuck is not None:
+                    run.give_up_killed()
                 await until_done(run.finished)
                 run.abandon()
             self._channel.close()
@@ -293,7 +298,7 @@ class LocalTransport:
             self._ears.close()
         self._forget_postures()
         # Where the launcher was killed, nobody has waited for what it had started.
-        groups = self._sandboxes.without_groups()
+        groups = self._sandboxes.without_groups(patience_s=None if stuck is None else 0.0)
         await until_done(groups)
         removals = []
         if self._scratch_dir is not None:
@@ -301,9 +306,9 @@ class LocalTransport:
         if self._work is not None:
             removals.append(start_removal(self, self._work))
         await until_done(*removals)
-        errors = [done.exception() for done in (*removals, groups)]
-        for error in filter(None, errors):
-            raise error
+        for error in (groups.exception(), stuck, *(done.exception() for done in removals)):
+            if error is not None:
+                raise error
 
     def _dir(self) -> WorkDir:
         if self._work is None:
@@ -541,10 +546,7 @@ class LocalTransport:
             command = self._build(plain, posture)._replace(script=None)
             self._pythons.add(posture, self._sandboxes.prepare(posture), command, fingerprint)
             self._is_venv_sure = False  # what is in the venv runs in it before it waits
-            self._sandboxes.touch(self._let_pythons_go)
-
-    def _let_pythons_go(self) -> None:
-        self._pythons.let_go()
+            self._sandboxes.touch(self._pythons.let_go)
 
     def _build(self, spec: RunSpec, posture: Posture) -> Command:
         return self._commands.build(
