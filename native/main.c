@@ -32,9 +32,9 @@ struct child { uint64_t seq; pid_t pid; int channel, said, socket, life; uint32_
 static struct child *children;
 static size_t nchildren, room;
 
-/* A channel whose processes are being ended: by MSG_KILL_ALL, which is answered when they are gone, or because it was closed;
- * then its descriptor is kept until they are, so that no other channel gets its number. */
-struct drain { int channel; uint32_t id; unsigned char closed, again; };
+/* A channel whose processes are being ended: by MSG_KILL_ALL, which is answered when they are gone, or because it was closed.
+ * What is left of a closed one has a negative number that no other channel gets. */
+struct drain { int channel; uint32_t id; unsigned char again; };
 static struct drain *drains;
 static size_t ndrains, drain_room;
 static int owed; /* an answer could not be sent yet */
@@ -191,19 +191,17 @@ static void settle_drains(void)
             continue;
         }
         forget_networks_of(d.channel);
-        if (!d.closed && tell(d.channel, MSG_ALL_GONE, d.id, 0) < 0 && errno != EPIPE && errno != ECONNRESET) {
+        if (d.channel >= 0 && tell(d.channel, MSG_ALL_GONE, d.id, 0) < 0 && errno != EPIPE && errno != ECONNRESET) {
             owed = 1; /* the host does not read now, or there is no memory: sent when it can be */
             i++;
             continue;
         }
         drains[i] = drains[--ndrains];
-        if (d.closed)
-            close(d.channel);
     }
 }
 
 /* Begins to end everything of a channel. */
-static void drain_channel(int channel, uint32_t id, int closed)
+static void drain_channel(int channel, uint32_t id)
 {
     if (ndrains == drain_room) {
         size_t more = drain_room ? drain_room * 2 : 16;
@@ -214,11 +212,30 @@ static void drain_channel(int channel, uint32_t id, int closed)
         drain_room = more;
     }
     kill_channel(channel);
-    drains[ndrains++] = (struct drain){.channel = channel, .id = id, .closed = closed != 0};
-    if (!closed && is_busy(channel))
+    drains[ndrains++] = (struct drain){.channel = channel, .id = id};
+    if (channel >= 0 && is_busy(channel))
         (void)tell(channel, MSG_DRAINING, id, 0);
     reap();
     settle_drains();
+}
+
+static void close_channel(int channel)
+{
+    static int last_number = -1;
+    int number = --last_number;
+    for (size_t i = 0; i < nchildren; i++)
+        if (children[i].channel == channel) {
+            children[i].channel = number;
+            children[i].notify = 0;
+        }
+    for (size_t i = 0; i < ndrains;)
+        if (drains[i].channel == channel)
+            drains[i] = drains[--ndrains];
+        else
+            i++;
+    forget_networks_of(channel);
+    close(channel);
+    drain_channel(number, 0);
 }
 
 static int enter_cgroups(pid_t pid, const int *fds, int n)
@@ -365,8 +382,7 @@ static void on_channel(int channel)
         return;
     }
     if (got <= 0) {
-        epoll_ctl(poller, EPOLL_CTL_DEL, channel, NULL);
-        drain_channel(channel, 0, 1);
+        close_channel(channel);
         return;
     }
     switch (request_type(request.bytes, (size_t)got)) {
@@ -382,7 +398,7 @@ static void on_channel(int channel)
             }
         break;
     case MSG_KILL_ALL:
-        drain_channel(channel, request.simple.id, 0);
+        drain_channel(channel, request.simple.id);
         break;
     default: break;
     }
