@@ -25,10 +25,9 @@ while True:
     kept.append(fds)
     connection.send(b"x")
     connection.close()
-    if sys.argv[0] and ACTION == "write":
-        if os.fork() == 0:
-            while True:
-                os.write(fds[0], b"forged\\n" * 1000)
+    if ACTION == "write" and os.fork() == 0:
+        while True:
+            os.write(fds[0], b"forged\\n" * 1000)
 """
 GIVER = """
 import os, socket, sys

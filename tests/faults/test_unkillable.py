@@ -61,33 +61,27 @@ def state(pid: int) -> str:
         return file.read().rpartition(")")[2].split()[0]
 
 
-def find(name: str) -> int:
-    """Find a process of a sandbox by the name that it gave itself."""
-    for pid in descendants(Launcher.current().pid):
+def asleep(launcher: int, seconds: str) -> list[int]:
+    """Find the processes below a launcher that run ``sleep`` for so many seconds."""
+    found = []
+    for pid in descendants(launcher):
         try:
-            with open(f"/proc/{pid}/comm", encoding="ascii") as file:
-                if file.read().strip() == name:
-                    return pid
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if file.read() == f"sleep\0{seconds}\0".encode():
+                    found.append(pid)
         except OSError:
             continue
-    raise LookupError(name)
+    return found
 
 
 async def sleeper(session: sb.Session, **options: object) -> tuple[sb.SandboxProcess, int]:
-    """Start a command that sleeps, with a name of its own on the host."""
-    name = f"s{time.monotonic_ns() % 10**12}"
-    code = f"open('/proc/self/comm', 'w').write({name!r}); print(flush=True)\n"
-    code += "import time; time.sleep(600)"
-    proc = await session.run(
-        code,
-        script_type="python",
-        background=True,
-        stdout=sb.PIPE,
-        **options,  # type: ignore[arg-type]
-    )
-    async for _ in proc.iter_stdout_lines():
-        break
-    return proc, find(name)
+    """Start a command that sleeps; return it and its number on the host."""
+    seconds = str(10**6 + time.monotonic_ns() % 10**9)
+    proc = await session.run(f"exec sleep {seconds}", background=True, **options)  # type: ignore[arg-type]
+    launcher = Launcher.current().pid
+    assert await asyncio.to_thread(eventually, lambda: bool(asleep(launcher, seconds)), within_s=20)
+    (pid,) = asleep(launcher, seconds)
+    return proc, pid
 
 
 def test_the_stand_in_cannot_be_killed() -> None:
@@ -189,7 +183,7 @@ from union import sandbox as sb
 from union.sandbox._linux.launcher import Launcher
 async def main():
     session = await sb.on_device.session(backend=sys.argv[1]).open()
-    await session.run("exec sleep 600", background=True)
+    await session.run("exec sleep 654321", background=True)
     print(Launcher.current().pid, flush=True)
     sys.stdin.readline()
     os._exit(0)
@@ -206,18 +200,8 @@ def test_the_launcher_ends_with_its_host_although_a_process_does_not(backend: st
     assert host.stdout is not None
     launcher = int(host.stdout.readline())
 
-    def asleep() -> list[int]:
-        found = []
-        for pid in descendants(launcher):
-            try:
-                with open(f"/proc/{pid}/comm", encoding="ascii") as file:
-                    found += [pid] if file.read() == "sleep\n" else []
-            except OSError:
-                continue
-        return found
-
-    assert eventually(lambda: bool(asleep()), within_s=20)
-    with unkillable(*asleep()):
+    assert eventually(lambda: bool(asleep(launcher, "654321")), within_s=20)
+    with unkillable(*asleep(launcher, "654321")):
         host.stdin.close()
         host.wait(20)
         host.stdout.close()
