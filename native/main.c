@@ -19,6 +19,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "sbx.h"
@@ -30,16 +31,25 @@ struct child { uint64_t seq; pid_t pid; int channel, said, socket, life; uint32_
 
 static struct child *children;
 static size_t nchildren, room;
+
+/* A channel whose processes are being ended: by MSG_KILL_ALL, which is answered when they are gone, or because it was closed.
+ * What is left of a closed one has a negative number that no other channel gets. */
+struct drain { int channel; uint32_t id; unsigned char again; };
+static struct drain *drains;
+static size_t ndrains, drain_room;
+static int owed; /* an answer could not be sent yet */
 static uint64_t made; /* sandboxes, ever */
 static struct step steps[MAX_STEPS];
 static union { char bytes[MAX_MESSAGE]; struct simple_msg simple; struct prepare_msg prepare; } request;
+/* How long our own end waits for that of the sandboxes. */
+enum { LAST_LOOK_MS = 20, LAST_S = 5, OWED_MS = 20 };
 static int poller, proc, life[2], look_again = -1;
 
 /* A message to a channel must never stop the launcher: a host that does not read loses its notice, not its neighbours. */
-static void tell(int channel, uint32_t type, uint32_t id, int32_t a)
+static int tell(int channel, uint32_t type, uint32_t id, int32_t a)
 {
     struct simple_msg msg = {.type = type, .id = id, .a = a};
-    (void)send(channel, &msg, sizeof msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return send(channel, &msg, sizeof msg, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? -1 : 0;
 }
 
 static int is_listed(pid_t pid)
@@ -67,7 +77,7 @@ static uint64_t oldest_of(int channel)
     return oldest;
 }
 
-static int remember(pid_t pid, int channel, const struct prepare_msg *p, int said, int socket, int own_life)
+static int make_room(void)
 {
     if (nchildren == room) {
         size_t more = room ? room * 2 : 64;
@@ -77,6 +87,13 @@ static int remember(pid_t pid, int channel, const struct prepare_msg *p, int sai
         children = grown;
         room = more;
     }
+    return 0;
+}
+
+static int remember(pid_t pid, int channel, const struct prepare_msg *p, int said, int socket, int own_life)
+{
+    if (make_room() < 0)
+        return -1;
     int wrapped = (p->flags & PREPARE_WRAPPED) != 0;
     children[nchildren++] = (struct child){.seq = ++made, .pid = pid, .channel = channel, .id = p->id, .said = said,
                                            .socket = socket, .life = own_life,
@@ -100,12 +117,27 @@ static void pass_on(const struct child *c, int status)
     close(c->life);
 }
 
+/* Without a pid namespace, what a killed runner leaves behind comes to us, one generation at a time. So does the child of a
+ * bwrap that was killed just as it had made it. All of it is killed; until it is reaped it counts as its channel's. */
+static void adopt_orphans(int channel, uint64_t seq)
+{
+    pid_t pids[512];
+    if (kill_children(SIGKILL, is_listed) == 0)
+        return;
+    int n = list_children(pids, (int)(sizeof pids / sizeof *pids));
+    for (int i = 0; i < n; i++)
+        if (!is_listed(pids[i]) && make_room() == 0)
+            children[nchildren++] = (struct child){.seq = seq, .pid = pids[i], .channel = channel, .said = -1,
+                                                   .socket = -1, .life = -1, .leaves = 1};
+}
+
 static void reap(void)
 {
     pid_t pid;
     int status;
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-        int orphan = 1;
+        int orphan = 1, channel = -1;
+        uint64_t seq = made;
         leave_network(pid, made);
         for (size_t i = 0; i < nchildren; i++) {
             if (children[i].pid != pid)
@@ -113,16 +145,18 @@ static void reap(void)
             struct child was = children[i];
             children[i] = children[--nchildren];
             orphan = was.leaves;
+            channel = was.channel;
+            seq = was.seq;
+            for (size_t k = 0; k < ndrains; k++)
+                drains[k].again |= drains[k].channel == channel;
             if (was.wrapped)
                 pass_on(&was, status);
             if (was.notify)
-                tell(was.channel, MSG_GONE, was.id, status);
+                (void)tell(was.channel, MSG_GONE, was.id, status);
             break;
         }
-        /* Without a pid namespace, what a killed runner leaves behind comes to us, one generation at a time. So does
-         * the child of a bwrap that was killed just as it had made it. */
         if (orphan)
-            kill_children(SIGKILL, is_listed);
+            adopt_orphans(channel, seq);
     }
     look_again = forget_networks(is_busy);
 }
@@ -135,27 +169,73 @@ static void end_child(const struct child *c)
         kill(c->pid, SIGKILL);
 }
 
-static int kill_channel(int channel)
+static void kill_channel(int channel)
 {
-    int count = 0;
     for (size_t i = 0; i < nchildren; i++)
-        if (children[i].channel == channel) {
+        if (children[i].channel == channel)
             end_child(&children[i]);
-            count++;
-        }
-    return count;
 }
 
-/* Ends everything of a channel, and every orphan, and returns when it is gone. */
-static void drain_channel(int channel)
+/* Answers for the channels whose processes are all gone. When one of a channel's has ended, the others are killed again: a
+ * bwrap may have made its child just after the first attempt. A process that cannot be killed, because it waits for a
+ * device, delays its own channel only. */
+static void settle_drains(void)
 {
-    while (kill_channel(channel) > 0 || kill_children(SIGKILL, is_listed) > 0) {
-        siginfo_t info;
-        if (waitid(P_ALL, 0, &info, WEXITED | WNOWAIT) < 0 && errno == ECHILD)
-            break;
-        reap();
+    owed = 0;
+    for (size_t i = 0; i < ndrains;) {
+        struct drain d = drains[i];
+        if (is_busy(d.channel)) {
+            if (d.again)
+                kill_channel(d.channel);
+            drains[i++].again = 0;
+            continue;
+        }
+        forget_networks_of(d.channel);
+        if (d.channel >= 0 && tell(d.channel, MSG_ALL_GONE, d.id, 0) < 0 && errno != EPIPE && errno != ECONNRESET) {
+            owed = 1; /* the host does not read now, or there is no memory: sent when it can be */
+            i++;
+            continue;
+        }
+        drains[i] = drains[--ndrains];
     }
+}
+
+/* Begins to end everything of a channel. */
+static void drain_channel(int channel, uint32_t id)
+{
+    if (ndrains == drain_room) {
+        size_t more = drain_room ? drain_room * 2 : 16;
+        struct drain *grown = realloc(drains, more * sizeof *grown);
+        if (!grown)
+            _exit(2); /* everything ends with us: to leave a sandbox alive would be worse */
+        drains = grown;
+        drain_room = more;
+    }
+    kill_channel(channel);
+    drains[ndrains++] = (struct drain){.channel = channel, .id = id};
+    if (channel >= 0 && is_busy(channel))
+        (void)tell(channel, MSG_DRAINING, id, 0);
+    reap();
+    settle_drains();
+}
+
+static void close_channel(int channel)
+{
+    static int last_number = -1;
+    int number = --last_number;
+    for (size_t i = 0; i < nchildren; i++)
+        if (children[i].channel == channel) {
+            children[i].channel = number;
+            children[i].notify = 0;
+        }
+    for (size_t i = 0; i < ndrains;)
+        if (drains[i].channel == channel)
+            drains[i] = drains[--ndrains];
+        else
+            i++;
     forget_networks_of(channel);
+    close(channel);
+    drain_channel(number, 0);
 }
 
 static int enter_cgroups(pid_t pid, const int *fds, int n)
@@ -233,7 +313,7 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
     } else {
         failed = 0;
         if (p->flags & PREPARE_TELL_PID)
-            tell(channel, MSG_PID, p->id, pid);
+            (void)tell(channel, MSG_PID, p->id, pid);
         int listed = remember(pid, channel, p, s.said, kept, own[1]) == 0;
         if (!listed)
             failed = OP_FORK; /* NOLINT(bugprone-branch-clone): each step only if those before it were done */
@@ -302,8 +382,7 @@ static void on_channel(int channel)
         return;
     }
     if (got <= 0) {
-        drain_channel(channel);
-        close(channel);
+        close_channel(channel);
         return;
     }
     switch (request_type(request.bytes, (size_t)got)) {
@@ -319,8 +398,7 @@ static void on_channel(int channel)
             }
         break;
     case MSG_KILL_ALL:
-        drain_channel(channel);
-        tell(channel, MSG_ALL_GONE, request.simple.id, 0);
+        drain_channel(channel, request.simple.id);
         break;
     default: break;
     }
@@ -411,11 +489,13 @@ int main(int argc, char **argv)
         cannot_start(control);
     for (;;) {
         struct epoll_event events[32];
-        int n = epoll_wait(poller, events, 32, look_again);
+        int n = epoll_wait(poller, events, 32, owed ? OWED_MS : look_again);
         if (n < 0 && errno != EINTR)
             goto end;
-        if (n == 0)
+        if (n == 0) {
             look_again = forget_networks(is_busy);
+            settle_drains();
+        }
         for (int i = 0; i < n; i++) {
             int fd = events[i].data.fd;
             if (fd == host || (fd == control && !on_control(control)))
@@ -425,16 +505,24 @@ int main(int argc, char **argv)
                 while (read(signals, &info, sizeof info) > 0)
                     ;
                 reap();
+                settle_drains();
             } else if (fd != control) {
                 on_channel(fd);
             }
         }
     }
 end:
-    while (kill_children(SIGKILL, NULL) > 0) {
-        siginfo_t info;
-        if (waitid(P_ALL, 0, &info, WEXITED | WNOWAIT) < 0 && errno == ECHILD)
-            break;
+    /* Bounded: a process that cannot be killed ends as soon as it can, without us. */
+    struct timespec now, begun;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    while (clock_gettime(CLOCK_MONOTONIC, &now) == 0 && now.tv_sec - begun.tv_sec < LAST_S &&
+           kill_children(SIGKILL, NULL) > 0) {
+        struct pollfd ended = {.fd = signals, .events = POLLIN};
+        struct signalfd_siginfo info;
+        reap();
+        poll(&ended, 1, LAST_LOOK_MS);
+        while (read(signals, &info, sizeof info) > 0)
+            ;
         reap();
     }
     return 0;

@@ -64,6 +64,12 @@ static int children_of(pid_t pid, pid_t *pids, int most)
     return count;
 }
 
+/* The numbers of our own children. */
+int list_children(pid_t *pids, int most)
+{
+    return children_of(getpid(), pids, most);
+}
+
 /* Signals every child that `spare` does not spare, and all below. Returns how many children there were. Only for
  * processes that are not the first of a pid namespace, where kill(-1) would reach the whole machine. */
 int kill_children(int signum, int (*spare)(pid_t))

@@ -68,7 +68,8 @@ enum { MSG_ATTACH = 1, MSG_USERNS = 2 };
 /* Host to launcher, on a session's channel: */
 enum { MSG_PREPARE = 10, MSG_KILL = 11, MSG_KILL_ALL = 12 };
 /* Launcher to host, on a session's channel (and MSG_USERNS's answer): */
-enum { MSG_GONE = 20, MSG_ALL_GONE = 21, MSG_USERNS_READY = 22, MSG_PID = 23 };
+enum { MSG_GONE = 20, MSG_ALL_GONE = 21, MSG_USERNS_READY = 22, MSG_PID = 23,
+       MSG_DRAINING = 24 /* MSG_KILL_ALL was taken; MSG_ALL_GONE follows when the last process has been reaped */ };
 /* Host to the sandbox's first process: */
 enum { MSG_EXEC = 30, MSG_SIGNAL = 31 };
 /* The sandbox to the host. With MSG_TERMINAL travel the host's end of the command's terminal, and its device. */
@@ -167,6 +168,7 @@ int give_terminal(int socket, uint32_t rows, uint32_t cols);
 /* proc.c */
 int close_all_but(int *keep, int n);
 int kill_children(int signum, int (*spare)(pid_t));
+int list_children(pid_t *pids, int most);
 int kill_only_child(pid_t pid);
 int write_own_ids(int proc, const struct prepare_msg *p);
 int write_ids(pid_t pid, const struct prepare_msg *p);

@@ -268,7 +268,7 @@ async def test_open_while_the_launcher_is_killed() -> None:
 async def test_stopped_launcher_is_replaced_when_a_session_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launchers, "_DRAIN_S", 0.5)
+    monkeypatch.setattr(launchers, "_CONFIRM_S", 0.5)
     session = await session_of("userns").open()
     proc = await session.run("sleep 60", stdout=True)
     pid = Launcher.current().pid

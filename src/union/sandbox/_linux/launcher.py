@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from union.sandbox._linux import causes
-from union.sandbox.errors import BackendUnavailableError
+from union.sandbox.errors import BackendUnavailableError, SandboxExecutionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ BINARY: Final = Path(__file__).parent / "bin" / "sandbox-launcher"
 
 _ATTACH, _USERNS = 1, 2
 _PREPARE, _KILL, _KILL_ALL = 10, 11, 12
-_GONE, _ALL_GONE, _USERNS_READY, _PID = 20, 21, 22, 23
+_GONE, _ALL_GONE, _USERNS_READY, _PID, _DRAINING = 20, 21, 22, 23, 24
 _DENY_SETGROUPS, _NOTIFY, _MAP_IDS, _TELL_PID, _WRAPPED, _COPY = 1, 2, 4, 8, 16, 32
 _FAILED = 43
 _SIMPLE = struct.Struct("=IIii")
@@ -54,8 +54,10 @@ _PREPARE_MSG = struct.Struct("=10I")
 _PATIENCE_S: Final = 10.0
 """For an answer that takes a millisecond; a launcher that owes it for so long has been stopped."""
 _AGAIN_S: Final = 0.1
+_CONFIRM_S: Final = 10.0
 _DRAIN_S: Final = 30.0
-"""The same for the end of all processes of a session, which may be many."""
+"""For the end of all processes of a session, which may be many. One that has not ended by then
+waits for a device, or for a file system that does not answer, and cannot be killed."""
 
 
 _FD_SIZE: Final = array.array("i").itemsize
@@ -325,6 +327,8 @@ class Channel:
         self._gone: dict[int, Callable[[], None]] = {}
         self._pids: dict[int, asyncio.Future[int]] = {}
         self._drained: dict[int, asyncio.Future[None]] = {}
+        self._deadlines: dict[int, asyncio.TimerHandle] = {}
+        """Of each drain: for the launcher's confirmation, then for the end of all processes."""
         self.lost = False
         try:
             ears.add(self._sock.fileno(), self._on_readable)
@@ -406,7 +410,11 @@ class Channel:
         return True
 
     def drain(self) -> asyncio.Future[None]:
-        """Kills everything of this session; done when every process has been reaped."""
+        """Kill everything of this session; done when every process has been reaped.
+
+        The future fails with `SandboxExecutionError` (``close-incomplete``) if a process cannot be
+        killed. Other sessions go on meanwhile.
+        """
         done = self._loop.create_future()
         if self.lost:
             done.set_result(None)
@@ -420,11 +428,18 @@ class Channel:
         except OSError:  # the launcher has died, and what it had started with it
             self._hear_the_end()
         if not done.done():
-            # Stopped, or worse: every session of this process waits for it in vain. Then it is
-            # replaced, and what it has started ends with it.
-            patience = self._loop.call_later(_DRAIN_S, self._launcher.give_up)
-            done.add_done_callback(lambda _: patience.cancel())
+            # A launcher that does not even confirm has been stopped: every session of this process
+            # waits for it in vain. It is replaced, and what it has started ends with it.
+            number = self._ids
+            self._deadlines[number] = self._loop.call_later(_CONFIRM_S, self._launcher.give_up)
+            done.add_done_callback(lambda _: self._deadlines.pop(number).cancel())
         return done
+
+    def _on_draining(self, number: int) -> None:
+        done = self._drained.get(number)
+        if done is not None and not done.done():
+            self._deadlines[number].cancel()
+            self._deadlines[number] = self._loop.call_later(_DRAIN_S, _fail, done)
 
     def close(self) -> None:
         self.lost = True  # a run that is still ending must not send on a closed socket
@@ -449,6 +464,8 @@ class Channel:
             if kind == _PID and (pid := self._pids.pop(number, None)) is not None:
                 if not pid.done():
                     pid.set_result(value)
+            elif kind == _DRAINING:
+                self._on_draining(number)
             elif kind == _FAILED:
                 self._refused = OSError(value, f"the launcher refuses: {os.strerror(value)}")
             elif kind == _GONE and (callback := self._gone.pop(number, None)) is not None:
@@ -496,6 +513,19 @@ def _attached() -> tuple[Launcher, socket.socket]:
         return launcher, launcher.attach()
     except (BrokenPipeError, ConnectionResetError) as exc:
         raise launcher.why_it_ended() from exc
+
+
+def _fail(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_exception(
+            SandboxExecutionError(
+                f"processes of the session are still there {_DRAIN_S:g} s after they were killed",
+                stage="stream",
+                code="close-incomplete",
+                hint="a process in state D waits for a device or a network file system and ends "
+                "when that answers; the session is closed, and nothing else waits for it",
+            )
+        )
 
 
 def _finish(future: asyncio.Future[None]) -> None:

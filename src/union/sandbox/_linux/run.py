@@ -159,6 +159,13 @@ class LocalRun:
         self._output.release()
         self._end_all()
 
+    def give_up_killed(self) -> None:
+        """End the run of a command that was killed from outside and does not end."""
+        if not self._ended:
+            self._fail(
+                Failed("stream", "a process of the command cannot be killed", "close-incomplete")
+            )
+
     def discard(self) -> None:
         """Lets an unused sandbox and its pipes go; nobody listens to it."""
         self.sandbox.let_go()

@@ -188,9 +188,16 @@ class Runner:
             self._calls.close()
         self._postures.close()
 
-    async def all_ended(self) -> None:
-        """Wait for the end of every command, with the channel drained."""
+    async def all_ended(self, *, is_stuck: bool) -> None:
+        """Wait for the end of every command, with the channel drained.
+
+        Args:
+            is_stuck: The channel could not be drained in time: do not wait for killed processes.
+
+        """
         for run in tuple(self._runs):
             run.end_now("closed")  # once more: the launcher may have died before it read the first
+            if is_stuck:
+                run.give_up_killed()
             await until_done(run.finished)
             run.abandon()

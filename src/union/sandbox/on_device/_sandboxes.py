@@ -156,23 +156,26 @@ class Sandboxes:
         self._closed = True
         self.let_go()
 
-    def without_groups(self) -> asyncio.Future[None]:
+    def without_groups(self, *, patience_s: float | None = None) -> asyncio.Future[None]:
         """Done when the last control group is removed, or with an error if that does not happen."""
         loop = asyncio.get_running_loop()
         done = self._without_groups = loop.create_future()
         if self._held:
-            patience = loop.call_later(_GONE_WITHIN_S, self._give_up, done)
+            wait_s = _GONE_WITHIN_S if patience_s is None else patience_s
+            patience = loop.call_later(wait_s, self._give_up, done)
             done.add_done_callback(lambda _: patience.cancel())
         else:
             done.set_result(None)
         return done
 
     def _give_up(self, done: asyncio.Future[None]) -> None:
+        if done.done():
+            return
         paths = ", ".join(sorted(path for group in self._held for path in group.paths))
         done.set_exception(
             SandboxExecutionError(
-                f"processes of the session are still there {_GONE_WITHIN_S:g} s after they were "
-                f"killed; control groups left: {paths}",
+                f"processes of the session are still there although they were killed; control "
+                f"groups left: {paths}",
                 stage="stream",
                 code="close-incomplete",
                 hint="cgroup.procs in these directories lists the processes; one in state D waits "

@@ -108,16 +108,19 @@ class LocalTransport:
         if parts is not None:
             await parts.postures.stop()
         pool.pythons.let_go()
+        stuck: BaseException | None = None
         if parts is not None:
             parts.runner.end_all()
             if pool.opened_channel is not None:
-                await until_done(pool.opened_channel.drain())
-                await parts.runner.all_ended()
+                drained = pool.opened_channel.drain()
+                await until_done(drained)
+                stuck = drained.exception()
+                await parts.runner.all_ended(is_stuck=stuck is not None)
         pool.disconnect()
         if parts is not None:
             parts.runner.close_postures()
         # If the launcher was killed, nothing has waited for the processes that it had started.
-        groups = pool.sandboxes.without_groups()
+        groups = pool.sandboxes.without_groups(patience_s=None if stuck is None else 0.0)
         await until_done(groups)
         removals = []
         if self._scratch is not None:
@@ -125,9 +128,9 @@ class LocalTransport:
         if parts is not None:
             removals.append(start_removal(self, parts.work))
         await until_done(*removals)
-        errors = [done.exception() for done in (*removals, groups)]
-        for error in filter(None, errors):
-            raise error
+        for error in (groups.exception(), stuck, *(done.exception() for done in removals)):
+            if error is not None:
+                raise error
 
     def _opened(self) -> _Parts:
         if self._parts is None:
