@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.net.harness import echo, rules, serving
+from tests.net.harness import FakeResolver, echo, rules, serving
 
 from union.sandbox._core.upstream import parse_upstream
+from union.sandbox._net.own_server import OwnServer
+from union.sandbox._net.upstream import UpstreamDialer
 
 LOOPBACK = "127.0.0.0/8"
 
@@ -95,3 +97,104 @@ async def test_a_proxy_that_is_not_there(open_doors):
     doors = open_doors(rules(["a.example"]), upstream=gone)
     answer = await doors.http(b"CONNECT a.example:443 HTTP/1.1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 502 ")
+
+
+class EchoingProxy:
+    """Repeats every request that it does not tunnel, and every tunnel's head in its refusal."""
+
+    def __init__(self):
+        self.heads = []
+
+    async def __call__(self, reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.heads.append(head)
+        if head.startswith(b"CONNECT") and b"refused.example" not in head:
+            writer.write(b"HTTP/1.1 200 OK\r\nX-Repeated: " + credentials_in(head) + b"\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % len(head))
+        writer.write(b"Proxy-Repeated: " + credentials_in(head) + b"\r\n\r\n" + head)
+
+
+def credentials_in(head):
+    lines = [line for line in head.split(b"\r\n") if line.lower().startswith(b"proxy-auth")]
+    return lines[0].partition(b": ")[2] if lines else b"none"
+
+
+PAIR = b"bWU6czNjcmV0"  # me:s3cret
+
+
+@pytest.mark.threat(161)
+@pytest.mark.parametrize("method", ["GET", "TRACE", "trace", "TRACK", "OPTIONS", "DEBUG", "X-OWN"])
+@pytest.mark.parametrize("name", ["a.example", "refused.example"])
+async def test_no_answer_holds_the_credentials_of_the_upstream(open_doors, method, name):
+    proxy = EchoingProxy()
+    async with serving(proxy) as port:
+        up = parse_upstream(f"http://me:s3cret@127.0.0.1:{port}", argument="network_proxy_url")
+        doors = open_doors(rules([name]), upstream=up)
+        request = f"{method} http://{name}/ HTTP/1.1\r\nHost: {name}\r\nMax-Forwards: 0\r\n\r\n"
+        answer = await doors.http(request.encode())
+        assert answer.startswith(b"HTTP/1.1 ")
+        assert PAIR not in answer
+        assert b"proxy-" not in answer.lower()
+        if method in {"TRACE", "trace", "TRACK", "DEBUG"}:
+            assert answer.startswith(b"HTTP/1.1 405 ")
+            assert doors.decisions[-1].rule == "method"
+        else:
+            # The control: the proxy did get the credentials, in a tunnel's head, and repeats them.
+            assert PAIR in proxy.heads[0]
+            assert proxy.heads[0].startswith(b"CONNECT ")
+
+
+async def test_a_proxy_without_credentials_gets_plain_requests_as_they_are(open_doors):
+    """Many proxies tunnel to port 443 only; without credentials there is nothing to lose."""
+    proxy = EchoingProxy()
+    async with serving(proxy) as port:
+        up = parse_upstream(f"http://127.0.0.1:{port}", argument="network_proxy_url")
+        doors = open_doors(rules(["a.example"]), upstream=up)
+        request = b"GET http://a.example/x HTTP/1.1\r\nHost: a.example\r\nProxy-Odd: 1\r\n\r\n"
+        answer = await doors.http(request)
+        assert b"GET http://a.example:80/x HTTP/1.1" in answer
+        assert b"proxy-odd" not in proxy.heads[0].lower()
+        assert b"proxy-repeated" not in answer.lower()
+
+
+@pytest.mark.threat(151)
+@pytest.mark.parametrize("plain", [True, False])
+async def test_the_address_of_a_proxy_is_judged_and_pinned(open_doors, plain):
+    async with serving(EchoingProxy()) as port:
+        up = parse_upstream(f"http://proxy.example:{port}", argument="network_proxy_url")
+        request = b"CONNECT a.example:443 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n"
+        if plain:
+            request = b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
+        cases = {
+            "named by address": (rules(["proxy.example", f"127.0.0.1:{port}"]), True),
+            "the caller's own choice": (None, True),
+            "leads inwards": (rules(["proxy.example"]), False),
+            "another port": (rules(["proxy.example:1", "127.0.0.1:1"]), False),
+            "not named": (rules([]), False),
+        }
+        for case, (judge, reached) in cases.items():
+            resolver = FakeResolver({"proxy.example": [["127.0.0.1"], ["192.0.2.1"]]})
+            dialer = UpstreamDialer(up, resolver=resolver, rules=judge)
+            doors = open_doors(rules(["a.example"]), upstream=dialer)
+            for _ in range(2):
+                answer = await doors.http(request)
+                assert (b"HTTP/1.1 200 " in answer) == reached, case
+            if reached:
+                assert resolver.asked == ["proxy.example"], "asked once: a later answer is late"
+            else:
+                assert doors.decisions[0].rule == "upstream-proxy"
+
+
+@pytest.mark.threat(151)
+async def test_the_server_itself_is_never_a_proxy(open_doors):
+    async with serving(EchoingProxy()) as port, serving(EchoingProxy()) as other:
+        for chosen in (port, other):
+            up = parse_upstream(f"http://127.0.0.1:{chosen}", argument="network_proxy_url")
+            dialer = UpstreamDialer(
+                up, resolver=FakeResolver({}), own_server=OwnServer([("0.0.0.0", port)])
+            )
+            doors = open_doors(rules(["a.example"]), upstream=dialer)
+            request = b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
+            answer = await doors.http(request)
+            assert answer.startswith(b"HTTP/1.1 403 " if chosen == port else b"HTTP/1.1 200 ")

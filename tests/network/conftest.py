@@ -100,15 +100,15 @@ class Dialled:
         self.to_loopback: set[str] = set()
         self._real = real
 
-    async def __call__(self, addresses, port):
+    async def __call__(self, addresses, port, **options):
         self.addresses += [str(address) for address in addresses]
         first = addresses[0]
         if str(first) in self.to_loopback:
-            sock, _ = await self._real([type(first)("127.0.0.1")], port)
+            sock, _ = await self._real([type(first)("127.0.0.1")], port, **options)
             return sock, first
         if not first.is_loopback:
             raise ConnectionRefusedError(111, "the test connects nowhere else")
-        return await self._real(addresses, port)
+        return await self._real(addresses, port, **options)
 
 
 @pytest.fixture

@@ -83,19 +83,41 @@ async def test_calls_one_after_another_have_each_their_own_list(
         assert (await look(net, _REACH, allow=allow, given=given)).out == {"allowed.test": wanted}
 
 
-async def test_a_call_replaces_the_sessions_list(jailed: OpenSession, served: Services) -> None:
+@pytest.mark.threat(172)
+async def test_a_call_narrows_the_sessions_list_and_cannot_widen_it(
+    jailed: OpenSession, served: Services
+) -> None:
     given = {"names": ["allowed.test", "other.test"], "port": served.echo.port}
-    async with jailed(
-        network_mode="allowlist", network_allowlist=["allowed.test", "127.0.0.1"]
-    ) as session:
+    both = ["allowed.test", "other.test", "127.0.0.1"]
+    async with jailed(network_mode="allowlist", network_allowlist=both) as session:
         for options, wanted in (
-            ({}, [REACHED, REFUSED]),
+            ({}, [REACHED, REACHED]),
             ({"network_allowlist": ["other.test", "127.0.0.1"]}, [REFUSED, REACHED]),
             ({"network_mode": "blocked"}, [["gaierror", "ECONNREFUSED"]] * 2),
-            ({}, [REACHED, REFUSED]),
+            ({}, [REACHED, REACHED]),
         ):
             seen = await look(session, _REACH, given=given, **options)
             assert list(seen.out.values()) == wanted, options
+    async with jailed(
+        network_mode="allowlist", network_allowlist=["allowed.test", "127.0.0.1"]
+    ) as session:
+        for wider in ({"network_allowlist": ["other.test"]}, {"network_mode": "open"}):
+            with pytest.raises(sb.PolicyError, match="the session allows"):
+                await session.run("touch started", **wider)
+        assert not await session.exists("started")
+
+
+@pytest.mark.threat(93)
+async def test_a_deny_list_without_a_mode_applies_to_every_call(
+    jailed: OpenSession, served: Services
+) -> None:
+    given = {"names": ["allowed.test", "other.test"], "port": served.echo.port}
+    allow = ["allowed.test", "other.test", "127.0.0.1"]
+    for denied, wanted in ([], [REACHED, REACHED]), (["other.test"], [REACHED, REFUSED]):
+        async with jailed(network_denylist=denied) as session:
+            seen = await look(session, _REACH, given=given, allow=allow)
+            assert list(seen.out.values()) == wanted
+            assert (await session.run("true")).isolation.egress == "kernel", "blocked, as ever"
 
 
 @pytest.mark.threat(98)
@@ -228,9 +250,9 @@ async def test_an_open_network_with_a_deny_list_does_not_lend_the_hosts_loopback
         ({"network_mode": "allowlist"}, "network_allowlist"),
         ({"network_allowlist": ["a.test"]}, "network_allowlist"),
         ({"network_mode": "open", "network_allowlist": ["a.test"]}, "network_allowlist"),
-        ({"network_denylist": ["a.test"]}, "network_denylist"),
-        ({"network_proxy_url": "http://127.0.0.1:1"}, "network_proxy_url"),
-        ({"network_socks_url": "socks5://127.0.0.1:1"}, "network_socks_url"),
+        ({"network_mode": "blocked", "network_denylist": ["a.test"]}, "network_denylist"),
+        ({"network_mode": "blocked", "network_proxy_url": "http://a.test:1"}, "network_proxy_url"),
+        ({"network_mode": "blocked", "network_socks_url": "socks5://a:1"}, "network_socks_url"),
         ({"network_mode": "open", "network_proxy_url": "ftp://a.test"}, "network_proxy_url"),
         ({"network_mode": "open", "network_denylist": "a.test"}, "network_denylist"),
         *(

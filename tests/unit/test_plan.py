@@ -188,6 +188,18 @@ def test_only_what_is_writable_is_mounted_so():
         assert steps[path].attrs == p.RDONLY | p.NOSUID | p.NODEV
 
 
+@pytest.mark.threat(164)
+def test_landlock_keeps_the_path_sockets_of_other_runs_out_of_reach():
+    """Where the kernel can (ABI 9): only those in read-only paths, which no run can make."""
+    resolve_unix = 1 << 16
+    for abi in (8, 9, 10):
+        steps = landlock_steps(view(), abi=abi)
+        (create,) = [s for s in steps if isinstance(s, p.LandlockCreate)]
+        allowed = {s.path for s in steps if isinstance(s, p.LandlockPath) and s.access >> 16 & 1}
+        assert bool(create.handled_fs & resolve_unix) == (abi >= 9)
+        assert allowed == ({"/opt/py"} if abi >= 9 else set())
+
+
 def test_landlock_writes_only_where_said():
     assert landlock_steps(view(), abi=0) == []
     for abi in range(1, 8):

@@ -198,11 +198,62 @@ def test_network_of_a_call():
     assert resolve_run(own, "x").network == own.network
     assert resolve_run(own, "x", network_mode="allowlist").network == own.network
     assert resolve_run(own, "x", network_mode="blocked").network == NetworkSpec()
-    opened = resolve_run(own, "x", network_mode="open").network
-    assert (opened.mode, opened.allow, opened.deny) == ("open", (), own.network.deny)
-    other = resolve_run(own, "x", network_allowlist=["c.example"]).network
+    for options, argument in (
+        ({"network_mode": "open"}, "network_mode"),
+        ({"network_allowlist": ["c.example"]}, "network_allowlist"),
+    ):
+        with pytest.raises(PolicyError) as caught:
+            resolve_run(own, "x", **options)
+        assert caught.value.argument == argument
+    other = resolve_run(own, "x", network_allowlist=["a.example:443"]).network
     assert (other.mode, len(other.allow), other.deny) == ("allowlist", 1, own.network.deny)
     assert other.allow != own.network.allow
+
+
+@pytest.mark.spec("C9")
+@pytest.mark.threat(172)
+def test_a_session_without_a_mode_is_no_ceiling():
+    own = session(
+        network_denylist=["b.example"],
+        network_proxy_url="http://p.example",
+        network_socks_url="socks5://s.example",
+    )
+    assert (own.network.mode, own.network_is_ceiling) == ("blocked", False)
+    assert resolve_run(own, "x").network == own.network
+    for options in (
+        {"network_mode": "open"},
+        {"network_mode": "allowlist", "network_allowlist": ["c.example"]},
+    ):
+        asked = resolve_run(own, "x", **options).network
+        assert asked.mode == options["network_mode"]
+        assert (asked.deny, asked.proxy_url) == (own.network.deny, "http://p.example")
+    fixed = session(network_mode="blocked")
+    assert fixed.network_is_ceiling
+    with pytest.raises(PolicyError, match="wider than the session"):
+        resolve_run(fixed, "x", network_mode="open")
+
+
+@pytest.mark.threat(174)
+@pytest.mark.parametrize(
+    "options, argument",
+    [
+        ({"network_mode": "allowlist", "network_allowlist": ["a.example"]}, "network_allowlist"),
+        ({"network_mode": "allowlist", "network_allowlist": []}, "network_allowlist"),
+        ({"network_mode": "open", "network_denylist": ["a.example"]}, "network_denylist"),
+        ({"network_denylist": ["a.example"]}, "network_denylist"),
+    ],
+)
+def test_a_backend_that_isolates_nothing_refuses_lists(options, argument):
+    """The control is the same session of a backend that enforces them."""
+    session(**options)
+    with pytest.raises(PolicyError, match="cannot be enforced") as caught:
+        session(backend="none", **options)
+    assert caught.value.argument == argument
+    if set(options) <= {"network_mode", "network_allowlist"}:
+        resolve_run(session(), "x", **options)
+        with pytest.raises(PolicyError, match="cannot be enforced"):
+            resolve_run(session(backend="none"), "x", **options)
+    resolve_run(session(backend="none"), "x", network_mode="open")
 
 
 @pytest.mark.parametrize(
@@ -211,9 +262,14 @@ def test_network_of_a_call():
         ({"network_mode": "allowlist"}, "network_allowlist"),
         ({"network_allowlist": []}, "network_allowlist"),
         ({"network_mode": "open", "network_allowlist": []}, "network_allowlist"),
-        ({"network_denylist": []}, "network_denylist"),
-        ({"network_proxy_url": "http://p.example"}, "network_proxy_url"),
-        ({"network_socks_url": "socks5://p.example"}, "network_socks_url"),
+        *(
+            ({"network_mode": "blocked", argument: value}, argument)
+            for argument, value in (
+                ("network_denylist", []),
+                ("network_proxy_url", "http://p.example"),
+                ("network_socks_url", "socks5://p.example"),
+            )
+        ),
         ({"network_mode": "open", "network_proxy_url": "socks5://p.example"}, "network_proxy_url"),
         ({"network_mode": "open", "network_socks_url": 5}, "network_socks_url"),
     ],

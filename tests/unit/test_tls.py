@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._core.tls import TlsFormatError, looks_like_tls, read_hello
+from union.sandbox._core.tls import (
+    ClientGreetings,
+    TlsFormatError,
+    looks_like_tls,
+    read_hello,
+)
 
 
 def greeting(name):
@@ -88,9 +93,54 @@ def test_two_names_are_refused():
 def test_other_protocols_do_not_look_like_it():
     assert not looks_like_tls(b"GET / HTTP/1.1")
     assert not looks_like_tls(b"SSH-2.0-x")
-    assert not looks_like_tls(b"\x16\x01")
     assert not looks_like_tls(b"")
-    assert looks_like_tls(b"\x16")
+    assert looks_like_tls(b"\x16\x10") is False
+    assert looks_like_tls(b"\x17\x01") is False
+    for undecided in (b"\x16", b"\x16\x01", b"\x16\x05\x01\x02\x00\x01\x00\x01\xfc"):
+        assert looks_like_tls(undecided) is None
+
+
+@pytest.mark.threat(163)
+@pytest.mark.parametrize("kind", [0x14, 0x15, 0x17, 0x18])
+def test_no_other_record_comes_before_the_greeting(kind):
+    for size in (1, 2, 7):
+        record = bytes((kind, 3, 1, 0, 2, 1, 90))[:size]
+        greetings = ClientGreetings()
+        if size == 1:
+            assert greetings.feed(record) == ()
+            assert greetings.is_waiting
+            record = b"\x03\x01"
+        with pytest.raises(TlsFormatError):
+            greetings.feed(record + b"\0\x02\x01\x5a")
+
+
+@given(st.lists(st.binary(min_size=1, max_size=600), max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_arbitrary_bytes_end_or_wait_or_are_refused(pieces):
+    greetings = ClientGreetings()
+    try:
+        for piece in pieces:
+            greetings.feed(piece)
+            greetings.feed_answer(piece)
+    except TlsFormatError:
+        return
+    assert not (greetings.is_over and greetings.is_waiting)
+
+
+@pytest.mark.parametrize("step", [1, 3, 100, 5000])
+def test_a_greeting_in_pieces_is_held_back_until_it_is_complete(step):
+    data = greeting("www.example.com")
+    greetings = ClientGreetings()
+    names = ()
+    for at in range(0, len(data), step):
+        assert not names
+        names = greetings.feed(data[at : at + step])
+        assert greetings.is_waiting == (at + step < len(data))
+    assert names == ("www.example.com",)
+    assert not greetings.is_over, "a second one may follow"
+    greetings.feed_answer(b"\x16\x03\x03\x00\x7a\x02\x00\x00\x76\x03\x03" + bytes(32))
+    assert greetings.feed(b"\x14\x03\x03\x00\x01\x01") == ()
+    assert greetings.is_over
 
 
 @settings(deadline=None)

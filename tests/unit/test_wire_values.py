@@ -25,7 +25,9 @@ BACKENDS = ("userns", "none")
 SESSIONS = [
     {},
     {"network_mode": "open", "network_denylist": ["10.0.0.0/8", "*.bad.example"]},
-    {"network_mode": "allowlist", "network_allowlist": ["a.example:443", "[2001:db8::1]:80"]},
+    {"network_mode": "allowlist", "network_allowlist": ["example.com", "[2001:db8::1]:80"]},
+    {"network_denylist": ["10.0.0.0/8"], "network_proxy_url": "http://p:1"},
+    {"network_mode": "blocked"},
     {"timeout_s": 5, "env": {"A": "1", "B": "\udcff"}, "strict": True, "warm": 3},
     {"read_only_paths": ["/opt/x"], "read_write_paths": ["/srv/y"], "host_work_dir": "/srv/w"},
     {"resources": sb.Resources(cpu=0.5, memory="64Mi", processes=9), "preload": ["json"]},
@@ -57,7 +59,7 @@ def test_a_session_arrives_as_it_was_described(options):
     assert values.session_from(told, backends=BACKENDS, default_backend="none") == spec
 
 
-@pytest.mark.parametrize("options", SESSIONS[:3])
+@pytest.mark.parametrize("options", SESSIONS[:4])
 @pytest.mark.parametrize("arguments", RUNS)
 def test_a_run_arrives_as_it_was_described(options, arguments):
     base = session(env={"S": "1"}, **options)

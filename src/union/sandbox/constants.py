@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["CLOUD_METADATA_DENY", "DEVNULL", "INHERIT", "PIPE", "PYPI_HOSTS", "Stream"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["CLOUD_METADATA_DENY", "DEVNULL", "INHERIT", "PIPE", "PYPI_HOSTS", "HostList", "Stream"]
 
 
 class Stream(enum.Enum):
@@ -26,29 +29,54 @@ INHERIT: Final = Stream.INHERIT
 DEVNULL: Final = Stream.DEVNULL
 """Thrown away."""
 
-PYPI_HOSTS: Final[tuple[str, ...]] = (
-    "pypi.org",
-    "files.pythonhosted.org",
-    "*.pythonhosted.org",
+
+class HostList(tuple[str, ...]):
+    """Entries of a list of hosts: immutable, and added to any list or tuple of strings.
+
+    >>> PYPI_HOSTS + ["mirror.example"] == ["mirror.example"] + PYPI_HOSTS
+    False
+    >>> ("mirror.example" in PYPI_HOSTS + ["mirror.example"], len(PYPI_HOSTS))
+    (True, 3)
+    """
+
+    __slots__ = ()
+
+    def __add__(self, other: Iterable[str]) -> HostList:  # type: ignore[override]  # wider
+        """Return a new list with ``other`` behind this one."""
+        return NotImplemented if isinstance(other, str) else HostList((*self, *other))
+
+    def __radd__(self, other: Iterable[str]) -> HostList:
+        """Return a new list with ``other`` before this one."""
+        return NotImplemented if isinstance(other, str) else HostList((*other, *self))
+
+
+PYPI_HOSTS: Final = HostList(
+    (
+        "pypi.org",
+        "files.pythonhosted.org",
+        "*.pythonhosted.org",
+    )
 )
 """Enough for ``uv pip install`` from the public Python index."""
 
-CLOUD_METADATA_DENY: Final[tuple[str, ...]] = (
-    "169.254.0.0/16",  # link-local: AWS, Azure, Google, Oracle, DigitalOcean, OpenStack, ECS tasks
-    "fd00:ec2::/32",  # AWS over IPv6
-    "fd20:ce::/32",  # Google over IPv6
-    "100.100.100.200",  # Alibaba
-    "168.63.129.16",  # Azure's host channel
-    "192.0.0.192",  # Oracle, classic
-    "metadata.google.internal",
-    "*.metadata.google.internal",
-    "metadata.goog",
-    "metadata",
-    "instance-data",
-    "instance-data.ec2.internal",
-    "metadata.azure.internal",
-    "metadata.tencentyun.com",
-    "metadata.platformequinix.com",
+CLOUD_METADATA_DENY: Final = HostList(
+    (
+        "169.254.0.0/16",  # link-local: AWS, Azure, Google, Oracle, OpenStack, ECS tasks
+        "fd00:ec2::/32",  # AWS over IPv6
+        "fd20:ce::/32",  # Google over IPv6
+        "100.100.100.200",  # Alibaba
+        "168.63.129.16",  # Azure's host channel
+        "192.0.0.192",  # Oracle, classic
+        "metadata.google.internal",
+        "*.metadata.google.internal",
+        "metadata.goog",
+        "metadata",
+        "instance-data",
+        "instance-data.ec2.internal",
+        "metadata.azure.internal",
+        "metadata.tencentyun.com",
+        "metadata.platformequinix.com",
+    )
 )
 """Deny-list entries for the metadata services of the large clouds."""
 

@@ -175,7 +175,7 @@ class ClientGreetings:
         self._records = 0
         self._answer = b""
         self._is_decided = False
-        self._is_retry = False
+        self._is_accepted = False
         self.is_over = False
         """Nothing more has to be read: it is not TLS, or the handshake has gone past it."""
 
@@ -208,12 +208,12 @@ class ClientGreetings:
                 return
             self._answer = self._answer[end:]
         head = self._answer[:_ANSWER_BYTES]
-        if head and head[0] == _HANDSHAKE and head[5:6] in {b"", bytes((_SERVER_HELLO,))}:
+        if not head:
+            return
+        if head[0] == _HANDSHAKE and head[5:6] in {b"", bytes((_SERVER_HELLO,))}:
             if len(head) < _ANSWER_BYTES:
                 return
-            self._is_retry = head.endswith(_RETRY)
-        elif not head:
-            return
+            self._is_accepted = not head.endswith(_RETRY)
         self._is_decided = True
         self._answer = b""
 
@@ -231,7 +231,7 @@ class ClientGreetings:
             if not known:
                 self._end()
                 return True
-        elif (self._is_decided and not self._is_retry) or self._greetings > 1:
+        elif self._is_accepted or self._greetings > 1:
             self._end()
             return True
         elif self._pending[0] != _HANDSHAKE:

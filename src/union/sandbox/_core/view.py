@@ -41,7 +41,7 @@ _DEV_LINKS: Final = (
 # Landlock access rights, in the order of their bits.
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
-_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+_REFER, _TRUNCATE, _IOCTL_DEV, _RESOLVE_UNIX = 1 << 13, 1 << 14, 1 << 15, 1 << 16
 _FIRST_ABI_RIGHTS: Final = (1 << 13) - 1
 _READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
 _ON_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
@@ -221,12 +221,14 @@ def landlock_steps(view: View, *, abi: int) -> list[p.Step]:
     if abi < 1:
         return []
     handled = _FIRST_ABI_RIGHTS
-    for needed, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV)):
+    for needed, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV), (9, _RESOLVE_UNIX)):
         if abi >= needed:
             handled |= right
     scoped = 0b11 if abi >= 6 else 0
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
-    write = handled & ~(_MAKE_CHAR | _MAKE_BLOCK)
+    # A run may connect to its own path sockets without a rule. One in a writable path may be that
+    # of another run, with another network, which would hand over a connection.
+    write = handled & ~(_MAKE_CHAR | _MAKE_BLOCK | _RESOLVE_UNIX)
     steps: list[p.Step] = [
         p.LandlockCreate(handled, 0, scoped, size),
         p.LandlockPath("/", _READ),
@@ -239,5 +241,8 @@ def landlock_steps(view: View, *, abi: int) -> list[p.Step]:
         for s in view.added
         if s.writable
     )
+    if handled & _RESOLVE_UNIX:
+        # In a read-only path it can only be the caller's own.
+        steps.extend(p.LandlockPath(s.path, _RESOLVE_UNIX) for s in view.added if not s.writable)
     steps.append(p.LandlockRestrict())
     return steps

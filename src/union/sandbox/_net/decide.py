@@ -16,6 +16,7 @@ from union.sandbox._core.addresses import canonical, parse_address
 from union.sandbox._core.hosts import Verdict, parse_host
 from union.sandbox._net.connect import connect_any
 from union.sandbox._net.stream import Stream
+from union.sandbox._session.threads import PoolFullError
 
 if TYPE_CHECKING:
     from union.sandbox._core.addresses import Address
@@ -146,6 +147,13 @@ class Dialer:
         try:
             async with asyncio.timeout(_UPSTREAM_RESOLVE_TIMEOUT_S):
                 found = await self._resolver.resolve(name)
+        except PoolFullError as exc:
+            # Not a name that is unknown here: the program itself has filled the queue.
+            raise RefusedError(
+                Verdict(
+                    allowed=False, rule="budget", reason=f"{name} cannot be checked: {_why(exc)}"
+                )
+            ) from exc
         except (OSError, UnicodeError):
             return
         for text in found:

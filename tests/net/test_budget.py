@@ -1,0 +1,121 @@
+"""One session's connections leave descriptors for others, and are refused beyond their share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from ipaddress import ip_address
+
+import pytest
+from tests.net.harness import echo, policy, read_all, rules, serving
+
+from union.sandbox._net.budget import PER_CONNECTION, Budget
+from union.sandbox._net.connect import connect_any
+
+LOOPBACK = "127.0.0.0/8"
+
+
+async def tunnel_to(doors, port):
+    reader, writer = await doors.knock("http")
+    writer.write(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode())
+    assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    return reader, writer
+
+
+@pytest.mark.threat(156)
+def test_a_session_gets_half_of_what_the_others_leave():
+    budget = Budget(64)
+    first, second, third = budget.share(), budget.share(), budget.share()
+    for share, wanted in ((first, 32), (second, 16), (third, 8)):
+        while share.take(1):
+            pass
+        assert share.held == wanted
+    first.give_back(32)
+    assert second.take(1), "what is given back is there for the others"
+    assert budget.held == second.held + third.held
+
+
+def test_the_budget_follows_the_limit_of_the_process():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    budget = Budget()
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+        assert budget.total == 300
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 20_000), hard))
+        assert budget.total <= 8192
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.threat(156)
+@pytest.mark.parametrize("door", ["http", "socks", "tcp_transparent", "dns_tcp"])
+async def test_a_greedy_session_is_refused_and_another_is_served(open_doors, door):
+    async with serving(echo) as port:
+        budget = Budget(8 * PER_CONNECTION)
+        destination = ("127.0.0.1", port)
+        greedy = open_doors(rules([LOOPBACK]), share=budget.share(), destination=destination)
+        modest = open_doors(rules([LOOPBACK]), share=budget.share())
+        held = [await tunnel_to(greedy, port) for _ in range(4)]
+        with contextlib.suppress(ConnectionResetError):
+            reader, writer = await greedy.knock(door)
+            assert await asyncio.wait_for(read_all(reader), 5) == b""
+            writer.close()
+        refusal = greedy.decisions[-1]
+        assert (refusal.allowed, refusal.rule) == (False, "budget")
+        assert "share" in refusal.reason
+        if door == "tcp_transparent":
+            assert (refusal.host, refusal.port) == destination
+        # The control: another session has room, and so has this one once it gives some back.
+        held += [await tunnel_to(modest, port) for _ in range(2)]
+        for _reader, writer in held:
+            writer.close()
+        for doors in (greedy, modest):
+            await doors.aclose()
+        assert budget.held == 0
+
+
+async def test_attempts_at_the_same_time_come_from_the_share():
+    """Eight addresses that never answer take no more descriptors than the share has."""
+    budget = Budget(4)
+    share = budget.share()
+    assert share.take(1)
+    addresses = [ip_address(f"192.0.2.{number}") for number in range(100, 108)]
+    task = asyncio.create_task(connect_any(addresses, 9, share=share))
+    await asyncio.sleep(0.8)
+    assert share.held <= 2
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert share.held == 1
+
+
+@pytest.mark.threat(156)
+async def test_a_direction_holds_one_small_piece(open_doors, monkeypatch):
+    """However much goes through at once: a stalled sink holds what was read last."""
+    loop = asyncio.get_running_loop()
+    real, sizes = loop.sock_recv, []
+
+    async def sock_recv(sock, size):
+        data = await real(sock, size)
+        sizes.append((size, len(data)))
+        return data
+
+    monkeypatch.setattr(loop, "sock_recv", sock_recv)
+    async with serving(echo) as port:
+        doors = open_doors(policy([LOOPBACK]))
+        reader, writer = await tunnel_to(doors, port)
+        sizes.clear()
+        payload = bytes(8 * 1024 * 1024)
+
+        async def pour():
+            writer.write(payload)
+            await writer.drain()
+            writer.write_eof()
+
+        pouring = asyncio.create_task(pour())
+        assert len(await asyncio.wait_for(read_all(reader), 30)) == len(payload)
+        await pouring
+        writer.close()
+        await doors.aclose()
+    assert max(asked for asked, _got in sizes) <= 64 * 1024
+    assert sum(got for _asked, got in sizes) >= 2 * len(payload), "the control: it all came by"
