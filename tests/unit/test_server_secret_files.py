@@ -34,14 +34,17 @@ def place(tmp_path: Path) -> Path:
 
 
 def accepted(option: str, path: Path) -> bool:
+    """Whether a server starts with this file; where it does not, the error names the remedy."""
     try:
         config = config_from_arguments([option, str(path)], {})
     except SandboxUsageError as exc:
-        assert str(path) in str(exc)
-        assert exc.hint
-        return False
-    assert config.verifier is not None
-    return config.verifier.accepts(TOKEN)
+        refused = exc
+    else:
+        assert config.verifier is not None
+        return config.verifier.accepts(TOKEN)
+    assert option in str(refused)
+    assert refused.hint
+    return False
 
 
 @pytest.mark.threat(167)
@@ -69,17 +72,15 @@ def test_a_file_that_others_cannot_reach_may_be_readable(place: Path):
 
 
 @pytest.mark.threat(167)
-@pytest.mark.parametrize(
-    "mode, fine", [(0o755, True), (0o777, False), (0o775, False), (0o1777, True)]
-)
-def test_a_directory_in_which_others_can_exchange_the_file(place: Path, mode: int, *, fine: bool):
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o775, 0o1777])
+def test_a_directory_in_which_others_can_exchange_the_file(place: Path, mode: int):
     below = place / "shared" / "below"
     below.mkdir(parents=True)
     file = below / "secret"
     file.write_text(TOKEN)
     file.chmod(0o600)
     (place / "shared").chmod(mode)
-    assert accepted("--token-file", file) is fine
+    assert accepted("--token-file", file) is (mode in {0o755, 0o1777})
 
 
 @pytest.mark.threat(167)
@@ -156,12 +157,10 @@ def test_one_line_end_belongs_to_the_file(place: Path, end: str, fine: int):
 
 
 @pytest.mark.threat(157)
-@pytest.mark.parametrize(
-    "text", [f"{TOKEN}\r{TOKEN}", f"{TOKEN}\n{TOKEN}", f" {TOKEN}", TOKEN + "\0"]
-)
+@pytest.mark.parametrize("text", ["{}\r{}", "{}\n{}", " {}", "{}\0"])
 def test_a_token_that_no_header_can_carry_is_refused(place: Path, text: str):
     file = place / "secret"
-    file.write_text(text)
+    file.write_text(text.format(TOKEN, TOKEN))
     file.chmod(0o600)
     with pytest.raises(SandboxUsageError) as caught:
         config_from_arguments(["--token-file", str(file)], {})
