@@ -33,6 +33,7 @@ __all__ = [
     "SandboxError",
     "SandboxExecutionError",
     "SandboxUsageError",
+    "SandboxWarning",
     "SessionClosedError",
 ]
 
@@ -168,6 +169,10 @@ class SandboxCommandError(SandboxError):
         super().__init__(f"{message}\n{tail}" if tail else message)
         self.cmd = cmd
         self.result = result
+
+
+class SandboxWarning(UserWarning):
+    """Something works, but not in the way that was probably meant."""
 
 
 _SHOWN_CMD = 200
