@@ -20,11 +20,12 @@ from union.sandbox._linux.run import LocalRun
 from union.sandbox._session.line import Line
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.remote._run import RemoteRun
-from union.sandbox.server._auth import Authority, Guest, Verifier
+from union.sandbox.server._auth import Authority, Grant, Guest, Verifier
 from union.sandbox.server._line import _admit
 from union.sandbox.server._link import Link
 from union.sandbox.server._metrics import Metrics
 from union.sandbox.server._runs import Buffers, ServerRun
+from union.sandbox.server._shares import ByteBudget, FrameBudgets, RequestBytes, busy
 
 SESSION = SessionSpec(backend="userns", env=(("A", "b"),))
 ISOLATION = Isolation(backend="scripted")
@@ -219,9 +220,14 @@ class _ServerSession:
         self.runs: dict[int, ServerRun] = {}
         self.buffers = buffers
         self.name = "fuzz"
+        self.bytes = (ByteBudget(1 << 20), ByteBudget(1 << 20))
 
-    def start(self, number: int, body: bytes) -> ServerRun:
-        run = ServerRun(number, wire_values.run_from(body, SESSION), self.buffers)
+    def check_room(self, grant: Grant) -> None:
+        if len(self.runs) >= 16:
+            raise busy("no room")
+
+    def start(self, number: int, body: bytes, grant: Grant) -> ServerRun:
+        run = ServerRun(number, wire_values.run_from(body, SESSION), self.buffers, grant)
         self.runs[number] = run
         try:
             run.start(_Engine()).send(None)  # type: ignore[arg-type]
@@ -229,8 +235,8 @@ class _ServerSession:
             return run
         raise AssertionError("the engine of this test never waits")
 
-    def refused(self, number: int, error: SandboxError) -> ServerRun:
-        run = ServerRun(number, RunSpec(kind="shell", text="x"), self.buffers)
+    def refused(self, number: int, error: SandboxError, grant: Grant) -> ServerRun:
+        run = ServerRun(number, RunSpec(kind="shell", text="x"), self.buffers, grant)
         run.refuse(error)
         self.runs[number] = run
         return run
@@ -264,12 +270,13 @@ async def _server(data: bytes) -> None:
     sessions = types.SimpleNamespace(
         buffers=buffers,
         metrics=Metrics(),
-        config=types.SimpleNamespace(max_runs=4),
+        bytes=RequestBytes(0, 4),
+        frames=FrameBudgets(),
         close_soon=lambda *_: None,
     )
     ws = _Socket(data.split(NEXT_MESSAGE)[:8])
-    may_close = data[:1] != b"\1"
-    link = ws.link = Link(ws, session, sessions, may_close=may_close)  # type: ignore[arg-type]
+    grant = Grant() if data[:1] != b"\1" else Grant("fuzz", "guest")
+    link = ws.link = Link(ws, session, sessions, grant=grant)  # type: ignore[arg-type]
     try:
         await link._receive()
     except WireError:
@@ -279,7 +286,13 @@ async def _server(data: bytes) -> None:
         for run in session.runs.values():
             run.let_go()
         await asyncio.sleep(0)
-        assert buffers.held == sum(map(len, link._parts.values()))
+        assert buffers.held == 0
+        unfinished = sum(len(parts.data) for parts in link._parts.values())
+        running = sum(not run.over.done() for run in session.runs.values())
+        assert unfinished <= sessions.bytes.all.held
+        assert running or sessions.bytes.all.held == unfinished
+        if link._look is not None:
+            link._look.cancel()
 
 
 def server(data: bytes) -> None:

@@ -216,7 +216,7 @@ async def test_as_many_sessions_as_it_may():
 
 @pytest.mark.spec("I3")
 async def test_as_many_runs_as_it_may():
-    with ServerProcess("--max-runs", "2") as server:
+    with ServerProcess("--max-runs", "2", "--max-sessions", "1") as server:
         async with remote(server) as session:
             running = [await session.run("sleep 60", background=True) for _ in range(2)]
             with pytest.raises(sb.SandboxExecutionError) as caught:

@@ -12,6 +12,7 @@ from union.sandbox._core.spec import RunSpec, SessionSpec
 from union.sandbox._core.wire import parse_json
 from union.sandbox._core.wire_values import session_to
 from union.sandbox.errors import SandboxExecutionError, SessionClosedError
+from union.sandbox.server._auth import Grant
 from union.sandbox.server._config import config_from_arguments
 from union.sandbox.server._metrics import Metrics
 from union.sandbox.server._sessions import Sessions
@@ -59,7 +60,7 @@ async def test_a_command_that_comes_while_it_ends_is_told_so(sessions: Sessions)
     session = sessions.get(NAME)
     closing = sessions.close_soon(session, "lease")
     await asyncio.sleep(0)
-    run = session.launch(1, RunSpec(kind="shell", text="true"))
+    run = session.launch(1, RunSpec(kind="shell", text="true"), Grant())
     (told,) = (parse_json(event) for _, event in run.log.events.unsent(1 << 20))
     assert told["refused"]["code"] == "session-lost"
     await asyncio.wait({closing})

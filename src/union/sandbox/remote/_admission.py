@@ -73,7 +73,7 @@ class Admission:
 
     async def enter_again(self, patience_s: float) -> Slot | None:
         """``enter()`` for a run that the server has refused as ``busy``; it stays the first."""
-        self._limit = max(1.0, float(self._active))
+        self._limit = max(1.0, float(self._active - self._starting))
         return await self._wait(patience_s, first=True)
 
     def note_start(self) -> None:

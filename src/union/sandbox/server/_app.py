@@ -7,7 +7,6 @@ import logging
 import re
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -31,6 +30,7 @@ from union.sandbox.errors import (
 )
 from union.sandbox.server import _console, _files, _http_runs
 from union.sandbox.server._bodies import HEADERS, read_json
+from union.sandbox.server._gate import malformed
 from union.sandbox.server._link import Link
 from union.sandbox.server._metrics import render
 from union.sandbox.server._observe import Observatory
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 __all__ = ["App"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.server")
+_HOST: Final = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,255}))(?::[0-9]{1,5})?"
+)
 _SESSION_NAME: Final = re.compile(r"[0-9a-f]{32}")
 _HEARTBEAT_S: Final = 10.0
 _LONGEST_CAPABILITY_S: Final = 24 * 3600.0
@@ -58,7 +61,14 @@ def answer(told: dict[str, Any], status: int = 200) -> web.Response:
 
 
 def _status(error: SandboxError) -> int:
-    by_code = {"busy": 503, "draining": 503, "unauthorized": 401, "too-large": 413, "origin": 403}
+    by_code = {
+        "busy": 503,
+        "draining": 503,
+        "unauthorized": 401,
+        "too-large": 413,
+        "origin": 403,
+        "key-reused": 422,
+    }
     if error.code in by_code:
         return by_code[error.code]
     match error:
@@ -79,6 +89,8 @@ def _status(error: SandboxError) -> int:
 
 def refusal(error: SandboxError) -> web.Response:
     response = answer({"error": error_to(error)}, _status(error))
+    if response.status == 503:
+        response.headers["Retry-After"] = "1"
     if response.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
@@ -93,6 +105,8 @@ class App:
         self._authority = authority
         self._observatory = Observatory(sessions)
         self.shut_down: Callable[[], None] = lambda: None
+        self.admit: Callable[[web.BaseRequest, Grant], None] = lambda _, __: None
+        """Called for every request with a valid key; raises if there is no room for it."""
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answers one request; what goes wrong is an answer too."""
@@ -104,35 +118,47 @@ class App:
         except WireError as exc:
             self._sessions.metrics.refused["malformed"] += 1
             return refusal(SandboxUsageError(str(exc), code="malformed"))
+        except web.HTTPException:
+            # The library's own refusals repeat headers.
+            self._sessions.metrics.refused["malformed"] += 1
+            return refusal(malformed())
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
-            _LOGGER.exception("a request failed", extra={"path": request.path[:100]})
+            _LOGGER.exception("a request failed", extra={"method": _method(request)})
             error = SandboxExecutionError("the server failed", stage="transport", code="server")
             return refusal(error)
+        finally:
+            if (charge := request.pop("charge", None)) is not None:
+                charge.release()
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            path = request.path
+        except ValueError as exc:
+            raise malformed() from exc
         self._check_caller(request)
-        if request.path == "/v1/health":
+        grant = self._judge(request)
+        if grant is not None:
+            self.admit(request, grant)
+        if path == "/v1/health":
             return self._health(request)
         if (page := _console.page(request)) is not None:
             return page
-        grant = self._authority.judge(request.headers.get("Authorization"))
         if grant is None:
             raise SandboxConnectionError(
-                "the server asks for a token, and this is not it"
-                if "Authorization" in request.headers
-                else "the server asks for a token",
+                "invalid token" if "Authorization" in request.headers else "a token is required",
                 code="unauthorized",
                 hint="pass token=, or send the header 'Authorization: Bearer TOKEN'",
             )
-        parts = request.path.removeprefix("/v1/").split("/")
-        if not request.path.startswith("/v1/"):
+        parts = path.removeprefix("/v1/").split("/")
+        if not path.startswith("/v1/"):
             raise _not_found(request)
         if parts[0] == "sessions" and len(parts) > 1:
             return await self._route_session(request, grant, parts[1:])
         if not grant.is_full:
             raise _too_little()
+        request["charge"] = self._sessions.bytes.charge(grant, None)
         if parts[0] == "console":
             return await self._observatory.handle(request, parts[1:])
         handlers: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[Any]]] = {
@@ -147,13 +173,21 @@ class App:
         response: web.StreamResponse = await handler(request)
         return response
 
+    def _judge(self, request: web.BaseRequest) -> Grant | None:
+        """What the key of a request allows; one that is sent twice, or oddly, is no key."""
+        found = request.headers.getall("Authorization", [])
+        return self._authority.judge(found[0] if found else None) if len(found) < 2 else None
+
     def _check_caller(self, request: web.BaseRequest) -> None:
         """A page of another origin, or a name that was made to point here, gets nothing."""
         host = request.headers.get("Host", "")
-        name = (urlsplit(f"//{host}").hostname or "") if host else ""
+        found = _HOST.fullmatch(host)
+        if found is None and host:
+            raise malformed()
+        name = "" if found is None else (found["v6"] or found["name"]).lower()
         if not self._is_ours(name):
             raise PolicyError(
-                f"this server is not called {name[:255]!r}",
+                "the Host header does not name this server",
                 code="origin",
                 hint="start it with --allow-host for this name",
             )
@@ -212,8 +246,10 @@ class App:
         if not grant.covers(name):
             raise _too_little()
         if not action and request.method in {"PUT", "DELETE"}:
+            request["charge"] = self._sessions.bytes.charge(grant, None)
             return await self._open_or_close(request, grant, name)
         session = self._sessions.get(name)
+        request["charge"] = self._sessions.bytes.charge(grant, session.bytes)
         session.hold()
         try:
             return await self._in_session(request, grant, session, action)
@@ -240,7 +276,7 @@ class App:
             case "GET", "connect":
                 return await self._connect(request, grant, session)
             case "POST", "runs":
-                return await _http_runs.run_in(request, session)
+                return await _http_runs.run_in(request, session, grant)
             case "GET", "file":
                 return await _files.fetch(request, session.transport)
             case "PUT", "file":
@@ -274,21 +310,23 @@ class App:
             max_msg_size=MAX_MESSAGE,
             heartbeat=min(_HEARTBEAT_S, max(self._config.grace_s / 2, 0.5)),
             decode_text=False,
+            autoping=False,
         )
         if not ws.can_prepare(request):
             raise SandboxUsageError("this address is for WebSockets", code="malformed")
         offered = request.headers.get("Sec-WebSocket-Protocol", "")
         if PROTOCOL not in {item.strip() for item in offered.split(",")}:
             raise SandboxConnectionError(
-                f"this server speaks {PROTOCOL}, the client {offered[:100]!r}",
+                f"this server accepts the WebSocket protocol {PROTOCOL}, the client offers another",
                 code="version",
                 hint="use the same version of unionai-sandbox on both sides",
             )
         ws.headers.update(HEADERS)
         await ws.prepare(request)
         _LOGGER.debug("connected", extra={"session": short(session.name)})
-        carrier = WebSocket(ws, request)
-        await Link(carrier, session, self._sessions, may_close=grant.is_full).serve()
+        budget = self._sessions.frames.of(grant.key)
+        carrier = WebSocket(ws, request, budget)
+        await Link(carrier, session, self._sessions, grant=grant).serve()
         return ws
 
 
@@ -313,6 +351,11 @@ def _described(session: ServerSession) -> dict[str, Any]:
             for run in session.runs.values()
         ],
     }
+
+
+def _method(request: web.BaseRequest) -> str:
+    """For logs: one of the methods there are, not what a stranger sends for one."""
+    return request.method if request.method in {"GET", "HEAD", "PUT", "POST", "DELETE"} else "other"
 
 
 def _not_found(request: web.BaseRequest) -> SandboxUsageError:

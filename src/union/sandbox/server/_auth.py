@@ -16,7 +16,7 @@ import json
 import re
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from union.sandbox.errors import SandboxUsageError
@@ -33,6 +33,8 @@ class Grant:
     """What a request may do. ``session`` None: everything."""
 
     session: str | None = None
+    key: str = field(default="owner", compare=False)
+    """Whose key it is: what one caller began, another one cannot go on with."""
 
     @property
     def is_full(self) -> bool:
@@ -106,7 +108,7 @@ class Authority:
             return Grant()
         guest = self._guest
         if guest is not None and guest.verifier.accepts(token) and time.time() < guest.until:
-            return Grant(guest.session)
+            return Grant(guest.session, "guest")
         return None
 
     def make_capability(self, session: str, *, lifetime_s: float) -> str:
@@ -126,4 +128,6 @@ class Authority:
             session, until = json.loads(base64.urlsafe_b64decode(body))
         except (ValueError, binascii.Error) as exc:
             raise RuntimeError("a capability of ours cannot be read") from exc
-        return Grant(session) if time.time() < until else None
+        if time.time() >= until:
+            return None
+        return Grant(session, f"capability:{hashlib.sha256(token.encode()).hexdigest()}")

@@ -11,6 +11,8 @@ from union.sandbox.errors import SandboxUsageError
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from union.sandbox.server._shares import Charge
+
 __all__ = ["HEADERS", "read_body", "read_json"]
 
 HEADERS: Final = {
@@ -26,10 +28,12 @@ _BODY_TIMEOUT_S: Final = 30.0
 
 async def read_body(request: web.BaseRequest, *, most: int = _MOST_BODY) -> bytes:
     """A whole body, if it is small and comes soon."""
+    charge: Charge = request["charge"]
     data = bytearray()
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
             async for chunk in request.content.iter_any():
+                charge.grow(len(chunk))
                 data += chunk
                 if len(data) > most:
                     raise SandboxUsageError(

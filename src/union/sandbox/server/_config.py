@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import stat
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
@@ -14,6 +13,7 @@ from union.sandbox._core.resolve import resolve_session, settled_timeout
 from union.sandbox._core.upstream import parse_allowed_proxies
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Verifier
+from union.sandbox.server._secret_files import read_secret
 
 if TYPE_CHECKING:
     import socket
@@ -169,7 +169,13 @@ def _parser() -> argparse.ArgumentParser:
         "by its address as well; may be repeated (none)",
     )
     add("--max-sessions", type=int, default=64, metavar="N", help="(%(default)s)")
-    add("--max-runs", type=int, default=256, metavar="N", help="at the same time (%(default)s)")
+    add(
+        "--max-runs",
+        type=int,
+        default=256,
+        metavar="N",
+        help="commands at once, shared by the sessions (%(default)s)",
+    )
     add("--max-connections", type=int, default=512, metavar="N", help="(%(default)s)")
     add(
         "--max-buffer-mib",
@@ -324,32 +330,26 @@ def _verifier(
     if len(named) > 1:
         raise SandboxUsageError(f"{named[0]} and {named[1]} are both set", argument=named[0])
     source = named[0]
+    is_digest = source in {"--token-sha256-file", VERIFIER_VARIABLE}
     if token_file is not None or digest_file is not None:
-        secret = _read_private(source, token_file or digest_file or "")
+        secret = read_secret(source, token_file or digest_file or "", is_secret=not is_digest)
     else:
         secret = given[source] or ""
-    secret = secret.strip()
-    if source in {"--token-sha256-file", VERIFIER_VARIABLE}:
-        return Verifier.from_digest(secret, argument=source)
-    if len(secret) < _LEAST_TOKEN or not secret.isascii() or not secret.isprintable():
+    # One line end belongs to the file, also one of Windows; the rest is the token.
+    secret = secret.removesuffix("\n").removesuffix("\r")
+    if is_digest:
+        return Verifier.from_digest(secret.strip(), argument=source)
+    if secret != secret.strip() or not secret.isprintable():
+        raise SandboxUsageError(
+            f"the token in {source} holds white space at an end, more than one line, or a control "
+            "character, which cannot be sent in a header",
+            argument=source,
+            hint="write it as one line: printf '%s' TOKEN > FILE",
+        )
+    if len(secret) < _LEAST_TOKEN or not secret.isascii():
         raise SandboxUsageError(
             f"the token in {source} must be at least {_LEAST_TOKEN} printable ASCII characters",
             argument=source,
             hint="make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
         )
     return Verifier.from_token(secret)
-
-
-def _read_private(argument: str, path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            if argument == "--token-file" and os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
-                raise SandboxUsageError(
-                    f"{argument} {path}: anybody can change it",
-                    argument=argument,
-                    hint=f"chmod 600 {path}",
-                )
-            return file.read(4096)
-    except (OSError, UnicodeDecodeError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is not ASCII text"
-        raise SandboxUsageError(f"{argument} {path}: {why}", argument=argument) from exc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
@@ -19,6 +20,8 @@ from union.sandbox.server._bodies import HEADERS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
 
+    from aiohttp import StreamReader
+
     from union.sandbox._session.transport import Transport
 
 __all__ = ["call", "fetch", "store"]
@@ -29,16 +32,21 @@ _IDLE_S: Final = 60.0
 _READ: Final = 1024 * 1024
 _MOST_DISCARDED: Final = 64 * 1024 * 1024
 _DISCARD_S: Final = 10.0
+_MAX_OUTCOME: Final = 4096
+_NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
 
 
 def _query(request: web.BaseRequest) -> dict[str, str]:
     """The query; a name that is not UTF-8 comes through as it is."""
-    found = parse_qs(
-        request.rel_url.raw_query_string,
-        keep_blank_values=True,
-        errors="surrogateescape",
-        max_num_fields=16,
-    )
+    try:
+        found = parse_qs(
+            request.rel_url.raw_query_string,
+            keep_blank_values=True,
+            errors="surrogateescape",
+            max_num_fields=16,
+        )
+    except ValueError as exc:
+        raise WireError("the query has more than 16 fields") from exc
     return {name: values[-1] for name, values in found.items()}
 
 
@@ -46,6 +54,8 @@ def _number(query: dict[str, str], name: str, default: int, base: int = 10) -> i
     text = query.get(name)
     if text is None:
         return default
+    if not _NUMBER.fullmatch(text):
+        raise SandboxUsageError(f"{name} must be a number, not {text[:40]!r}", argument=name)
     try:
         return int(text, base)
     except ValueError:
@@ -143,6 +153,16 @@ async def _soon(reading: Awaitable[bytes]) -> bytes:
         raise SandboxUsageError("the body was cut off", code="cut-off") from exc
 
 
+async def _rest(content: StreamReader) -> bytes:
+    """What follows the last piece: a small JSON object."""
+    data = b""
+    while piece := await content.readany():
+        data += piece
+        if len(data) > _MAX_OUTCOME:
+            raise WireError(f"more than {_MAX_OUTCOME} bytes follow the last piece")
+    return data
+
+
 async def _framed(request: web.BaseRequest) -> AsyncIterator[bytes]:
     """Pieces with their sizes; the client says at the end whether it was all, or is given up."""
     content = request.content
@@ -153,7 +173,7 @@ async def _framed(request: web.BaseRequest) -> AsyncIterator[bytes]:
         if size > _READ:
             raise WireError(f"a piece of {size} bytes; at most {_READ} are accepted")
         yield await _soon(content.readexactly(size))
-    if parse_json(await _soon(content.read())) != {"done": True}:
+    if parse_json(await _soon(_rest(content))) != {"done": True}:
         raise SandboxUsageError("the client gave it up", code="given-up")
 
 

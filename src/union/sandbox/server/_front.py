@@ -12,21 +12,29 @@ import importlib
 import logging
 import socket
 import ssl
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox.server._connections import (
+    BACKLOG,
+    Acceptor,
+    ConnectionTable,
+    connection_limit,
+    raise_file_limit,
+)
+from union.sandbox.server._handshakes import HANDSHAKE_S, HandshakeQueue, sends_client_hello
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from union.sandbox.server._auth import Authority
     from union.sandbox.server._config import Config
+    from union.sandbox.server._connections import Connection
     from union.sandbox.server._gate import Gate
     from union.sandbox.server._sessions import Sessions
 
 __all__ = ["Front", "load"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.server")
-_BACKLOG: Final = 512
-_HANDSHAKE_S: Final = 10.0
 _GOODBYE_S: Final = 5.0
 _READ_AUTHORITIES: Final = "set_default_verify_paths"
 
@@ -73,7 +81,7 @@ class Front:
         self._context = context
         self._shut_down = shut_down
         self._gate: Gate | None = None
-        self._servers: list[asyncio.AbstractServer] = []
+        self._acceptors: list[Acceptor] = []
         self._waiting: list[socket.socket] = []
         self._loading: asyncio.Task[None] | None = None
 
@@ -82,17 +90,23 @@ class Front:
         from union.sandbox.server._app import App
         from union.sandbox.server._gate import Gate
 
-        app = App(self._config, self._sessions, self._authority)
+        config, metrics = self._config, self._sessions.metrics
+        limit = connection_limit(
+            config.max_connections, files=raise_file_limit(), runs=config.max_runs
+        )
+        table = ConnectionTable(limit, header_timeout_s=config.header_timeout_s, metrics=metrics)
+        app = App(config, self._sessions, self._authority)
         app.shut_down = self._shut_down
-        self._gate = gate = Gate(app.handle, self._config, self._sessions.metrics)
-        self._servers = [await self._serve_on(sock, gate) for sock in self._sockets]
+        self._gate = gate = Gate(app.handle, table, metrics)
+        app.admit = gate.admit
+        self._acceptors = [self._accept_on(sock, gate, table) for sock in self._sockets]
 
     def open_when_asked(self) -> None:
         """The same, as soon as somebody connects; until then they wait in the kernel."""
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
             sock.setblocking(False)
-            sock.listen(_BACKLOG)
+            sock.listen(BACKLOG)
             loop.add_reader(sock, self._asked)
         self._waiting = list(self._sockets)
 
@@ -118,13 +132,33 @@ class Front:
             loop.remove_reader(sock)
         self._waiting = []
 
-    async def _serve_on(self, sock: socket.socket, gate: Gate) -> asyncio.AbstractServer:
+    def _accept_on(self, sock: socket.socket, gate: Gate, table: ConnectionTable) -> Acceptor:
         loop = asyncio.get_running_loop()
-        if sock.family == socket.AF_UNIX:
-            return await loop.create_unix_server(gate, sock=sock, backlog=_BACKLOG)
-        tls = self._context
-        options: dict[str, Any] = {} if tls is None else {"ssl_handshake_timeout": _HANDSHAKE_S}
-        return await loop.create_server(gate, sock=sock, backlog=_BACKLOG, ssl=tls, **options)
+        tls = None if sock.family == socket.AF_UNIX else self._context
+        handshakes = HandshakeQueue(table)
+
+        async def serve(accepted: socket.socket, connection: Connection) -> None:
+            if tls is None:
+                protocol = gate.protocol_for(connection)
+                await loop.connect_accepted_socket(lambda: protocol, accepted)
+                return
+            if not await sends_client_hello(accepted):
+                raise ConnectionAbortedError("the connection does not begin with a TLS handshake")
+            await handshakes.enter(connection)
+            try:
+                protocol = gate.protocol_for(connection)
+                await loop.connect_accepted_socket(
+                    lambda: protocol, accepted, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S
+                )
+            except BaseException:
+                handshakes.failed()
+                raise
+            finally:
+                handshakes.leave(connection)
+
+        acceptor = Acceptor(sock, table, serve)
+        acceptor.start()
+        return acceptor
 
     async def close(self) -> None:
         """No new connections."""
@@ -132,8 +166,8 @@ class Front:
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.wait({self._loading})
-        for server in self._servers:
-            server.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         for sock in self._sockets:
             sock.close()
 

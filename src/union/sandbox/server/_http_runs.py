@@ -10,17 +10,22 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import hmac
 import json
+import re
 import secrets
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 from aiohttp import web
 
+from union.sandbox._core.events import Failed
 from union.sandbox._core.resolve import resolve_run
 from union.sandbox._core.wire import WINDOW, Offsets, WireError, parse_json
+from union.sandbox._core.wire_values import event_to
 from union.sandbox.constants import DEVNULL, PIPE
 from union.sandbox.errors import SandboxUsageError
+from union.sandbox.server._auth import Grant
 from union.sandbox.server._bodies import HEADERS, read_body
 
 if TYPE_CHECKING:
@@ -34,7 +39,20 @@ __all__ = ["run_in", "run_once"]
 _MOST_COMMAND: Final = 16 * 1024 * 1024
 _KEPT: Final = 512 * 1024
 """How much of a stream can be asked for again, where there is a key to ask with."""
+_MAX_KEY: Final = 255
+_OFFSET: Final = re.compile(r"[0-9]{1,18}")
 _NAMES: Final = {1: "stdout", 2: "stderr"}
+_SUPERSEDED: Final = (
+    event_to(
+        Failed(
+            "transport",
+            "the same request came again on another connection, which carries the run from here on",
+            "superseded",
+            "",
+        )
+    )
+    + b"\n"
+)
 _RUN: Final = frozenset(
     {
         "cmd", "script_type", "stdin", "env", "cwd", "network_mode", "network_allowlist",
@@ -45,40 +63,73 @@ _RUN: Final = frozenset(
 
 async def run_once(request: web.BaseRequest, sessions: Sessions) -> web.StreamResponse:
     """A run in a session of its own, which ends with it."""
-    told = await _described(request)
+    if "Idempotency-Key" in request.headers:
+        raise SandboxUsageError(
+            "POST /v1/run keeps nothing that could be asked for again: it takes no Idempotency-Key",
+            argument="Idempotency-Key",
+            hint="open a session and send the command to POST /v1/sessions/ID/runs",
+        )
+    told, _ = await _described(request)
     session = await sessions.open(secrets.token_hex(16), told.pop("session", None) or {})
     session.hold()
     try:
-        return await _run(request, session, told)
+        return await _run(request, session, told, Grant(), b"")
     finally:
         session.release()
         await sessions.close(session, "done")
 
 
-async def run_in(request: web.BaseRequest, session: ServerSession) -> web.StreamResponse:
+async def run_in(
+    request: web.BaseRequest, session: ServerSession, grant: Grant
+) -> web.StreamResponse:
     """A run in a session that is open."""
-    return await _run(request, session, await _described(request))
+    told, digest = await _described(request)
+    return await _run(request, session, told, grant, digest)
 
 
-async def _described(request: web.BaseRequest) -> dict[str, Any]:
-    """The command: a JSON object with the arguments of ``run()``, or just its text."""
+async def _described(request: web.BaseRequest) -> tuple[dict[str, Any], bytes]:
+    """The command: a JSON object with the arguments of ``run()``, or just its text; its digest."""
     body = await read_body(request, most=_MOST_COMMAND)
-    if request.content_type == "application/json":
-        return parse_json(body, most=_MOST_COMMAND)
+    is_json = request.content_type == "application/json"
+    digest = hashlib.sha256(b"json" if is_json else b"text")
+    digest.update(body)
+    if is_json:
+        return parse_json(body, most=_MOST_COMMAND), digest.digest()
     try:
-        return {"cmd": body.decode()}
+        return {"cmd": body.decode()}, digest.digest()
     except UnicodeDecodeError as exc:
         raise WireError("the command is not text") from exc
 
 
+def _number(request: web.BaseRequest, session: ServerSession, grant: Grant) -> tuple[int, bool]:
+    """The number of the run, and whether the same request can find it again.
+
+    It follows from the caller's key, the idempotency key and a secret of the session: no caller
+    arrives at a run of another one.
+    """
+    found = request.headers.getall("Idempotency-Key", [])
+    if not found:
+        return secrets.randbits(63), False
+    if len(found) > 1 or not 0 < len(found[0]) <= _MAX_KEY:
+        raise SandboxUsageError(
+            f"Idempotency-Key must be given once, with 1 to {_MAX_KEY} characters",
+            argument="Idempotency-Key",
+        )
+    digest = hashlib.blake2b(key=session.secret, digest_size=8)
+    for part in (grant.key, found[0]):
+        data = part.encode("utf-8", "surrogateescape")
+        digest.update(len(data).to_bytes(4) + data)
+    return int.from_bytes(digest.digest()) >> 1, True
+
+
 async def _run(
-    request: web.BaseRequest, session: ServerSession, told: dict[str, Any]
+    request: web.BaseRequest,
+    session: ServerSession,
+    told: dict[str, Any],
+    grant: Grant,
+    digest: bytes,
 ) -> web.StreamResponse:
-    key = request.headers.get("Idempotency-Key")
-    if key is None:
-        number = secrets.randbits(63)
-    else:
-        number = int.from_bytes(hashlib.sha256(key.encode("utf-8", "replace")).digest()[:8]) >> 1
+    number, has_key = _number(request, session, grant)
     run = session.runs.get(number)
     known = _known(request)
     if run is None:
@@ -88,9 +139,20 @@ async def _run(
                 argument="Idempotency-Key",
                 code="run-lost",
             )
-        run = session.launch(number, _spec(session, told))
+        session.check_room(grant)
+        run = session.launch(number, _spec(session, told), grant)
+        run.request_digest = digest
+        charge = request.pop("charge")
+        run.over.add_done_callback(lambda _: charge.release())
+    elif not hmac.compare_digest(run.request_digest, digest) or run.grant.key != grant.key:
+        raise SandboxUsageError(
+            "this Idempotency-Key was used for another request",
+            argument="Idempotency-Key",
+            code="key-reused",
+            hint="use a new key for every command, and send the same body when you try again",
+        )
     response = web.StreamResponse(headers={**HEADERS, "Content-Type": "application/x-ndjson"})
-    stream = _Lines(run, keep=_KEPT if key is not None else 0)
+    stream = _Lines(run, keep=_KEPT if has_key else 0)
     try:
         run.attach(stream, known)
     except WireError as exc:
@@ -101,22 +163,26 @@ async def _run(
             await response.write(line)
         await response.write_eof()
     finally:
-        if key is None:
-            # Nobody can ask for it again.
+        if not has_key:
+            # It cannot be asked for again.
             run.end("closed")
-            session.runs.pop(number, None)
-            run.let_go()
-        else:
+            session.forget(run)
+        elif not stream.is_superseded:
             session.detach(run, stream)
+            if run.log.ended:
+                session.keep(run)
     return response
 
 
 def _known(request: web.BaseRequest) -> Offsets:
-    query = parse_qs(request.rel_url.raw_query_string, max_num_fields=8)
     try:
-        return Offsets(int(query.get("stdout", ["0"])[-1]), int(query.get("stderr", ["0"])[-1]))
-    except ValueError:
-        raise SandboxUsageError("stdout and stderr are offsets: numbers") from None
+        query = parse_qs(request.rel_url.raw_query_string, max_num_fields=8)
+    except ValueError as exc:
+        raise WireError("the query has more than 8 fields") from exc
+    texts = [query.get(name, ["0"])[-1] for name in ("stdout", "stderr")]
+    if not all(_OFFSET.fullmatch(text) for text in texts):
+        raise SandboxUsageError("stdout and stderr must be offsets: numbers from 0 on")
+    return Offsets(*map(int, texts))
 
 
 def _spec(session: ServerSession, told: dict[str, Any]) -> Any:
@@ -141,8 +207,14 @@ class _Lines:
         self._run = run
         self._keep = keep
         self._wake = asyncio.Event()
+        self.is_superseded = False
+        """The same request came again and has taken the run over."""
 
     def notify(self, _: ServerRun) -> None:
+        self._wake.set()
+
+    def superseded(self, _: ServerRun) -> None:
+        self.is_superseded = True
         self._wake.set()
 
     async def lines(self) -> Any:
@@ -150,10 +222,16 @@ class _Lines:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while log.has_more:
+            while log.has_more and not self.is_superseded:
                 for line in self._next():
                     yield line
-                self._acknowledge()
+                    if self.is_superseded:
+                        break
+                else:
+                    self._acknowledge()
+            if self.is_superseded:
+                yield _SUPERSEDED
+                return
             if log.ended and all(s.closed_sent for s in log.streams.values()):
                 # The end comes last, behind all output.
                 yield self._end + b"\n"

@@ -54,7 +54,7 @@ class OwnerLine:
                 await line.send((to_json({"error": error_to(exc)}),))
                 return
             await line.send((to_json(facts_to(session.facts())),))
-            await Link(line, session, sessions, may_close=grant.is_full).serve()
+            await Link(line, session, sessions, grant=grant).serve()
         except WireError:
             sessions.metrics.bad_frames += 1
         finally:
@@ -78,9 +78,7 @@ def _admit(
         raise WireError("a line begins with a session and a token")
     grant = authority.judge(f"Bearer {token}")
     if grant is None:
-        raise SandboxConnectionError(
-            "the server asks for a token, and this is not it", code="unauthorized"
-        )
+        raise SandboxConnectionError("invalid token", code="unauthorized")
     if not grant.covers(name):
         raise PolicyError("this token is for another session")
     if sessions.draining:

@@ -4,29 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core import wire
 from union.sandbox._core.wire import Kind, WireError
+from union.sandbox._core.wire_errors import error_to
 from union.sandbox._core.wire_values import MAX_START
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._sessions import short
+from union.sandbox.server._shares import busy
 
 if TYPE_CHECKING:
     from union.sandbox._session.line import Carrier
+    from union.sandbox.server._auth import Grant
     from union.sandbox.server._metrics import Metrics
     from union.sandbox.server._runs import ServerRun
     from union.sandbox.server._sessions import ServerSession, Sessions
+    from union.sandbox.server._shares import Charge
 
 __all__ = ["Link"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.server")
 _MOST_PARTIAL: Final = 64
 _MOST_REPLIES: Final = 10_000
-_RUNS_KEPT: Final = 4
-"""Of a session, in multiples of what may run at once on the server."""
+_MAX_REFUSED: Final = 4096
+_PART_S: Final = 30.0
+"""How long a client may take between two parts of a start."""
+_TURN: Final = 256
+"""Frames that are read from one connection before others have their turn."""
 _MESSAGE: Final = 256 * 1024
 """About how much goes into one message: many runs take turns."""
+
+
+class _Unfinished:
+    """The parts of a start that have arrived."""
+
+    __slots__ = ("at", "charge", "data")
+
+    def __init__(self, charge: Charge) -> None:
+        self.data = bytearray()
+        self.charge = charge
+        self.at = 0.0
+        """When the last one arrived."""
 
 
 class Link:
@@ -38,17 +58,23 @@ class Link:
         session: ServerSession,
         sessions: Sessions,
         *,
-        may_close: bool,
+        grant: Grant,
     ) -> None:
         self._carrier = carrier
         self._session = session
         self._sessions = sessions
         self._metrics: Metrics = sessions.metrics
-        self._may_close = may_close
+        self._grant = grant
+        self._frames = sessions.frames.of(grant.key)
         self._runs: dict[int, ServerRun] = {}
         self._dirty: dict[ServerRun, None] = {}
         self._replies: list[bytes] = []
-        self._parts: dict[int, bytearray] = {}
+        self._parts: dict[int, _Unfinished] = {}
+        self._refused: OrderedDict[int, None] = OrderedDict()
+        """Starts that were refused while parts of them were still on their way."""
+        self._look: asyncio.TimerHandle | None = None
+        self._read = 0
+        """Frames since other connections had their turn."""
         self._wake = asyncio.Event()
         self._ending = False
         self._asked_to_close = False
@@ -63,15 +89,21 @@ class Link:
             await self._receive()
         except WireError as exc:
             self._metrics.bad_frames += 1
+            # The text may repeat a value of the client: it goes there, and not into the log.
+            why = "a value that cannot be" if isinstance(exc.__cause__, SandboxError) else str(exc)
             _LOGGER.warning(
-                "connection refused", extra={"session": short(session.name), "why": str(exc)}
+                "connection refused", extra={"session": short(session.name), "why": why}
             )
             await self._carrier.close(str(exc))
         finally:
             # Nothing is awaited here: a client that is gone cancels this, and again.
             sender.cancel()
             session.listeners.discard(self)
-            self._sessions.buffers.held -= sum(map(len, self._parts.values()))
+            if self._look is not None:
+                self._look.cancel()
+            for parts in self._parts.values():
+                parts.charge.release()
+            self._parts.clear()
             for run in self._runs.values():
                 session.detach(run, self)
             session.release()
@@ -81,6 +113,11 @@ class Link:
     def notify(self, run: ServerRun) -> None:
         self._dirty[run] = None
         self._wake.set()
+
+    def superseded(self, run: ServerRun) -> None:
+        """The client has another connection, and the run goes on there."""
+        self._runs.pop(run.number, None)
+        self._dirty.pop(run, None)
 
     def session_closed(self) -> None:
         """Says the rest, then that it was the last."""
@@ -131,6 +168,17 @@ class Link:
                     self._take(frame)
                 except SandboxUsageError as exc:  # a value that a client of ours does not send
                     raise WireError(str(exc)) from exc
+                self._read += 1
+                if self._read >= _TURN:
+                    await self._let_others()
+            self._read += 1
+            if self._read >= _TURN:
+                await self._let_others()
+
+    async def _let_others(self) -> None:
+        """Other connections have their turn; a key that sends too many frames waits longer."""
+        read, self._read = self._read, 0
+        await asyncio.sleep(self._frames.spend(read))
 
     def _take(self, frame: wire.Frame) -> None:
         match frame.kind:
@@ -139,56 +187,121 @@ class Link:
             case Kind.ATTACH:
                 self._attach(frame)
             case Kind.ACK:
-                if (run := self._session.runs.get(frame.run)) is not None:
+                if (run := self._known(frame.run)) is not None:
                     run.ack(wire.parse_offsets(frame.payload))
                     self._forget_if_over(run)
             case Kind.STDIN | Kind.CONTROL:
-                if (run := self._session.runs.get(frame.run)) is not None:
+                if (run := self._known(frame.run)) is not None:
                     run.take(frame)
             case Kind.CLOSE:
                 self._close()
             case _:
                 raise WireError(f"{frame.kind.name} is not for a server")
 
+    def _known(self, number: int) -> ServerRun | None:
+        """A run of this client. Those of other keys do not exist for it."""
+        run = self._session.runs.get(number)
+        return run if run is not None and run.grant.key == self._grant.key else None
+
     def _start(self, frame: wire.Frame) -> None:
         at, last, data = wire.parse_part(frame.payload)
-        if frame.run in self._session.runs:
+        number = frame.run
+        if self._known(number) is not None:
             # A retry of what has been started already: an ATTACH follows.
             return
-        parts = self._parts.setdefault(frame.run, bytearray())
-        buffers = self._sessions.buffers
         if at == 0:
-            buffers.held -= len(parts)
-            parts.clear()
-        if at != len(parts) or len(parts) + len(data) > MAX_START:
-            raise WireError(f"a start with a part at {at}, which is not its place")
-        if len(self._parts) > _MOST_PARTIAL:
-            raise WireError("more starts at once than are accepted")
-        parts += data
-        buffers.held += len(data)
+            self._refused.pop(number, None)
+            self._drop_parts(number)
+        elif number in self._refused:
+            return
+        parts = self._parts.get(number)
+        try:
+            if parts is None:
+                if at == 0:
+                    parts = self._begin(number)
+                else:
+                    raise WireError(f"a start with a part at {at}, which is not its place")
+            if at != len(parts.data) or len(parts.data) + len(data) > MAX_START:
+                raise WireError(f"a start with a part at {at}, which is not its place")
+            parts.charge.grow(len(data))
+        except SandboxError as exc:
+            self._refuse(number, exc)
+            return
+        parts.data += data
+        parts.at = asyncio.get_running_loop().time()
         if not last:
             return
-        buffers.held -= len(parts)
-        del self._parts[frame.run]
-        self._launch(frame.run, bytes(parts))
+        del self._parts[number]
+        self._launch(number, bytes(parts.data), parts.charge)
 
-    def _launch(self, number: int, body: bytes) -> None:
-        if len(self._session.runs) >= _RUNS_KEPT * self._sessions.config.max_runs:
-            raise WireError("more runs than are kept, and the client takes no notice of their ends")
+    def _begin(self, number: int) -> _Unfinished:
+        """A description begins to arrive; raises if too many others have not ended."""
+        session = self._session
+        if number in session.runs:
+            raise busy("the number of the run is taken by another client")
+        if len(self._parts) >= _MOST_PARTIAL:
+            raise busy(f"limit of unfinished starts reached ({_MOST_PARTIAL})")
+        charge = self._sessions.bytes.charge(self._grant, session.bytes)
+        parts = self._parts[number] = _Unfinished(charge)
+        if self._look is None:
+            loop = asyncio.get_running_loop()
+            self._look = loop.call_later(_PART_S, self._drop_late)
+        return parts
+
+    def _drop_late(self) -> None:
+        """Refuse starts of which no part has come for long."""
+        self._look = None
+        loop = asyncio.get_running_loop()
+        for number, parts in tuple(self._parts.items()):
+            if loop.time() - parts.at >= _PART_S:
+                late = f"no part of the start has arrived for {_PART_S:g} s"
+                self._refuse(number, SandboxUsageError(late, code="too-slow"))
+        if self._parts:
+            self._look = loop.call_later(_PART_S / 2, self._drop_late)
+
+    def _drop_parts(self, number: int) -> None:
+        if (parts := self._parts.pop(number, None)) is not None:
+            parts.charge.release()
+
+    def _refuse(self, number: int, error: SandboxError) -> None:
+        """Refuse one run and keep nothing of it; the connection and its other runs go on."""
+        self._drop_parts(number)
+        self._refused[number] = None
+        if len(self._refused) > _MAX_REFUSED:
+            self._refused.popitem(last=False)
+        self._metrics.runs_refused += 1
+        event = wire.to_json({"refused": error_to(error)})
+        self._answer(wire.numbered(Kind.EVENT, number, 0, event))
+
+    def _answer(self, frame: bytes) -> None:
+        if len(self._replies) >= _MOST_REPLIES:
+            raise WireError(f"{len(self._replies)} answers wait for a client that does not read")
+        self._reply(frame)
+
+    def _launch(self, number: int, body: bytes, charge: Charge) -> None:
         try:
-            run = self._session.start(number, body)
+            self._session.check_room(self._grant)
         except SandboxError as exc:
-            # Found wrong before it was a run: told as one that was refused.
-            run = self._session.refused(number, exc)
+            charge.release()
+            self._refuse(number, exc)
+            return
+        try:
+            run = self._session.start(number, body, self._grant)
+        except SandboxError as exc:
+            # Found wrong before it was a run: reported as one that was refused.
+            run = self._session.refused(number, exc, self._grant)
+        except BaseException:
+            charge.release()
+            raise
+        run.over.add_done_callback(lambda _: charge.release())
         self._runs[number] = run
         run.attach(self, None)
 
     def _attach(self, frame: wire.Frame) -> None:
-        run = self._session.runs.get(frame.run)
+        run = self._known(frame.run)
         if run is None:
-            if len(self._replies) >= _MOST_REPLIES:
-                raise WireError("more questions than answers are taken")
-            self._reply(wire.encode(Kind.UNKNOWN, frame.run))
+            if frame.run not in self._refused and frame.run not in self._parts:
+                self._answer(wire.encode(Kind.UNKNOWN, frame.run))
             return
         self._runs[frame.run] = run
         run.attach(self, wire.parse_offsets(frame.payload))
@@ -201,7 +314,7 @@ class Link:
             self._dirty.pop(run, None)
 
     def _close(self) -> None:
-        if not self._may_close:
+        if not self._grant.is_full:
             raise WireError("this client may not end the session")
         if self._asked_to_close:
             return

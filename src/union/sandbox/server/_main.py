@@ -23,6 +23,7 @@ from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._addresses import own_entries
 from union.sandbox.server._auth import Authority
 from union.sandbox.server._config import TOKEN_VARIABLE, config_from_arguments
+from union.sandbox.server._connections import raise_file_limit
 from union.sandbox.server._front import Front, load
 from union.sandbox.server._line import OwnerLine
 from union.sandbox.server._logs import set_up
@@ -39,7 +40,7 @@ from union.sandbox.server._supervised import (
 from union.sandbox.server._tls import server_context
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from union.sandbox.server._config import Bind, Config
 
@@ -60,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             load()
         gc.freeze()  # nor later
         gc.enable()
-        set_up(config.log_level)
+        set_up(config.log_level, _token_of(config))
+        raise_file_limit()
         # Output of a few streams comes and goes all the time.
         keep_freed(2 * WINDOW)
         asyncio.run(serve(config))
@@ -70,6 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"sandbox-server: {exc}\n")
         return 2
     return 0
+
+
+def _token_of(config: Config) -> Callable[[str], bool]:
+    """Recognise the tokens of this server in text, for logs."""
+    known = [] if config.verifier is None else [config.verifier]
+    if config.guest is not None:
+        known.append(config.guest.verifier)
+    return lambda text: any(verifier.accepts(text) for verifier in known)
 
 
 async def serve(config: Config) -> None:

@@ -21,6 +21,7 @@ from union.sandbox._core.wire import (
 from union.sandbox._core.wire_errors import error_to
 from union.sandbox._core.wire_values import decision_to, event_to, started_to
 from union.sandbox.errors import SandboxError, SandboxExecutionError
+from union.sandbox.server._auth import Grant
 from union.sandbox.server._records import RunRecord
 
 if TYPE_CHECKING:
@@ -39,18 +40,33 @@ LEAST_ROOM: Final = WINDOW // 8
 _TOGETHER_S: Final = 0.005
 """To send costs more than to wait a little, where nobody looks on."""
 _SMALL: Final = 32 * 1024
+_MAX_EARLY_CALLS: Final = 4096
 
 
 class Buffers:
-    """How much is kept of all runs together."""
+    """How much output is kept: of all runs together, of a session, of some keys of a session."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, parent: Buffers | None = None) -> None:
         self.most = most
         self.held = 0
+        self.parent = parent
+
+    def add(self, size: int) -> None:
+        """Count ``size`` bytes more, or less, here and in everything that this is a part of."""
+        level: Buffers | None = self
+        while level is not None:
+            level.held += size
+            level = level.parent
 
     def is_full(self, stream: StreamLog) -> bool:
-        limit = WINDOW if self.held < self.most else LEAST_ROOM
-        return stream.held >= limit
+        if stream.held < LEAST_ROOM:
+            return False
+        level: Buffers | None = self
+        while level is not None:
+            if level.held >= level.most:
+                return True
+            level = level.parent
+        return stream.held >= WINDOW
 
 
 class Listener(Protocol):
@@ -59,12 +75,23 @@ class Listener(Protocol):
     def notify(self, run: ServerRun, /) -> None:
         """There is something to send."""
 
+    def superseded(self, run: ServerRun, /) -> None:
+        """Another connection carries the run from here on."""
+
 
 class ServerRun:
     """One run: the engine's sink on one side, a client that comes and goes on the other."""
 
-    def __init__(self, number: int, spec: RunSpec, buffers: Buffers) -> None:
+    def __init__(
+        self, number: int, spec: RunSpec, buffers: Buffers, grant: Grant | None = None
+    ) -> None:
         self.number = number
+        self.grant = grant or Grant()
+        """Whose run it is: no other key can attach to it, feed it or end it."""
+        self.request_digest = b""
+        """Of the HTTP request that began it, where that can be sent again."""
+        self.on_release: Callable[[ServerRun], None] | None = None
+        """Called when it is attached to again, or forgotten."""
         self.kind = spec.kind
         self.started_at = asyncio.get_running_loop().time()
         wanted = {1: spec.stdout, 2: spec.stderr}
@@ -75,7 +102,7 @@ class ServerRun:
         self.record = RunRecord(spec)
         """For whoever looks on; the run itself never reads it."""
         self.record.end_run = self.end
-        self._spec = spec
+        self._spec: RunSpec | None = spec
         self._is_live = spec.background or "pipe" in {spec.stdout, spec.stderr, spec.stdin}
         self._buffers = buffers
         self._accounted = 0
@@ -97,8 +124,11 @@ class ServerRun:
 
     async def start(self, transport: Transport) -> None:
         """Starts the command; a refusal becomes the run's one event."""
+        spec, self._spec = self._spec, None  # it may be large, and is not needed again
+        if spec is None:
+            raise RuntimeError("a run is started once")
         try:
-            run = await transport.start(self._spec, self)
+            run = await transport.start(spec, self)
         except SandboxError as exc:
             self._refuse(exc)
             return
@@ -132,9 +162,15 @@ class ServerRun:
         self.log.events.append(event)
         self.log.ended = True
         self.record.ended(event, self.end_event)
+        self._release_engine()
         if not self.over.done():
             self.over.set_result(None)
         self._notify()
+
+    def _release_engine(self) -> None:
+        """What the engine holds of a run, such as its stdin, goes when nothing more can come."""
+        if self.log.ended and all(stream.closed for stream in self.log.streams.values()):
+            self._run = None
 
     def end(self, cause: str) -> None:
         self._when_there(lambda run: run.end(cause))
@@ -144,6 +180,8 @@ class ServerRun:
         if self._run is not None:
             call(self._run)
         elif not self.log.ended:
+            if len(self._early_calls) >= _MAX_EARLY_CALLS:
+                raise WireError("too many frames for a run that has not started")
             self._early_calls.append(call)
 
     # What the engine tells (the Sink protocol).
@@ -185,6 +223,7 @@ class ServerRun:
     def end_of_output(self, fd: int) -> None:
         self.log.streams[fd].closed = True
         self.record.end_of_output(fd)
+        self._release_engine()
         if self.log.ended:
             self._notify()
         else:
@@ -196,7 +235,7 @@ class ServerRun:
         self._notify_soon()
 
     def _count(self, more: int) -> None:
-        self._buffers.held += more
+        self._buffers.add(more)
         self._accounted += more
 
     def _resume(self, fd: int) -> None:
@@ -273,9 +312,14 @@ class ServerRun:
 
     def attach(self, listener: Listener, known: Offsets | None) -> None:
         """From now on this one carries the run; ``known`` is what the client has already."""
-        self._listener = listener
+        self._release()
+        before = self._listener
         if known is not None:
             self.log.rewind(known)
+        self._listener = listener
+        if before is not None and before is not listener:
+            before.superseded(self)
+        if known is not None:
             self._tell_taken = True
             self._after_ack()
         self._notify()
@@ -287,6 +331,15 @@ class ServerRun:
         self._listener = None
         return True
 
+    def drop_output(self) -> None:
+        """Keep no output any more of a run that has ended; that it was run stays known."""
+        log = self.log
+        for stream in log.streams.values():
+            stream.sent = stream.end
+        known = {fd: stream.end for fd, stream in log.streams.items()}
+        log.ack(Offsets(known.get(1, 0), known.get(2, 0), log.events.acked))
+        self._after_ack()
+
     @property
     def is_attached(self) -> bool:
         return self._listener is not None
@@ -297,8 +350,14 @@ class ServerRun:
             self._pumping.cancel()
         if self._soon is not None:
             self._soon.cancel()
-        self._buffers.held -= self._accounted
+        self._buffers.add(-self._accounted)
         self._accounted = 0
+        self._release()
+
+    def _release(self) -> None:
+        release, self.on_release = self.on_release, None
+        if release is not None:
+            release(self)
 
     def _notify(self) -> None:
         if self._soon is not None:

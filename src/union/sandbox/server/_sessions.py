@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import logging
 import os
+import secrets
 import stat
 import time
 from collections import OrderedDict
@@ -27,15 +28,18 @@ from union.sandbox.errors import (
 from union.sandbox.on_device._network import ServerRules, SessionNetwork
 from union.sandbox.on_device._transport import LocalTransport
 from union.sandbox.on_device._workdir import WorkPlace, is_allowed, not_allowed
+from union.sandbox.server._kept import KeptRuns, RunTable
 from union.sandbox.server._proxies import check_proxies
 from union.sandbox.server._records import History, SessionRecord
 from union.sandbox.server._runs import Buffers, ServerRun
+from union.sandbox.server._shares import FrameBudgets, RequestBytes, RunSlots, busy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from union.sandbox._core.hosts import Entry
     from union.sandbox._core.spec import SessionSpec
+    from union.sandbox.server._auth import Grant
     from union.sandbox.server._config import Config
     from union.sandbox.server._metrics import Metrics
     from union.sandbox.server._runs import Listener
@@ -84,7 +88,11 @@ class ServerSession:
         self.is_fixed = fixed is not None
         """Lives as long as its server: not held by leases, not opened by a client."""
         self.opened_at = time.time()
-        self.runs: dict[int, ServerRun] = {}
+        self.runs = RunTable(owner, name)
+        self.bytes = owner.bytes.for_session()
+        """What its requests, and descriptions of its runs, hold in memory."""
+        self.secret = secrets.token_bytes(16)
+        """Makes the numbers of runs that have an idempotency key impossible to guess."""
         self.record = SessionRecord(owner.history)
         config = owner.config
         place = WorkPlace(
@@ -159,23 +167,30 @@ class ServerSession:
 
     # Runs.
 
-    def start(self, number: int, body: bytes) -> ServerRun:
+    def check_room(self, grant: Grant) -> None:
+        """Raise an error with the code ``busy`` if this key cannot start a run now."""
+        if self._closing is None:
+            self._owner.check_accepting()
+            self.runs.check_room(grant)
+
+    def start(self, number: int, body: bytes, grant: Grant) -> ServerRun:
         """Starts a run; whatever speaks against it becomes the run's own end."""
         spec = run_from(body, self.spec)
-        return self.launch(number, spec)
+        return self.launch(number, spec, grant)
 
-    def launch(self, number: int, spec: RunSpec) -> ServerRun:
-        run = ServerRun(number, spec, self._owner.buffers)
-        self.runs[number] = run
+    def launch(self, number: int, spec: RunSpec, grant: Grant) -> ServerRun:
+        run = ServerRun(number, spec, self.runs.buffers_of(grant), grant)
+        self.runs.add(run)
         self.record.begin(run.record)
         self._owner.metrics.runs_started += 1
         try:
             if self._closing is not None:
                 raise SessionClosedError("the server is ending the session", code="session-lost")
-            self._owner.check_room_for_run()
+            self._owner.check_accepting()
             if self.spec.network_is_ceiling:
                 check_narrower(spec.network, ceiling=self.spec.network)
             check_narrower(spec.network, ceiling=self._owner.config.ceiling, of="the server")
+            self._owner.slots.take(self.name, is_limited=not grant.is_full)
         except (PolicyError, SandboxExecutionError, SessionClosedError) as exc:
             self._owner.metrics.runs_refused += 1
             run.refuse(exc)
@@ -187,11 +202,11 @@ class ServerSession:
         task.add_done_callback(self._started)
         return run
 
-    def refused(self, number: int, error: SandboxError) -> ServerRun:
+    def refused(self, number: int, error: SandboxError, grant: Grant) -> ServerRun:
         """A run whose description was found wrong: it has one event, and nothing else."""
         self._owner.metrics.runs_refused += 1
-        run = ServerRun(number, _NOTHING, self._owner.buffers)
-        self.runs[number] = run
+        run = ServerRun(number, _NOTHING, self.runs.buffers_of(grant), grant)
+        self.runs.add(run)
         self.record.begin(run.record)
         run.refuse(error)
         return run
@@ -203,6 +218,7 @@ class ServerSession:
 
     def _ended(self, run: ServerRun) -> None:
         self._owner.running.discard(run)
+        self._owner.slots.give(self.name, is_limited=not run.grant.is_full)
         self._owner.metrics.ended(run)
 
     def detach(self, run: ServerRun, listener: Listener) -> None:
@@ -213,17 +229,20 @@ class ServerSession:
     def _abandon(self, run: ServerRun) -> None:
         if not run.is_attached and self.runs.get(run.number) is run:
             run.end("closed")
-            run.over.add_done_callback(lambda _: self._forget(run))
+            run.over.add_done_callback(lambda _: self.forget(run))
 
-    def _forget(self, run: ServerRun) -> None:
-        if self.runs.get(run.number) is run:
-            del self.runs[run.number]
-            run.let_go()
+    def forget(self, run: ServerRun) -> None:
+        """Keep nothing of a run any more."""
+        self.runs.discard(run)
 
     def forget_if_over(self, run: ServerRun) -> None:
         """The client has everything: nothing needs to be kept."""
         if run.log.is_over:
-            self._forget(run)
+            self.forget(run)
+
+    def keep(self, run: ServerRun) -> None:
+        """The answer to a request with an idempotency key was sent; it may be asked for again."""
+        self._owner.kept.add(run, self.name)
 
     # The end.
 
@@ -243,9 +262,8 @@ class ServerSession:
         await self.transport.aclose()
 
     def let_go(self) -> None:
-        for run in self.runs.values():
-            run.let_go()
-        self.runs.clear()
+        for run in tuple(self.runs.values()):
+            self.runs.discard(run)
 
 
 class Sessions:
@@ -255,6 +273,10 @@ class Sessions:
         self.config = config
         self.metrics = metrics
         self.buffers = Buffers(config.max_buffer_bytes)
+        self.bytes = RequestBytes(config.max_buffer_bytes, config.max_sessions)
+        self.slots = RunSlots(config.max_runs, config.max_sessions)
+        self.frames = FrameBudgets()
+        self.kept = KeptRuns(config.max_buffer_bytes // 4, config.max_buffer_bytes // 16)
         self.history = History()
         self.running: set[ServerRun] = set()
         self.draining = False
@@ -300,7 +322,7 @@ class Sessions:
             check_proxies(spec.network, self.config.allow_proxies)
             self.check_accepting()
             if len(self) >= self.config.max_sessions:
-                raise _busy(f"the server has {len(self)} sessions open, as many as it may")
+                raise busy(f"session limit reached ({self.config.max_sessions})")
             task = asyncio.get_running_loop().create_task(self._open(name, spec))
             self._opening[name] = task
             task.add_done_callback(lambda _: self._opening.pop(name, None))
@@ -355,12 +377,7 @@ class Sessions:
 
     def check_accepting(self) -> None:
         if self.draining:
-            raise _busy("the server is shutting down", code="draining")
-
-    def check_room_for_run(self) -> None:
-        self.check_accepting()
-        if len(self.running) >= self.config.max_runs:
-            raise _busy(f"the server runs {len(self.running)} commands, as many as it may")
+            raise busy("the server is shutting down", code="draining")
 
     # The end.
 
@@ -427,12 +444,6 @@ class Sessions:
             self.close_soon(session, "shutdown")
         if self._closing:
             await asyncio.wait(self._closing)
-
-
-def _busy(message: str, code: str = "busy") -> SandboxExecutionError:
-    return SandboxExecutionError(
-        message, stage="transport", code=code, hint="try again later, or ask another server"
-    )
 
 
 def short(name: str) -> str:

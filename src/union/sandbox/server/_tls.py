@@ -9,6 +9,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from union.sandbox.errors import SandboxUsageError
+from union.sandbox.server._secret_files import check_secret_file
 
 if TYPE_CHECKING:
     from union.sandbox.server._config import Config
@@ -27,6 +28,8 @@ def server_context(config: Config) -> tuple[ssl.SSLContext | None, str | None]:
         certificate, key = _self_signed()
         _load(context, certificate + key)
     else:
+        check_secret_file("--tls-cert", config.tls_cert or "", is_secret=False)
+        check_secret_file("--tls-key", config.tls_key or "", is_secret=True)
         certificate = _read(config.tls_cert or "", "--tls-cert")
         try:
             context.load_cert_chain(config.tls_cert or "", config.tls_key)

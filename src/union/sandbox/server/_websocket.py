@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from typing import TYPE_CHECKING, Final, Self
 
@@ -14,30 +15,50 @@ if TYPE_CHECKING:
 
     from aiohttp.web import BaseRequest, WebSocketResponse
 
+    from union.sandbox.server._shares import FrameBudget
+
 __all__ = ["WebSocket"]
 
 _SHORT: Final = struct.Struct(">BB")
 _MIDDLE: Final = struct.Struct(">BBH")
 _LONG: Final = struct.Struct(">BBQ")
 _WHOLE_BINARY: Final = 0x82
+_CONTROLS: Final = 32
+"""Pings and pongs that are read before other connections have their turn."""
 
 
 class WebSocket:
     """The server's end of one (a ``Carrier``)."""
 
-    def __init__(self, ws: WebSocketResponse, request: BaseRequest) -> None:
+    def __init__(self, ws: WebSocketResponse, request: BaseRequest, budget: FrameBudget) -> None:
         self._ws = ws
         self._request = request
+        self._budget = budget
+        self._controls = 0
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes:
-        message = await anext(self._ws)
-        if message.type is not WSMsgType.BINARY:
-            raise WireError("a message that is not binary")
-        data: bytes = message.data
-        return data
+        while True:
+            message = await anext(self._ws)
+            if message.type is WSMsgType.BINARY:
+                data: bytes = message.data
+                if not data:
+                    raise WireError("empty message")
+                return data
+            if message.type is WSMsgType.PING:
+                await self._ws.pong(message.data)
+            elif message.type is not WSMsgType.PONG:
+                raise WireError("a message that is not binary")
+            await self._count_control()
+
+    async def _count_control(self) -> None:
+        """Pings need no frame of ours, and count all the same."""
+        self._controls += 1
+        if self._controls >= _CONTROLS:
+            self._controls = 0
+            await asyncio.sleep(self._budget.spend(_CONTROLS))
 
     async def send(self, pieces: Sequence[bytes]) -> bool:
         """One message, in one go.
