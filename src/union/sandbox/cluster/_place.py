@@ -26,7 +26,7 @@ _VARIABLES: Final = ("UCTL_CONFIG", "FLYTECTL_CONFIG", "FLYTE_API_KEY")
 
 def check_local(local: object) -> bool | None:
     """Check the argument ``local``."""
-    if local not in {None, True, False} or not isinstance(local, bool | None):
+    if not isinstance(local, bool | None):
         raise SandboxUsageError(
             f"local must be None (decide, and warn), True (a process of this machine) or False "
             f"(a cluster is required), not {local!r}",

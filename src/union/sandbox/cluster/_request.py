@@ -96,11 +96,11 @@ def _wrong(argument: str, value: object, accepted: str) -> SandboxUsageError:
 
 def _mode(sandbox_mode: object, backend: object) -> SandboxMode | None:
     """The mode that either argument names; both are two spellings of one."""
-    if sandbox_mode is not None and sandbox_mode not in BACKENDS:
+    if sandbox_mode is not None and sandbox_mode not in tuple(BACKENDS):
         raise _wrong("sandbox_mode", sandbox_mode, "'userns' or 'bwrap'")
     mode = sandbox_mode
     if backend is not None:
-        if backend not in _MODES:
+        if not isinstance(backend, str) or backend not in _MODES:
             raise _wrong("backend", backend, "'userns' or 'bubblewrap'")
         mode = _MODES[backend]
         if sandbox_mode is not None and sandbox_mode != mode:
