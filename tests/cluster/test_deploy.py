@@ -73,7 +73,7 @@ def test_an_environment_of_ones_own_is_deployed_by_the_documented_recipe(own_hom
         "image=sb.base_sandbox_image.with_pip_packages('torch'), "
         "resources=flyte.Resources(cpu='8', memory='32Gi', gpu='L4:1'), "
         "secrets=[flyte.Secret(group='hf', key='HF_TOKEN')], env_vars={'HF_HOME': '/tmp/hf'}, "
-        "sandbox_mode='userns', runtime='container', description='ML')\n"
+        "sandbox_mode='bwrap', runtime='container', description='ML')\n"
     )
     (own_home / "deploy_my_sandboxes.py").write_text(
         "from my_sandboxes import ml_sandbox\nml_sandbox_env = ml_sandbox.task_env\n"

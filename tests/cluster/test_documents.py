@@ -200,4 +200,6 @@ def test_a_gpu_without_bubblewrap_fails_before_anything_is_started(own_home):
     (own_home / "my_sandboxes.py").write_text(MY_SANDBOXES)
     done = run(own_home, f"{CUSTOM}\n{PRINTED.format('run_inference')}\n")
     assert done.returncode != 0
-    assert "shows no GPU" in done.stderr
+    shown = done.stdout + done.stderr
+    assert "shows no GPU" in shown
+    assert 'my_sandboxes.py", line 4' in shown, "it is refused where it is written"

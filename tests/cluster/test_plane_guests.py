@@ -76,21 +76,20 @@ async def test_another_certificate_is_not_believed(plane: Plane):
 async def test_what_others_announce_is_not_believed(plane: Plane):
     """A line of another run, an old one, one for this run with another key, and an edited one."""
     from union.sandbox._core.wire import VERSION
-    from union.sandbox.cluster._announce import PREFIX, Announcement, announce
-    from union.sandbox.cluster._keys import verifier_of
+    from union.sandbox.cluster._announce import PREFIX, Announcement, announce, new_signing_key
 
-    elsewhere = "http://127.0.0.1:9"
+    elsewhere = f"https://127.0.0.1:9#sha256={'0' * 64}"
     forged = announce(
         Announcement(
             run="believed", endpoint=elsewhere, protocol=VERSION, expires=time.time() + 600
         ),
-        key=verifier_of("another key"),
+        key=new_signing_key()[0],
     )
     async with asyncio.timeout(LONG_S), await sb.session(name="before") as before:
         await before
         real = [line for line in plane.pod("before").log.splitlines() if PREFIX in line]
     assert len(real) == 1
-    edited = real[0].replace('"before"', '"believed"')
+    edited = real[0].replace('\\"before\\"', '\\"believed\\"')
     assert edited != real[0]
     plane.faults.log_begins = (forged, real[0], edited, PREFIX + "{", PREFIX + "[" * 100_000)
     async with asyncio.timeout(LONG_S), await sb.session(name="believed") as sbx:

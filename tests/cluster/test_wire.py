@@ -21,9 +21,13 @@ from union.sandbox.cluster._resolver import SandboxResolver
 GOLDEN = Path(__file__).parent / "golden"
 UPDATE = "UPDATE_GOLDEN"
 """With this variable set, the files are written instead of compared."""
-COMBINATIONS = list(
-    itertools.product(("userns", "bwrap"), ("container", "gvisor"), (None, True, False), (0, 1))
-)
+COMBINATIONS = [
+    (mode, runtime, cap, gpu)
+    for mode, runtime, cap, gpu in itertools.product(
+        ("userns", "bwrap"), ("container", "gvisor"), (None, True, False), (0, 1)
+    )
+    if mode == "bwrap" or not gpu
+]
 
 
 def called(mode: str, runtime: str, cap: object, gpu: int) -> str:
@@ -93,6 +97,23 @@ def without_empty(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_empty(item) for key, item in value.items() if item is not None}
     return [without_empty(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.spec("I6", "J")
+@pytest.mark.parametrize("runtime", ["container", "gvisor"])
+def test_a_gpu_that_the_mode_does_not_show_is_refused_when_the_environment_is_made(runtime):
+    with pytest.raises(sb.SandboxUsageError, match="sandbox_mode='userns' shows no GPU") as caught:
+        environment("userns", runtime, None, 1)
+    assert caught.value.argument == "resources"
+    assert environment("bwrap", runtime, None, 1).resources.gpu, "the control"
+
+
+@pytest.mark.spec("I6")
+def test_the_service_account_is_the_pods_and_its_token_is_not_mounted():
+    made = environment("userns", "container", None, 0, service_account="sandboxes")
+    template = wire(made)["taskTemplate"]
+    assert template["securityContext"]["runAs"]["k8sServiceAccount"] == "sandboxes"
+    assert whole(template["k8sPod"])["podSpec"]["automountServiceAccountToken"] is False
 
 
 def test_there_is_a_file_for_every_combination_and_no_other():

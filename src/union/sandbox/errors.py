@@ -68,6 +68,7 @@ __all__ = [
     "SandboxNotRegularError",
     "SandboxPathError",
     "SandboxUsageError",
+    "SandboxWarning",
     "SessionClosedError",
     "UnknownArgumentError",
 ]
@@ -223,6 +224,10 @@ class SandboxCommandError(SandboxError):
         super().__init__(f"{message}\n{tail}" if tail else message)
         self.cmd = cmd
         self.result = result
+
+
+class SandboxWarning(UserWarning):
+    """Something works, but not in the way that was probably meant."""
 
 
 _SHOWN_CMD = 200

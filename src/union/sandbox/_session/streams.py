@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["Collector", "StreamBuffer"]
 
 _LONGEST_END: Final = b"\r\n"
+_SMALL: Final = 2048
+_MANY: Final = 64
 _READ_AHEAD: Final = 1024 * 1024
 """What is held of a stream that has a reader, or that nobody reads: then the writer is slowed."""
 
@@ -50,7 +52,12 @@ class StreamBuffer:
         if self._into is not None:
             self._into(data)
             return True
-        self._chunks.append(data)
+        chunks = self._chunks
+        if len(data) < _SMALL and len(chunks) > _MANY and len(chunks[-1]) < _SMALL:
+            # Bytes that come one by one must not cost an object each.
+            chunks[-1] = bytes(chunks[-1]) + data
+        else:
+            chunks.append(data)
         self._size += len(data)
         self._wake()
         self._full = self._size >= self._limit
@@ -186,6 +193,8 @@ class Collector:
     def __init__(self, cap: int) -> None:
         self._cap = cap
         self._chunks: list[bytes | memoryview] = []
+        self._tail = bytearray()
+        """Small pieces, put together: bytes that come one by one must not cost an object each."""
         self._size = 0
         self.truncated = False
 
@@ -194,12 +203,23 @@ class Collector:
         if len(data) > room:
             self.truncated = True
             data = data[:room]
+        if not data:
+            return
+        self._size += len(data)
+        if len(data) < _SMALL and len(self._chunks) >= _MANY:
+            self._tail += data
+            if len(self._tail) < _READ_AHEAD:
+                return
+            data = b""
+        if self._tail:
+            self._chunks.append(bytes(self._tail))
+            self._tail.clear()
         if data:
             self._chunks.append(data)
-            self._size += len(data)
 
     def value(self) -> bytes:
         # Put together once: whoever asks again gets the same.
-        whole = b"".join(self._chunks)
+        whole = b"".join((*self._chunks, self._tail))
+        self._tail.clear()
         self._chunks = [whole]
         return whole

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from union.sandbox._core.extras import require
+from union.sandbox._core.resources import limits_from
 from union.sandbox.cluster._request import BACKENDS, DEFAULT_NAMES, MOST_S
 from union.sandbox.errors import SandboxUsageError
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     DEFAULT_SANDBOX_ENV_BWRAP: SandboxEnvironment
     """The same with ``bwrap``, whose pods need CAP_SYS_ADMIN."""
 
-__all__ = ["SERVED", "SandboxEnvironment", "SandboxResolver", "in_pod"]
+__all__ = ["SERVED", "SandboxEnvironment", "SandboxResolver", "declared_posture", "in_pod"]
 
 _CHOICES: Final = {
     "sandbox_mode": tuple(BACKENDS),
@@ -41,6 +42,13 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESOLVER: Final = "union.sandbox.cluster._resolver.SandboxResolver"
 _NO_VARIABLES: Final = "-"
 _declared: Final[dict[str, Posture]] = {}
+
+
+def declared_posture(name: str) -> Posture | None:
+    """The posture of the environment with this name, if this process has declared one."""
+    return _declared.get(name)
+
+
 SERVED: Final[list[Any]] = []
 """The environment of the pod that this is, if it is one."""
 
@@ -61,6 +69,7 @@ class SandboxEnvironment(flyte.TaskEnvironment):
     lifts it if ``bwrap`` is to work, and leaves the cluster's otherwise. ``proc="unmasked"`` gives
     sandboxes a ``/proc`` of their own, on clusters that can.
 
+    ``service_account`` is the Kubernetes service account of the pods; no token of it is mounted.
     ``env_vars`` and ``secrets`` of the environment are for the sandboxes: every command sees them.
     Everything else is as for ``flyte.TaskEnvironment``, except that the pod template follows from
     the above. It is deployed once, under its name, before sessions can use it.
@@ -87,6 +96,7 @@ class SandboxEnvironment(flyte.TaskEnvironment):
                 argument="pod_template",
                 hint="sandbox_mode, runtime, sys_cap_admin, seccomp_profile and proc decide it",
             )
+        self._check_gpu()
         posture = self._posture()
         if _declared.setdefault(self.name, posture) != posture:
             raise SandboxUsageError(
@@ -109,6 +119,16 @@ class SandboxEnvironment(flyte.TaskEnvironment):
         return Posture(
             **{posture.name: getattr(self, posture.name) for posture in dataclasses.fields(Posture)}
         )
+
+    def _check_gpu(self) -> None:
+        """A GPU is shown by ``bwrap`` alone: an environment that cannot work is not deployed."""
+        if self.sandbox_mode != "bwrap" and limits_from(self.resources).gpus:
+            raise SandboxUsageError(
+                f"resources: sandbox_mode={self.sandbox_mode!r} shows no GPU; sandbox_mode='bwrap' "
+                "does",
+                argument="resources",
+                hint="pass sandbox_mode='bwrap', or leave the GPU out",
+            )
 
     @property
     def task_env(self) -> Self:

@@ -45,9 +45,24 @@ _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S
 _MOST_LOG: Final = 256 * 1024
 
 
+_HINTS: Final = {
+    "unauthenticated": "log in: `flyte create config`, or pass api_key= to flyte.init()",
+    "permission_denied": "the account may not submit runs in this project and domain",
+    "unavailable": "is this the endpoint of the control plane, and can it be reached from here?",
+    "invalid_argument": "deploy the sandbox environment again, with the version used here",
+}
+
+
 def plane_error(exc: BaseException, what: str) -> SandboxExecutionError:
-    """What the control plane says, as an error of ours."""
-    return SandboxExecutionError(f"{what}: {exc}", stage="transport", code="control-plane")
+    """The error of a call to the control plane, whichever class it has, as one of ours."""
+    code = getattr(exc, "code", "")
+    named = str(getattr(code, "value", code)).lower()
+    return SandboxExecutionError(
+        f"{what}: {str(exc) or type(exc).__name__}",
+        stage="transport",
+        code="control-plane",
+        hint=_HINTS.get(named, "check flyte.init() and the control plane's own logs"),
+    )
 
 
 async def find_by_name(
@@ -58,7 +73,6 @@ async def find_by_name(
 
     require("flyte", extra="flyte", what="a session that was passed before it was ready")
     import flyte
-    import flyte.errors
     import flyte.remote
 
     if not flyte.is_control_plane_available():
@@ -69,7 +83,7 @@ async def find_by_name(
         )
     try:
         run: Any = await flyte.remote.Run.get.aio(name=name)
-    except flyte.errors.BaseRuntimeError as exc:
+    except Exception as exc:  # Flyte's errors, Connect's and those of an HTTP client
         raise plane_error(exc, f"the run {name} ({project}/{domain})") from exc
     within_s = max(1.0, min(expires - time.time(), 180.0))
     search = Search(run, key=key)

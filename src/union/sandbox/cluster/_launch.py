@@ -2,89 +2,193 @@
 
 from __future__ import annotations
 
-import sys
+import warnings
+from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.extras import require
+from union.sandbox.cluster import _plain_calls
+from union.sandbox.cluster._place import check_local, place_of
 from union.sandbox.cluster._request import request_from
 from union.sandbox.cluster._session import SandboxSession
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
+    from types import TracebackType
 
     from union.sandbox.cluster._environment import SandboxEnvironment
     from union.sandbox.cluster._hold import Hold
     from union.sandbox.cluster._request import Request
 
-__all__ = ["session"]
+__all__ = ["Launch", "session"]
+
+_HOUR: Final = timedelta(hours=1)
 
 
-def _has_control_plane() -> bool:
-    """Whether runs can be submitted. A Flyte that nobody has imported is not configured either."""
-    flyte = sys.modules.get("flyte")
-    return flyte is not None and bool(flyte.is_control_plane_available())
+class Launch(Coroutine[Any, Any, SandboxSession]):
+    """A session that is about to be started: ``await`` it, or enter it with ``async with``.
+
+    ``await`` submits the run and returns the ``SandboxSession`` at once. ``async with`` also waits
+    until it can be addressed, and closes it at the end.
+    """
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, SandboxSession]]) -> None:
+        self._begin = begin
+        self._coroutine: Coroutine[Any, Any, SandboxSession] | None = None
+        self._session: SandboxSession | None = None
+
+    def _started(self) -> Coroutine[Any, Any, SandboxSession]:
+        if self._coroutine is None:
+            self._coroutine = self._begin()
+        return self._coroutine
+
+    def __await__(self) -> Generator[Any, Any, SandboxSession]:
+        if self._coroutine is not None:
+            raise RuntimeError("session(...) was awaited already: use the session that it returned")
+        return self._started().__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._started().send(value)
+
+    def throw(self, *args: Any) -> Any:
+        return self._started().throw(*args)
+
+    def close(self) -> None:
+        self._started().close()
+
+    async def __aenter__(self) -> SandboxSession:
+        self._session = await self
+        return await self._session.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.__aexit__(kind, exc, traceback)
+
+    def __del__(self) -> None:
+        if self._coroutine is None:
+            warnings.warn("session(...) was never awaited", RuntimeWarning, stacklevel=2)
 
 
-async def session(
+def session(
     environment: SandboxEnvironment | str | None = None,
     *,
     name: str | None = None,
-    timeout: timedelta | float = timedelta(hours=1),  # noqa: ASYNC109 - the session's, not the call's
+    timeout: timedelta | float = _HOUR,
+    timeout_s: float | None = None,
     project: str | None = None,
     domain: str | None = None,
+    service_account: str | None = None,
     resources: object = None,
     network_mode: str | None = None,
     network_allowlist: Sequence[str] | None = None,
     network_denylist: Sequence[str] | None = None,
+    network_proxy_url: str | None = None,
+    network_socks_url: str | None = None,
     sandbox_mode: str | None = None,
+    backend: str | None = None,
+    env: Mapping[str, str] | None = None,
+    host_work_dir: str | None = None,
+    read_only_paths: Sequence[str] = (),
+    read_write_paths: Sequence[str] = (),
+    local: bool | None = None,
     ready_timeout: timedelta | float = timedelta(minutes=3),
     owner_lease: timedelta | float | None = None,
-) -> SandboxSession:
-    """Starts a sandbox in a run of its own, and returns at once; the caller is its owner.
+) -> Launch:
+    """Start a sandbox in a run of its own. The caller is its owner.
 
-    ``environment`` is a deployed ``SandboxEnvironment``, or the name of one; the default is
-    ``DEFAULT_SANDBOX_ENV``, with ``sandbox_mode="bwrap"`` ``DEFAULT_SANDBOX_ENV_BWRAP``. After
-    ``timeout``, which is at most a day and counts from now, the run ends by itself.
-    ``network_mode`` and its lists are the default and the ceiling of every call; without
-    ``network_mode`` a call is blocked unless it asks for more. ``resources`` replaces the
-    environment's. A server that cannot be addressed after ``ready_timeout`` is given up.
+    ``await session(...)`` submits the run and returns the session at once; ``async with
+    session(...)`` also waits until it can be addressed. Both spellings, and ``async with await
+    session(...)``, give the same session. Arguments are checked before anything is submitted.
 
-    With ``owner_lease`` the run also ends when nothing was heard of its owner for so long: one that
-    crashed, or whose event loop did not come to it. The owner renews it by itself.
+    Where Flyte has no control plane (it was not initialised, or the calling task runs locally), the
+    sandbox is a process of this machine: the same in every respect, but with no pod around it, and
+    it ends with its owner's process. ``local`` decides whether that is accepted.
 
-    Where Flyte has no control plane (none was configured, or the calling task runs locally), the
-    sandbox is a process of this machine: the same in every respect, but with no pod around it. It
-    ends with its owner's process, so it needs no lease.
+    Args:
+        environment: A deployed ``SandboxEnvironment`` or the name of one. Default:
+            ``DEFAULT_SANDBOX_ENV``; with ``sandbox_mode="bwrap"``, ``DEFAULT_SANDBOX_ENV_BWRAP``.
+        name: The name of the run. Default: ``sbx-`` and 16 random hexadecimal digits.
+        timeout: After this time, counted from now, the run ends by itself. Default: one hour; at
+            most 24 hours.
+        timeout_s: The same in seconds, as ``on_device.session()`` takes it.
+        project: Where the run is submitted. Default: the configured project.
+        domain: Where the run is submitted. Default: the configured domain.
+        service_account: The Kubernetes service account of the pod. Default: the environment's.
+        resources: Replaces the resources of the environment.
+        network_mode: ``"blocked"``, ``"allowlist"`` or ``"open"``: the default and the ceiling of
+            every call. Default None: a call is blocked unless it asks for more.
+        network_allowlist: What ``"allowlist"`` allows.
+        network_denylist: What no call may reach.
+        network_proxy_url: An upstream HTTP proxy, as ``on_device.session()`` takes it.
+        network_socks_url: An upstream SOCKS proxy, as ``on_device.session()`` takes it.
+        sandbox_mode: ``"userns"`` or ``"bwrap"``. Default: the environment's.
+        backend: Another spelling of ``sandbox_mode``: ``"userns"`` or ``"bubblewrap"``.
+        env: Variables of every command. They are stored with the inputs of the run, so pass
+            secrets to single commands instead, or as ``secrets`` of the environment.
+        host_work_dir: A directory of the pod to use as the work dir, or of this machine.
+        read_only_paths: Paths of the pod, or of this machine, to show read-only.
+        read_write_paths: Paths of the pod, or of this machine, to show writable.
+        local: None runs on this machine where there is no cluster, with a ``SandboxWarning`` that
+            names the reason; True runs on this machine; False requires a cluster. An environment
+            with ``runtime="gvisor"`` never runs on this machine.
+        ready_timeout: A server that cannot be addressed after this time is given up. Default: three
+            minutes.
+        owner_lease: The run also ends when its owner has not been in contact for this long. The
+            owner renews it by itself. Default: no lease.
+
     """
     require("aiohttp", extra="remote", what="session()")
+    where = check_local(local)
     request = request_from(
         environment=environment,
         name=name,
-        timeout=timeout,
+        timeout=None if timeout is _HOUR and timeout_s is not None else timeout,
+        timeout_s=timeout_s,
         project=project,
         domain=domain,
+        service_account=service_account,
         resources=resources,
         network_mode=network_mode,
         network_allowlist=network_allowlist,
         network_denylist=network_denylist,
+        network_proxy_url=network_proxy_url,
+        network_socks_url=network_socks_url,
         sandbox_mode=sandbox_mode,
+        backend=backend,
+        env=env,
+        host_work_dir=host_work_dir,
+        read_only_paths=read_only_paths,
+        read_write_paths=read_write_paths,
         ready_timeout=ready_timeout,
         owner_lease=owner_lease,
     )
+    place = place_of(request, local=where, stacklevel=2)
+    _plain_calls.install()
+    return Launch(lambda: _submitted(request) if place == "cluster" else _started_here(request))
+
+
+async def _submitted(request: Request) -> SandboxSession:
+    from union.sandbox.cluster._submit import submit
+
     created = datetime.now(UTC)
-    if _has_control_plane():
-        from union.sandbox.cluster._submit import submit
+    hold = await submit(request)
+    made = _described(request, created, hold)
+    made.url, made.project, made.domain = hold.url, hold.project, hold.domain
+    return made
 
-        hold = await submit(request)
-        made = _described(request, created, hold)
-        made.url, made.project, made.domain = hold.url, hold.project, hold.domain
-    else:
-        from union.sandbox.cluster import _local
 
-        local = _local.start(request)
-        made = _described(request, created, local)
-        made.endpoint = local.endpoint
+async def _started_here(request: Request) -> SandboxSession:
+    from union.sandbox.cluster import _local
+
+    local = _local.LocalHold(request)
+    made = _described(request, datetime.now(UTC), local)
+    made.endpoint = local.endpoint
     return made
 
 
@@ -101,6 +205,7 @@ def _described(request: Request, created: datetime, hold: Hold) -> SandboxSessio
             [entry.text for entry in network.allow] if network.mode == "allowlist" else None
         ),
         network_denylist=[entry.text for entry in network.deny] or None,
+        host_work_dir=request.spec.host_work_dir,
         verifier=hold.verifier,
     )
     made._own(hold)  # noqa: SLF001 - this is where owners are made

@@ -12,7 +12,6 @@ import importlib
 import logging
 import os
 import socket
-import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING, Final
@@ -28,18 +27,13 @@ if TYPE_CHECKING:
     from union.sandbox._linux.owned_dir import OwnedDir
     from union.sandbox.cluster._request import Request
 
-__all__ = ["LocalHold", "start"]
+__all__ = ["LocalHold"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.cluster")
 _PREFERRED: Final = "/var/tmp"  # noqa: S108 - made private by mkdtemp
 _LONGEST_PATH: Final = 90
 """The kernel takes 108 bytes for the name of a socket."""
 _END_S: Final = 15.0
-_NOTICE: Final = (
-    "union.sandbox: no cluster here (no flyte.init, or a task that runs locally): sessions are "
-    "processes of this machine, with the same protocol and no pod around them\n"
-)
-_said: list[bool] = []
 
 
 def _home() -> OwnedDir:
@@ -54,16 +48,11 @@ def _home() -> OwnedDir:
     return OwnedDir.make(place)
 
 
-def start(request: Request) -> LocalHold:
-    """Starts the server, without waiting for it."""
-    if not _said:
-        _said.append(True)
-        sys.stderr.write(_NOTICE)
-    return LocalHold(request)
-
-
 class LocalHold:
-    """A server that is a process of this machine, and the keys to it."""
+    """A server that is a process of this machine, and the keys to it.
+
+    Making one starts the server, without waiting for it.
+    """
 
     def __init__(self, request: Request) -> None:
         self.keys = Keys()
@@ -84,7 +73,8 @@ class LocalHold:
             told=functools.partial(request.session, env=request.env_vars),
             bind=f"unix:{self._home}/s",
             work_dir=self._home,
-            shown_at=WORK_DIR,
+            shown_at=WORK_DIR if request.spec.host_work_dir is None else None,
+            allow_paths=request.paths,
             home=self._home,
             log_level="warning",
             line_fd=theirs.fileno(),

@@ -48,6 +48,8 @@ class Orders:
     shown_at: str | None = None
     home: str | None = None
     log_level: str = "info"
+    allow_paths: tuple[str, ...] = ()
+    """Paths of the server's machine that the session uses, because its owner named them."""
     owner_lease: tuple[float, float] | None = None
     """For how many seconds the owner may be silent; for how many until it is heard at all."""
     line_fd: int | None = None
@@ -60,6 +62,8 @@ class Orders:
             "--bind", self.bind, "--backend", self.backend, "--work-dir", self.work_dir,
             "--drain", "1", "--log-level", self.log_level,
         ]  # fmt: skip
+        for path in self.allow_paths:
+            argv += ["--allow-path", path]
         return [*argv, "--tls-self-signed"] if self.tls else argv
 
     def line(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
+import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
@@ -29,6 +30,7 @@ __all__ = [
 
 SandboxMode = Literal["userns", "bwrap"]
 BACKENDS: Final[dict[str, str]] = {"userns": "userns", "bwrap": "bubblewrap"}
+_MODES: Final = {"userns": "userns", "bubblewrap": "bwrap", "bwrap": "bwrap"}
 DEFAULT_NAMES: Final[dict[str, str]] = {
     "userns": "union-sandbox",
     "bwrap": "union-sandbox-bwrap",
@@ -57,6 +59,9 @@ class Request:
     """The run ends when its owner was not heard of for so long; None: it does not."""
     project: str | None = None
     domain: str | None = None
+    service_account: str | None = None
+    runtime: str = "container"
+    """What the environment asks for; empty for a name that this process has not declared."""
     resources: object = None
     """An override of the environment's; None: as deployed."""
     spec: SessionSpec
@@ -66,6 +71,13 @@ class Request:
     @property
     def backend(self) -> str:
         return BACKENDS[self.sandbox_mode]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the server's machine that the session uses."""
+        spec = self.spec
+        pinned = () if spec.host_work_dir is None else (spec.host_work_dir,)
+        return (*pinned, *spec.read_only_paths, *spec.read_write_paths)
 
     def session(self, *, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """What the server is told of the session."""
@@ -82,10 +94,22 @@ def _wrong(argument: str, value: object, accepted: str) -> SandboxUsageError:
     return SandboxUsageError(f"{argument} must be {accepted}, not {value!r}", argument=argument)
 
 
-def _mode(value: object) -> SandboxMode:
-    if value not in BACKENDS:
-        raise _wrong("sandbox_mode", value, "'userns' or 'bwrap'")
-    return cast("SandboxMode", value)
+def _mode(sandbox_mode: object, backend: object) -> SandboxMode | None:
+    """The mode that either argument names; both are two spellings of one."""
+    if sandbox_mode is not None and sandbox_mode not in tuple(BACKENDS):
+        raise _wrong("sandbox_mode", sandbox_mode, "'userns' or 'bwrap'")
+    mode = sandbox_mode
+    if backend is not None:
+        if not isinstance(backend, str) or backend not in _MODES:
+            raise _wrong("backend", backend, "'userns' or 'bubblewrap'")
+        mode = _MODES[backend]
+        if sandbox_mode is not None and sandbox_mode != mode:
+            raise SandboxUsageError(
+                f"backend={backend!r} and sandbox_mode={sandbox_mode!r} contradict each other",
+                argument="backend",
+                hint="pass one of them",
+            )
+    return cast("SandboxMode | None", mode)
 
 
 def _seconds(argument: str, value: object) -> float:
@@ -107,18 +131,23 @@ def request_from(
     environment: object,
     name: object,
     timeout: object,
+    timeout_s: object,
     project: object,
     domain: object,
+    service_account: object,
     resources: object,
-    network_mode: object,
-    network_allowlist: object,
-    network_denylist: object,
     sandbox_mode: object,
+    backend: object,
     ready_timeout: object,
     owner_lease: object,
+    **described: object,
 ) -> Request:
-    """Checks every argument of ``session()``; a mistake costs no pod."""
-    asked = None if sandbox_mode is None else _mode(sandbox_mode)
+    """Check every argument of ``session()``; a mistake costs no pod.
+
+    ``described`` are the arguments that ``on_device.session()`` has too, under the same rules.
+    """
+    asked = _mode(sandbox_mode, backend)
+    runtime = "container"
     own_mode: SandboxMode | None = None
     own_resources: object = None
     env_vars: dict[str, str] = {}
@@ -127,9 +156,11 @@ def request_from(
         own_mode = asked or "userns"
     elif isinstance(environment, str) and environment:
         called = environment
+        runtime = _declared_runtime(environment)
     elif hasattr(environment, "sandbox_mode") and hasattr(environment, "task_env"):
         called = str(environment.name)  # type: ignore[attr-defined]  # Flyte is not imported here
         own_mode = environment.sandbox_mode
+        runtime = str(getattr(environment, "runtime", "container"))
         own_resources = getattr(environment, "resources", None)
         env_vars = dict(getattr(environment, "env_vars", None) or {})
     else:
@@ -141,18 +172,23 @@ def request_from(
         raise _wrong(
             "name", name, "at most 30 lower-case letters, digits and dashes, a letter first"
         )
-    timeout_s = _seconds("timeout", timeout)
-    if timeout_s > MOST_S:
-        raise _wrong("timeout", timeout, "at most 24 hours")
+    if timeout is not None and timeout_s is not None:
+        raise SandboxUsageError(
+            f"timeout={timeout!r} and timeout_s={timeout_s!r} are two spellings of one argument",
+            argument="timeout_s",
+            hint="pass one of them",
+        )
+    spelled, given = ("timeout", timeout) if timeout_s is None else ("timeout_s", timeout_s)
+    lasts_s = _seconds(spelled, given)
+    if lasts_s > MOST_S:
+        raise _wrong(spelled, given, "at most 24 hours")
     lease_s = None if owner_lease is None else _seconds("owner_lease", owner_lease)
     if lease_s is not None and lease_s < _LEAST_LEASE_S:
         raise _wrong("owner_lease", owner_lease, f"{_LEAST_LEASE_S:g} seconds or more, or None")
     spec = resolve_session(
         backend=BACKENDS[mode],
         backends=tuple(BACKENDS.values()),
-        network_mode=network_mode,
-        network_allowlist=network_allowlist,
-        network_denylist=network_denylist,
+        **described,
         resources=own_resources if resources is None else resources,
     )
     return Request(
@@ -160,15 +196,26 @@ def request_from(
         environment=called,
         sandbox_mode=mode,
         overrides_mode=own_mode is None or mode != own_mode,
-        timeout_s=timeout_s,
+        timeout_s=lasts_s,
         ready_timeout_s=_seconds("ready_timeout", ready_timeout),
         owner_lease_s=lease_s,
         project=_text("project", project),
         domain=_text("domain", domain),
+        service_account=_text("service_account", service_account),
+        runtime=runtime,
         resources=resources,
         spec=_with_reserve(spec),
         env_vars=env_vars,
     )
+
+
+def _declared_runtime(name: str) -> str:
+    """The runtime of an environment that is known by its name; empty if it is not."""
+    module = sys.modules.get("union.sandbox.cluster._environment")
+    posture = None if module is None else module.declared_posture(name)
+    if posture is None:
+        return "container" if name in DEFAULT_NAMES.values() else ""
+    return str(posture.runtime)
 
 
 def _with_reserve(spec: SessionSpec) -> SessionSpec:

@@ -29,6 +29,9 @@ __all__ = ["SandboxSession"]
 _LOGGER: Final = logging.getLogger("union.sandbox.cluster")
 _TRANSPORT_S: Final = 5.0
 _CONNECT_S: Final = 30.0
+_REFERENCE_S: Final = 5.0
+"""How long a reference waits for its server, which was ready before it was passed on."""
+_YOUNG_S: Final = 60.0
 
 
 def _rebuild(cls: type[SandboxSession], fields: dict[str, Any]) -> SandboxSession:
@@ -67,6 +70,8 @@ class SandboxSession(Session):
     """The default and the ceiling of every call; None: blocked unless a call asks for more."""
     network_allowlist: list[str] | None = None
     network_denylist: list[str] | None = None
+    host_work_dir: str | None = None
+    """The work dir, if the owner has chosen one."""
     access: str = ""
     """The guest's key. Never the owner's: that one is in no field."""
     verifier: str = ""
@@ -111,7 +116,9 @@ class SandboxSession(Session):
     def work_dir(self) -> str:
         """The directory that persists between calls, by its path inside."""
         self._learn()
-        return WORK_DIR if self._facts is None else self._facts.work_dir
+        if self._facts is not None:
+            return self._facts.work_dir
+        return WORK_DIR if self.host_work_dir is None else self.host_work_dir
 
     # Opening.
 
@@ -191,10 +198,16 @@ class SandboxSession(Session):
         await self._addressable()
         hold = self._hold
         key = self.access if hold is None else hold.keys.owner
+        within_s = _CONNECT_S if hold is not None or self._may_be_starting() else _REFERENCE_S
         access = access_from(
-            self.endpoint, token=key, cert=None, connect_timeout_s=_CONNECT_S, lazy=True
+            self.endpoint, token=key, cert=None, connect_timeout_s=within_s, lazy=True
         )
         return dataclasses.replace(access, line=None if hold is None else hold.take_line())
+
+    def _may_be_starting(self) -> bool:
+        """A local server's address is known before it listens; a pod's only afterwards."""
+        age_s = (datetime.now(UTC) - self.created_at).total_seconds()
+        return self.endpoint.startswith("unix:") and age_s < _YOUNG_S
 
     # Closing.
 

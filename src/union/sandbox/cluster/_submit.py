@@ -56,9 +56,6 @@ async def _submit(request: Request) -> ClusterHold:
     signing_key, public_key = new_signing_key()
     announce_to = _announce_to(request.name)
     task_name = f"{request.environment}.sandbox_server"
-    task: Any = flyte.remote.TaskDetails.get(
-        task_name, project=request.project, domain=request.domain, auto_version="latest"
-    )
     inputs = {
         "owner_sha256": verifier_of(keys.owner),
         "guest_sha256": verifier_of(keys.guest),
@@ -69,6 +66,9 @@ async def _submit(request: Request) -> ClusterHold:
         "announce_key": signing_key,
     }
     try:
+        task: Any = flyte.remote.TaskDetails.get(
+            task_name, project=request.project, domain=request.domain, auto_version="latest"
+        )
         await task.fetch.aio()
         if request.resources is not None:
             task = await task.override.aio(resources=_flyte_resources(request.resources))
@@ -78,6 +78,7 @@ async def _submit(request: Request) -> ClusterHold:
             project=request.project,
             domain=request.domain,
             labels={"union-sandbox": "server"},
+            service_account=request.service_account,
         ).run.aio(task, **inputs)
     except flyte.errors.RemoteTaskNotFoundError as exc:
         raise SandboxUsageError(
@@ -96,7 +97,9 @@ async def _submit(request: Request) -> ClusterHold:
             code="name-taken",
             hint="leave name out, or choose another",
         ) from exc
-    except flyte.errors.BaseRuntimeError as exc:
+    except SandboxError:
+        raise
+    except Exception as exc:  # Flyte's errors, Connect's and those of an HTTP client
         raise plane_error(exc, "the run could not be submitted") from exc
     return ClusterHold(run, keys, request, announce_to=announce_to, verifier=public_key)
 

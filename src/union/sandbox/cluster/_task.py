@@ -53,6 +53,12 @@ def _session(text: str, forwarded: Sequence[str]) -> dict[str, Any]:
     return told
 
 
+def _paths(told: dict[str, Any]) -> tuple[str, ...]:
+    """The paths of the pod that the session uses; the server checks what they are."""
+    named = (*(told.get("read_only_paths") or ()), *(told.get("read_write_paths") or ()))
+    return tuple(str(path) for path in (told.get("host_work_dir"), *named) if path)
+
+
 async def serve_run(
     *,
     owner_sha256: str,
@@ -91,7 +97,8 @@ async def serve_run(
         tls=True,
         # The same place, unless the environment has its scratch elsewhere.
         work_dir=os.path.join(tempfile.gettempdir(), os.path.basename(WORK_DIR)),
-        shown_at=WORK_DIR,
+        shown_at=None if told.get("host_work_dir") else WORK_DIR,
+        allow_paths=_paths(told),
     )
     supervisor = Supervisor(orders, keeps_log=False)
     loop = asyncio.get_running_loop()

@@ -56,6 +56,7 @@ class Admission:
         self._queue: deque[asyncio.Future[None]] = deque()
         self._progress = self._loop.time()
         """When the server last started or ended a run of this session."""
+        self._closed = False
 
     async def enter(self, patience_s: float) -> Slot | None:
         """Wait until a run may be sent; return its slot.
@@ -72,7 +73,7 @@ class Admission:
 
     async def enter_again(self, patience_s: float) -> Slot | None:
         """``enter()`` for a run that the server has refused as ``busy``; it stays the first."""
-        self._limit = max(1.0, float(self._active))
+        self._limit = max(1.0, float(self._active - self._starting))
         return await self._wait(patience_s, first=True)
 
     def note_start(self) -> None:
@@ -94,12 +95,16 @@ class Admission:
 
     def close(self) -> None:
         """The session is over: let every waiting call find that out."""
+        self._closed = True
         if self._probe is not None:
             self._probe.cancel()
         while self._queue:
             self._grant()
 
     async def _wait(self, patience_s: float, *, first: bool) -> Slot | None:
+        if self._closed:
+            self._take()
+            return Slot(self)
         turn: asyncio.Future[None] = self._loop.create_future()
         if first:
             self._queue.appendleft(turn)

@@ -33,7 +33,7 @@ __all__ = ["MAX_LISTING", "Http"]
 
 _CONNECT_S: Final = 10.0
 _HANDSHAKE_S: Final = 30.0
-CALL_S: Final = 120.0
+CALL_S: Final = 60.0
 """How long one request may take, its reply included."""
 IDLE_S: Final = 60.0
 """How long a transfer of a file may make no progress."""

@@ -36,6 +36,7 @@ MAX_EVENTS: Final = 10_100
 """A run has at most 10,000 network decisions, and few other events."""
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 """All events of one run together."""
+_SMALL: Final = 2048
 _MOST_WAITING: Final = 2 * WINDOW
 """What a server may send of a stream that is not read; an honest one stops at the window."""
 
@@ -220,7 +221,11 @@ class RemoteRun:
         # A piece that is most of its message is kept with it; any other would keep too much.
         kept = data if 2 * len(data) > len(data.obj) else bytes(data)  # type: ignore[arg-type]  # of bytes
         if inlet.paused:
-            inlet.waiting.append(kept)
+            if len(kept) < _SMALL and inlet.waiting and len(inlet.waiting[-1]) < _SMALL:
+                # Bytes that come one by one must not cost an object each.
+                inlet.waiting[-1] = bytes(inlet.waiting[-1]) + kept
+            else:
+                inlet.waiting.append(kept)
             inlet.held += len(kept)
             if inlet.held > _MOST_WAITING:
                 raise WireError(f"{inlet.held} bytes of output beyond the window")

@@ -51,6 +51,8 @@ _PIECE: Final = 256 * 1024
 _MOST_INLINE_STDIN: Final = 1024 * 1024
 _CLOSE_S: Final = 20.0
 _DELETE_S: Final = 10.0
+_REMOVE_S: Final = 300.0
+"""How long a server may take to remove a tree."""
 _SESSION_GRACE_S: Final = 15.0
 """How long after the session's timeout a call may take to be answered."""
 _PATIENCE_S: Final = 30.0
@@ -386,8 +388,10 @@ class RemoteTransport:
         http = await self._live()
         below = self._below(path, allow_root=action != "remove")
         told = {"path": below, **options}
-        limit = {} if max_bytes is None else {"max_bytes": max_bytes}
-        return await http.call("POST", self._path(f"/files/{action}"), told, **limit)
+        limits: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
+        if action == "remove":
+            limits["within_s"] = _REMOVE_S
+        return await http.call("POST", self._path(f"/files/{action}"), told, **limits)
 
 
 def _listing(told: dict[str, Any]) -> tuple[FileInfo, ...]:
