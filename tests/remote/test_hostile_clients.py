@@ -368,12 +368,12 @@ async def test_two_thousand_starts_at_once_are_served_or_refused_one_by_one():
                         if frame.kind is not Kind.EVENT:
                             continue
                         number, data = wire.parse_numbered(frame.payload)
-                        told = wire.parse_json(data)
-                        if "refused" in told:
-                            assert told["refused"]["code"] == "busy"
-                        if told.keys() & {"refused", "exited"}:
+                        payload = wire.parse_json(data)
+                        if "refused" in payload:
+                            assert payload["refused"]["code"] == "busy"
+                        if payload.keys() & {"refused", "exited"}:
                             answered.add(frame.run)
-                        if "exited" in told:
+                        if "exited" in payload:
                             done.add(frame.run)
                             ack = wire.offsets(Kind.ACK, frame.run, Offsets(0, 0, number + 1))
                             await ws.send_bytes(ack)
