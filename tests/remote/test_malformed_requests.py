@@ -100,8 +100,8 @@ def test_what_is_no_token_is_answered_with_fixed_text(server: ServerProcess, val
     request = f"GET /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {value}\r\n\r\n"
     answer = answer_to(server, request.encode("latin-1"))
     assert status_of(answer) == 401
-    told = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
-    assert (told["message"], told["code"]) == ("invalid token", "unauthorized")
+    payload = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert (payload["message"], payload["code"]) == ("invalid token", "unauthorized")
 
 
 # Headers.
@@ -215,7 +215,9 @@ def test_a_key_belongs_to_one_caller(server: ServerProcess, session: tuple[str, 
 
 
 def _texts(body: bytes) -> list[str]:
-    return [told["text"] for line in body.splitlines() if "text" in (told := json.loads(line))]
+    return [
+        payload["text"] for line in body.splitlines() if "text" in (payload := json.loads(line))
+    ]
 
 
 @pytest.mark.threat(165)

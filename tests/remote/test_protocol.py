@@ -54,9 +54,9 @@ class Raw:
         """The codes of the first ``count`` runs that are refused."""
         async for frame in self.frames():
             if frame.kind is Kind.EVENT:
-                told = wire.parse_json(wire.parse_numbered(frame.payload)[1])
-                if "refused" in told:
-                    yield told["refused"]["code"]
+                event = wire.parse_json(wire.parse_numbered(frame.payload)[1])
+                if "refused" in event:
+                    yield event["refused"]["code"]
                     count -= 1
                     if not count:
                         return

@@ -253,8 +253,8 @@ def refusals(carrier: Carrier) -> list[tuple[int, str]]:
     for message in carrier.sent:
         for frame in wire.decode(message):
             if frame.kind is Kind.EVENT:
-                told = wire.parse_json(wire.parse_numbered(frame.payload)[1])
-                found.append((frame.run, told["refused"]["code"]))
+                event = wire.parse_json(wire.parse_numbered(frame.payload)[1])
+                found.append((frame.run, event["refused"]["code"]))
     return found
 
 

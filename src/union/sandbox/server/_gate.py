@@ -30,6 +30,7 @@ __all__ = ["Gate", "malformed"]
 _LOGGER: Final = logging.getLogger("union.sandbox.server")
 _KEEPALIVE_S: Final = 75.0
 _FLUSH_S: Final = 5.0
+_MAX_HEAD: Final = 64 * 1024
 
 
 def malformed() -> SandboxUsageError:
@@ -106,7 +107,7 @@ def _close(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> Non
 class _Protocol(RequestHandler):
     """One connection. Its answers and logs repeat nothing of a request that cannot be read."""
 
-    __slots__ = ("connection",)
+    __slots__ = ("connection", "head_bytes")
 
     def __init__(
         self,
@@ -117,6 +118,19 @@ class _Protocol(RequestHandler):
     ) -> None:
         super().__init__(gate, loop=loop, **options)
         self.connection = connection
+        self.head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._request_count or self.head_bytes < 0:
+            return
+        # No request is whole yet: the library keeps up to a MiB of headers, which is too much for
+        # strangers.
+        self.head_bytes += len(data)
+        if self.head_bytes > _MAX_HEAD and isinstance(self._manager, Gate):
+            self.head_bytes = -1
+            self._manager.metrics.refused["malformed"] += 1
+            self._manager.table.drop(self.connection)
 
     def handle_error(
         self,

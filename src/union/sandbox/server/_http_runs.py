@@ -69,11 +69,11 @@ async def run_once(request: web.BaseRequest, sessions: Sessions) -> web.StreamRe
             argument="Idempotency-Key",
             hint="open a session and send the command to POST /v1/sessions/ID/runs",
         )
-    told, _ = await _described(request)
-    session = await sessions.open(secrets.token_hex(16), told.pop("session", None) or {})
+    arguments, _ = await _described(request)
+    session = await sessions.open(secrets.token_hex(16), arguments.pop("session", None) or {})
     session.hold()
     try:
-        return await _run(request, session, told, Grant(), b"")
+        return await _run(request, session, arguments, Grant(), b"")
     finally:
         session.release()
         await sessions.close(session, "done")
@@ -83,8 +83,8 @@ async def run_in(
     request: web.BaseRequest, session: ServerSession, grant: Grant
 ) -> web.StreamResponse:
     """A run in a session that is open."""
-    told, digest = await _described(request)
-    return await _run(request, session, told, grant, digest)
+    arguments, digest = await _described(request)
+    return await _run(request, session, arguments, grant, digest)
 
 
 async def _described(request: web.BaseRequest) -> tuple[dict[str, Any], bytes]:
@@ -125,7 +125,7 @@ def _number(request: web.BaseRequest, session: ServerSession, grant: Grant) -> t
 async def _run(
     request: web.BaseRequest,
     session: ServerSession,
-    told: dict[str, Any],
+    arguments: dict[str, Any],
     grant: Grant,
     digest: bytes,
 ) -> web.StreamResponse:
@@ -140,7 +140,7 @@ async def _run(
                 code="run-lost",
             )
         session.check_room(grant)
-        run = session.launch(number, _spec(session, told), grant)
+        run = session.launch(number, _spec(session, arguments), grant)
         run.request_digest = digest
         charge = request.pop("charge")
         run.over.add_done_callback(lambda _: charge.release())
@@ -185,10 +185,10 @@ def _known(request: web.BaseRequest) -> Offsets:
     return Offsets(*map(int, texts))
 
 
-def _spec(session: ServerSession, told: dict[str, Any]) -> Any:
-    if unknown := told.keys() - _RUN:
+def _spec(session: ServerSession, arguments: dict[str, Any]) -> Any:
+    if unknown := arguments.keys() - _RUN:
         raise SandboxUsageError(f"a run has no argument {min(unknown)!r}", argument=min(unknown))
-    options = dict(told)
+    options = dict(arguments)
     cmd = options.pop("cmd", None)
     stdin = options.pop("stdin", None)
     for name in ("stdout", "stderr"):
@@ -252,7 +252,7 @@ class _Lines:
     def _acknowledge(self) -> None:
         streams = self._run.log.streams
         done = {fd: max(s.acked, s.sent - self._keep) for fd, s in streams.items()}
-        # Events are few and small: with a key, all of them can be told again.
+        # Events are few and small: with a key, all of them can be arguments again.
         events = self._run.log.events
         known = events.acked if self._keep else events.sent
         self._run.ack(Offsets(done.get(1, 0), done.get(2, 0), known))
@@ -262,9 +262,9 @@ class _Lines:
 
 def _line(fd: int, offset: int, data: bytes) -> bytes:
     """Text where it is text; otherwise base64, so that nothing is lost."""
-    told: dict[str, Any] = {"stream": _NAMES[fd], "offset": offset}
+    arguments: dict[str, Any] = {"stream": _NAMES[fd], "offset": offset}
     try:
-        told["text"] = data.decode()
+        arguments["text"] = data.decode()
     except UnicodeDecodeError:
-        told["base64"] = base64.b64encode(data).decode()
-    return json.dumps(told).encode() + b"\n"
+        arguments["base64"] = base64.b64encode(data).decode()
+    return json.dumps(arguments).encode() + b"\n"

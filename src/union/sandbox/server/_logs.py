@@ -80,7 +80,7 @@ class _Json(logging.Formatter):
         own = record.name.split(".")[:2] == _OWN.split(".")
         message = record.getMessage()
         # Behind the first line of what asyncio logs stand values, such as that of an exception.
-        told: dict[str, object] = {
+        line: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
@@ -89,10 +89,10 @@ class _Json(logging.Formatter):
         for name, value in vars(record).items():
             if name not in _USUAL:
                 plain = isinstance(value, bool | int | float) or value is None
-                told[name] = value if plain else self._clean_value(value)
+                line[name] = value if plain else self._clean_value(value)
         if record.exc_info and record.exc_info[1] is not None:
-            told["traceback"] = self._clean(_trace(record.exc_info[1], with_messages=own))
-        return json.dumps(told, default=str)
+            line["traceback"] = self._clean(_trace(record.exc_info[1], with_messages=own))
+        return json.dumps(line, default=str)
 
     def _clean(self, text: str) -> str:
         return redact(text, self._is_token)

@@ -1,4 +1,4 @@
-"""Files that hold secrets: read only if nobody else can have written or seen them."""
+"""Files that hold secrets: refused if other users can change them, or read them."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def _check(argument: str, path: str, found: os.stat_result, *, is_secret: bool) 
 def _check_way(argument: str, path: str) -> bool:
     """Check every directory and link on the way; return whether other users can pass all of them.
 
-    A directory that others can write to lets them exchange the file, unless it is sticky. A link
-    belongs to whoever decides where it leads.
+    A directory that others can write to lets them exchange the file, unless it is sticky. The
+    owner of a link decides where it leads.
     """
     is_reachable = True
     pending = os.path.abspath(path).split("/")[1:]
