@@ -313,7 +313,13 @@ async def test_a_mistake_starts_nothing(holds):
 
 
 @pytest.mark.spec("I4", "C9")
+@pytest.mark.threat(172)
 async def test_the_network_of_the_session_is_the_ceiling_of_every_call():
+    async with await sb.session() as sbx:
+        allow = {"network_mode": "allowlist", "network_allowlist": ["a.example"]}
+        for either in (sbx, copy.copy(sbx)):
+            assert "HTTP_PROXY" not in (await either.exec("env")).stdout, "blocked by default"
+            assert "HTTP_PROXY" in (await either.exec("env", **allow)).stdout
     async with await sb.session(network_mode="blocked") as sbx:
         with pytest.raises(sb.PolicyError):
             await sbx.exec("true", network_mode="open")

@@ -79,9 +79,9 @@ async def test_a_proxy_that_the_operator_did_not_name_is_refused(
                     async with remote(server, backend=backend, **{argument: value}, **mode) as held:
                         await held.run("true")
                 assert caught.value.argument == argument
-        told = {"cmd": "true", "session": {**SESSION, "network_proxy_url": url}}
+        payload = {"cmd": "true", "session": {**SESSION, "network_proxy_url": url}}
         status, body = server.request(
-            "POST", "/v1/run", json.dumps(told).encode(), **{"Content-Type": "application/json"}
+            "POST", "/v1/run", json.dumps(payload).encode(), **{"Content-Type": "application/json"}
         )
         assert (status, json.loads(body)["error"]["code"]) == (403, "proxy-refused")
 

@@ -1,0 +1,49 @@
+"""``PYPI_HOSTS`` and the like: added to lists and tuples, and never changed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from union import sandbox as sb
+from union.sandbox._core.entries import parse_entries
+from union.sandbox.constants import HostList
+
+pytestmark = pytest.mark.spec("F6")
+
+
+@pytest.mark.parametrize("own", [["a.example"], ("a.example",), HostList(["a.example"])])
+def test_it_is_added_on_both_sides(own):
+    before, after = own + sb.PYPI_HOSTS, sb.PYPI_HOSTS + own
+    assert list(before) == ["a.example", *sb.PYPI_HOSTS]
+    assert list(after) == [*sb.PYPI_HOSTS, "a.example"]
+    for added in (before, after):
+        assert isinstance(added, HostList)
+        assert len(parse_entries(added, argument="network_allowlist")) == 4
+        assert isinstance(added + ["b.example"], HostList)  # noqa: RUF005 - what is tested
+
+
+def test_adding_changes_nothing_else():
+    hosts = ["a.example"]
+    hosts += sb.PYPI_HOSTS
+    assert len(hosts) == 4
+    mine = sb.PYPI_HOSTS
+    mine += ["a.example"]
+    assert (len(mine), len(sb.PYPI_HOSTS)) == (4, 3)
+    assert (*sb.PYPI_HOSTS, *sb.CLOUD_METADATA_DENY) == sb.PYPI_HOSTS + sb.CLOUD_METADATA_DENY
+
+
+def test_it_is_a_tuple_in_every_other_respect():
+    assert tuple(sb.PYPI_HOSTS) == sb.PYPI_HOSTS
+    assert hash(sb.PYPI_HOSTS) == hash(tuple(sb.PYPI_HOSTS))
+    for same in (copy.deepcopy(sb.PYPI_HOSTS), pickle.loads(pickle.dumps(sb.PYPI_HOSTS))):
+        assert same == sb.PYPI_HOSTS
+    with pytest.raises(TypeError):
+        sb.PYPI_HOSTS[0] = "a.example"
+    for wrong in ("a.example", 1, None):
+        with pytest.raises(TypeError):
+            sb.PYPI_HOSTS + wrong
+        with pytest.raises(TypeError):
+            wrong + sb.PYPI_HOSTS
