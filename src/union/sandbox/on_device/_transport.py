@@ -30,7 +30,7 @@ from union.sandbox._linux.run import LocalRun, NotBuiltError, Sandbox
 from union.sandbox._session.threads import in_thread, until_done
 from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
-from union.sandbox.on_device import _probe
+from union.sandbox.on_device import _probe, _programs
 from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._network import open_doors, shape_of
 from union.sandbox.on_device._posture import Posture
@@ -90,6 +90,7 @@ class LocalTransport:
         self._backend = registry.get(spec.backend)
         self._bare = spec.backend == "none"
         self._work: WorkDir | None = None
+        self._programs: _programs.Programs | None = None
         self._ears: Ears | None = None
         self._channel: Channel | None = None
         self._postures: dict[NetworkShape, Posture] = {}
@@ -125,6 +126,7 @@ class LocalTransport:
             self._work = WorkDir(self._spec.host_work_dir, self._place)
             if self._bare:
                 self._scratch = tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-scripts-")
+            self._programs = _programs.resolve(self._spec, self._work)
             self._channel = Channel(self._ears)
             if not self._bare:
                 await self._try_out(shape_of(self._spec.network))
@@ -316,7 +318,10 @@ class LocalTransport:
     @functools.cached_property
     def _commands(self) -> CommandBuilder:
         return CommandBuilder(
-            work_dir=self.work_dir, limits=self._spec.limits, scratch=self._scratch
+            work_dir=self.work_dir,
+            limits=self._spec.limits,
+            scratch=self._scratch,
+            uv=self._programs.uv if self._programs else "",
         )
 
     def _venv(self) -> Venv:
@@ -347,7 +352,7 @@ class LocalTransport:
     def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
         view = self._posture(shape_of(self._spec.network)).view
         read_only = [s.path for s in (*view.system, *view.added) if not s.writable]
-        writable = [s.path for s in view.added if s.writable]
+        writable = [s.path for s in view.added if s.writable and not s.guard]
         return {
             "read_only": tuple(sorted(read_only)),
             "read_write": ("/dev/shm", "/tmp", *sorted(writable)),  # noqa: S108 - names inside
@@ -355,13 +360,16 @@ class LocalTransport:
 
     def _posture(self, shape: NetworkShape) -> Posture:
         posture = self._postures.get(shape)
+        if posture is not None and not posture.is_intact:
+            self._forget_postures()  # the caller replaced what is shown read-only
+            posture = None
         if posture is None:
             posture = self._make_posture(shape, self._backend, self._facts)
             self._postures[shape] = posture
         return posture
 
     def _make_posture(self, shape: NetworkShape, backend: Backend, facts: _probe.Facts) -> Posture:
-        if not self._sandboxes.is_open:
+        if not self._sandboxes.is_open or self._programs is None:
             # Of a command that was being started: nobody would close it any more.
             raise OSError(errno.ESHUTDOWN, "the session was closed meanwhile")
         return Posture(
@@ -370,6 +378,7 @@ class LocalTransport:
             backend=backend,
             work=self._dir(),
             facts=facts,
+            programs=self._programs,
             groups=self._sandboxes.groups,
         )
 
@@ -548,15 +557,16 @@ class LocalTransport:
         return TreeFiles(self._dir().tree, work_dir=self.work_dir)
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[TreeFiles]:
+    def _changing(self, path: str) -> Iterator[TreeFiles]:
         """What the caller changes may be the venv: the next command has to look at it."""
+        self._dir().check_changeable(path)
         try:
             yield self._files()
         finally:
             self._is_venv_sure = False
 
     async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
-        with self._changing() as files:
+        with self._changing(path) as files:
             return await files.put(path, data, mode=mode, overwrite=overwrite)
 
     async def get(self, path: str, *, max_bytes: int) -> bytes:
@@ -565,7 +575,7 @@ class LocalTransport:
     async def write(
         self, path: str, chunks: AsyncIterable[bytes], *, mode: int, overwrite: bool
     ) -> int:
-        with self._changing() as files:
+        with self._changing(path) as files:
             return await files.write(path, chunks, mode=mode, overwrite=overwrite)
 
     def read(self, path: str, *, max_bytes: int) -> AsyncGenerator[bytes, None]:
@@ -579,10 +589,10 @@ class LocalTransport:
         return await in_thread(self._dir().tree.stat, below)
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
-        with self._changing() as files:
+        with self._changing(path) as files:
             await files.make_dir(path, parents=parents, exist_ok=exist_ok)
 
     async def remove(self, path: str, *, recursive: bool) -> None:
         below = work_path(path, work_dir=self.work_dir)
-        with self._changing():
+        with self._changing(path):
             await in_thread(self._dir().tree.remove, below, recursive=recursive)
