@@ -328,13 +328,17 @@ class Enter(Step):
 
 @dataclass(frozen=True, slots=True)
 class Identity(_PathStep):
-    """What is at ``path`` must be this (device, inode)."""
+    """What is at ``path`` must be this (device, inode).
+
+    With ``mounted``, it must also be a mount of its own, and no component may be a link.
+    """
 
     op: ClassVar[int] = 22
     identity: tuple[int, int]
+    mounted: bool = False
 
     def integers(self) -> tuple[int, ...]:
-        return self.identity
+        return *self.identity, int(self.mounted)
 
 
 @dataclass(frozen=True, slots=True)

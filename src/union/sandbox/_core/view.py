@@ -58,6 +58,11 @@ class Shown:
     fd: int | None = None
     idmap: int | None = None
     identity: tuple[int, int] = (0, 0)
+    guard: bool = False
+    """Whether it is a writable directory, shown where it is visible anyway: as a mount it cannot be
+    renamed or removed from inside. Something below it is read-only."""
+    verify: bool = False
+    """Whether each sandbox checks that this, and nothing else, is mounted here."""
 
     def bind(self) -> p.Bind:
         attrs = p.NOSUID | p.NODEV | (0 if self.writable else p.RDONLY)
@@ -175,6 +180,7 @@ def own_steps(view: View, *, held: bool = False) -> list[p.Step]:
     if held and _held(view):
         # Shown where it belongs; the place it was kept at is covered.
         out.steps.append(p.Tmpfs(HELD_DIR, 4096, mode=0o555, inodes=1, read_only=True))
+    out.steps.extend(p.Identity(s.path, s.identity, mounted=True) for s in view.added if s.verify)
     out.steps.append(p.Slot(PYTHON_SLOT))
     out.steps.append(p.Slot(SHELL_SLOT))
     return out.steps
@@ -237,7 +243,7 @@ def landlock_steps(view: View, *, abi: int) -> list[p.Step]:
     steps.extend(
         p.LandlockPath(s.path, write if s.is_dir else write & _ON_FILES)
         for s in view.added
-        if s.writable
+        if s.writable and not s.guard  # the rule of the directory above covers a guard
     )
     steps.append(p.LandlockRestrict())
     return steps
