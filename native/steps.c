@@ -61,7 +61,7 @@ int open_source(const struct step *step, const int *fds, int nfds)
     if (tree < 0)
         return -1;
     struct stat st;
-    struct attr attr = {.set = step->a[0], .propagation = MS_PRIVATE};
+    struct attr attr = {.set = step->a[0] & ~BIND_EXISTING, .propagation = MS_PRIVATE};
     if (idmap >= 0) {
         attr.set |= MOUNT_IDMAP;
         attr.userns_fd = (uint64_t)fds[idmap];
@@ -115,9 +115,11 @@ static int attach(const struct step *step, int tree)
     struct stat st;
     if (fstat(tree, &st) < 0)
         return -1;
-    int made = S_ISDIR(st.st_mode) ? mkdir(step->data[1], 0755) : make_file(step->data[1], 0444, NULL, 0);
-    if (made < 0 && errno != EEXIST)
-        return -1;
+    if (!(step->a[0] & BIND_EXISTING)) {
+        int made = S_ISDIR(st.st_mode) ? mkdir(step->data[1], 0755) : make_file(step->data[1], 0444, NULL, 0);
+        if (made < 0 && errno != EEXIST)
+            return -1;
+    }
     int moved = (int)syscall(SYS_move_mount, tree, "", AT_FDCWD, step->data[1], MOVE_F_EMPTY_PATH);
     close(tree);
     return moved;

@@ -67,7 +67,13 @@ class Shown:
     def bind(self) -> p.Bind:
         attrs = p.NOSUID | p.NODEV | (0 if self.writable else p.RDONLY)
         return p.Bind(
-            self.source, self.path, attrs, fd=self.fd, idmap=self.idmap, identity=self.identity
+            self.source,
+            self.path,
+            attrs,
+            fd=self.fd,
+            idmap=self.idmap,
+            identity=self.identity,
+            existing=self.verify,
         )
 
 
@@ -160,7 +166,7 @@ def shared_steps(view: View, *, hold: bool = False) -> list[p.Step]:
     for shown in _by_depth(s for s in view.added if not _is_below(s.path, _OWN)):
         out.bind(shown)
     for place, shown in _held(view) if hold else ():
-        out.bind(dataclasses.replace(shown, path=place))
+        out.bind(dataclasses.replace(shown, path=place, verify=False))
     out.steps.append(p.Remount("/"))
     return out.steps
 
@@ -175,7 +181,7 @@ def own_steps(view: View, *, held: bool = False) -> list[p.Step]:
     if view.terminals:
         out.steps.append(p.Devpts(_PTS))
     for place, shown in _held(view):
-        kept = Shown(source=place, path=shown.path, writable=shown.writable, is_dir=shown.is_dir)
+        kept = dataclasses.replace(shown, source=place, fd=None, idmap=None, identity=(0, 0))
         out.bind(kept if held else shown)
     if held and _held(view):
         # Shown where it belongs; the place it was kept at is covered.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import functools
 import grp
-import importlib.machinery
 import importlib.util
 import itertools
 import os
@@ -261,10 +260,9 @@ def _user_site() -> str:
 
 
 def _loaded(pinned: Pinned) -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("_union_sandbox_find_uv", pinned.source)
-    spec = importlib.util.spec_from_loader(loader.name, loader, origin=pinned.source)
-    if spec is None:
+    spec = importlib.util.spec_from_file_location("_union_sandbox_find_uv", pinned.source)
+    if spec is None or spec.loader is None:
         raise ImportError(pinned.source)
     module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module

@@ -60,7 +60,10 @@ def resolve(spec: SessionSpec, work: WorkDir) -> Programs:
             continue  # an error of its own, when the path is looked up to be shown
     if not work.is_ours:
         note_writable(work.identity)
-    places = Places.of(frozenset(writable), _own(host.interpreter()))
+    python = host.interpreter()
+    places = Places.of(frozenset(writable), _own(python))
+    if spec.backend != "none":
+        _check_python(python, places)
     return Programs(
         places=places,
         uv=host_programs.find_uv(places),
@@ -95,8 +98,6 @@ def owner_paths(python: Interpreter, places: Places, *, isolated: bool) -> Itera
     This package is shown if it lies where sandboxed code could write to it otherwise. What
     editable installs refer to is shown unless sandboxed code can write there by the caller's wish.
     """
-    if isolated:
-        _check_executables(places)
     for path in (*python.paths, _PACKAGE):
         try:
             item, _ = host.pinned(path, places, argument="interpreter")
@@ -122,10 +123,10 @@ def _lies_in(path: str, places: Places) -> bool:
         return found.is_writable_place
 
 
-def _check_executables(places: Places) -> None:
-    """Raise if sandboxed code could put another program in the place of the running Python."""
+def _check_python(python: Interpreter, places: Places) -> None:
+    """Raise if sandboxed code could put another Python in the place of the running one."""
     base = getattr(sys, "_base_executable", "") or sys.executable
-    for path in dict.fromkeys(filter(None, (sys.executable, base))):
+    for path in dict.fromkeys(filter(None, (sys.executable, base, *python.paths))):
         try:
             with pin(path, places):
                 pass
