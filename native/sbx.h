@@ -15,6 +15,9 @@
 
 enum { MAX_STEPS = 768, MAX_FDS = 64, MAX_LISTENERS = 8, MAX_SLOTS = 2, MAX_MESSAGE = 131072, MAX_STRINGS = 65536 };
 
+/* In a0 of OP_BIND: the target is there, and nothing is made in its place. */
+#define BIND_EXISTING (UINT64_C(1) << 63)
+
 /* Operations of a plan. The numbers are the wire format shared with _core/plan.py. */
 enum op {
     OP_BIND = 1,     /* a0 attrs, a1 dev, a2 ino (0: unchecked), a3 idmap index + 1 << 32 | source index + 1; source, target */
@@ -38,7 +41,7 @@ enum op {
     OP_RLIMIT = 19,  /* a0 resource, a1 soft, a2 hard */
     OP_SUBREAPER = 20, /* for a sandbox without a pid namespace */
     OP_DETACH = 21,  /* lets go of the caller's root, which OP_ROOT kept for the kernel's checks */
-    OP_IDENTITY = 22, /* a0 dev, a1 ino; path: what is there must be just that */
+    OP_IDENTITY = 22, /* a0 dev, a1 ino, a2 mounted; path: what is there must be just that */
     OP_ATTRS = 23,   /* a0 attrs, added to the mount at path, and to all below it */
     OP_RESIZE = 24,  /* a0 mount flags, a1 mode; path, options: another limit for a tmpfs that is there already */
     OP_WRAP = 25,    /* a0 flags, a1 uid, a2 gid (inside << 32 | outside); program and its arguments, plan for inside */

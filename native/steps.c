@@ -28,6 +28,9 @@
 #define SYS_open_tree 428
 #define SYS_move_mount 429
 #endif
+#ifndef SYS_openat2
+#define SYS_openat2 437
+#endif
 #ifndef SYS_mount_setattr
 #define SYS_mount_setattr 442
 #endif
@@ -38,6 +41,9 @@
 #endif
 
 enum { TREE_CLONE = 1, TREE_CLOEXEC = O_CLOEXEC, AT_TREE_RECURSIVE = 0x8000, MOVE_F_EMPTY_PATH = 4, MOUNT_IDMAP = 0x100000 };
+
+/* Of struct open_how and, counted in words, of struct statx: the headers of both clash with those of the C library. */
+enum { RESOLVE_NO_SYMLINKS = 4, STATX_ATTRIBUTES = 1, STATX_MOUNT_ROOT = 0x2000 };
 
 struct attr { uint64_t set, clear, propagation, userns_fd; };
 
@@ -55,7 +61,7 @@ int open_source(const struct step *step, const int *fds, int nfds)
     if (tree < 0)
         return -1;
     struct stat st;
-    struct attr attr = {.set = step->a[0], .propagation = MS_PRIVATE};
+    struct attr attr = {.set = step->a[0] & ~BIND_EXISTING, .propagation = MS_PRIVATE};
     if (idmap >= 0) {
         attr.set |= MOUNT_IDMAP;
         attr.userns_fd = (uint64_t)fds[idmap];
@@ -109,9 +115,11 @@ static int attach(const struct step *step, int tree)
     struct stat st;
     if (fstat(tree, &st) < 0)
         return -1;
-    int made = S_ISDIR(st.st_mode) ? mkdir(step->data[1], 0755) : make_file(step->data[1], 0444, NULL, 0);
-    if (made < 0 && errno != EEXIST)
-        return -1;
+    if (!(step->a[0] & BIND_EXISTING)) {
+        int made = S_ISDIR(st.st_mode) ? mkdir(step->data[1], 0755) : make_file(step->data[1], 0444, NULL, 0);
+        if (made < 0 && errno != EEXIST)
+            return -1;
+    }
     int moved = (int)syscall(SYS_move_mount, tree, "", AT_FDCWD, step->data[1], MOVE_F_EMPTY_PATH);
     close(tree);
     return moved;
@@ -153,14 +161,21 @@ static int detach_root(void)
     return chdir("/");
 }
 
-static int check_identity(const char *path, uint64_t device, uint64_t inode)
+/* With `mounted`, no component of the path may be a link, and the place must be a mount of its own: what is mounted in a
+ * directory that others write is lost when they replace it, and lands elsewhere when they put a link in its way. */
+static int check_identity(const char *path, uint64_t device, uint64_t inode, int mounted)
 {
     struct stat st;
-    if (stat(path, &st) < 0)
+    uint64_t how[3] = {O_PATH | O_CLOEXEC, 0, RESOLVE_NO_SYMLINKS}, about[32] = {0};
+    int fd = mounted ? (int)syscall(SYS_openat2, AT_FDCWD, path, how, sizeof how) : open(path, O_PATH | O_CLOEXEC);
+    if (fd < 0)
         return -1;
-    if (st.st_dev == device && st.st_ino == inode)
+    int failed = fstat(fd, &st) < 0 || (mounted && syscall(SYS_statx, fd, "", AT_EMPTY_PATH, 0, about) < 0);
+    int error = errno;
+    close(fd);
+    if (!failed && st.st_dev == device && st.st_ino == inode && (!mounted || about[STATX_ATTRIBUTES] & STATX_MOUNT_ROOT))
         return 0;
-    errno = ESTALE;
+    errno = failed ? error : ESTALE;
     return -1;
 }
 
@@ -273,7 +288,7 @@ static int one(const struct step *step, int index, struct built *built)
         return setrlimit((int)a[0], &limit);
     }
     case OP_DETACH: return detach_root();
-    case OP_IDENTITY: return check_identity(d[0], a[0], a[1]);
+    case OP_IDENTITY: return check_identity(d[0], a[0], a[1], a[2] != 0);
     case OP_ATTRS: return add_attrs(d[0], a[0]);
     case OP_RESIZE: return resize(d[0], (unsigned long)a[0], (mode_t)a[1], d[1]);
     case OP_SHARE:

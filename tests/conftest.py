@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,7 +17,9 @@ import pytest
 from tests.servers import running_server, shared_server
 
 from union import sandbox as sb
+from union.sandbox._linux import host_programs
 from union.sandbox._linux.launcher import BINARY
+from union.sandbox._linux.pinning import Places
 
 WAYS = ("bubblewrap", "userns", "none")
 """Backends. A new one joins the contract suite, on this machine and remote, by being named here."""
@@ -170,6 +174,25 @@ async def jail(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
     """An open session of every way that isolates."""
     async with session_of(request.param) as session:
         yield session
+
+
+@pytest.fixture
+def trusted_dir() -> Iterator[Path]:
+    """A directory that only root and this user can change, as the host wants it for programs."""
+    for place in (Path.home(), Path(__file__).parent):
+        try:
+            path = tempfile.mkdtemp(prefix=".sandbox-tests-", dir=place)
+        except OSError:
+            continue
+        (Path(path) / "probe").touch(0o755)
+        search = host_programs.find("probe", places=Places(), before=(path,))
+        (Path(path) / "probe").unlink()
+        if search.program is not None:
+            yield Path(path)
+            shutil.rmtree(path)
+            return
+        shutil.rmtree(path)
+    pytest.skip("every directory this user can write to lies below one that other users can write")
 
 
 def descriptors() -> Counter[str]:

@@ -347,3 +347,47 @@ async def test_the_cap_of_communicate(sbx: sb.Session, limit: object) -> None:
     with pytest.raises(sb.SandboxUsageError, match="max_output_bytes"):
         await proc.communicate(max_output_bytes=limit)  # type: ignore[arg-type]
     assert await proc.communicate() == (b"x\n", b"")
+
+
+@pytest.mark.spec("C10")
+@in_one_loop
+@pytest.mark.parametrize("call", ["run", "exec", "run_code"])
+async def test_an_unknown_argument_names_the_nearest(sbx: sb.Session, call: str) -> None:
+    with pytest.raises(sb.UnknownArgumentError) as caught:
+        await getattr(sbx, call)("touch('ran')", timeout=5)
+    assert caught.value.argument == "timeout"
+    assert caught.value.hint == "did you mean 'timeout_s'?"
+    assert not Path(host_dir(sbx), "ran").exists()
+
+
+@pytest.mark.spec("C10")
+@in_one_loop
+@pytest.mark.parametrize(
+    "argument, value, meant",
+    [("network_mode", "off", "blocked"), ("script_type", "bash", "shell")],
+)
+async def test_a_near_miss_names_the_accepted_value(
+    sbx: sb.Session, argument: str, value: str, meant: str
+) -> None:
+    options: dict[str, object] = {argument: value}
+    with pytest.raises(sb.SandboxUsageError) as caught:
+        await sbx.exec("true", **options)  # type: ignore[arg-type]
+    assert caught.value.hint == f"did you mean {meant!r}?"
+
+
+@pytest.mark.spec("C10")
+@in_one_loop
+async def test_a_forgotten_await_is_explained(sbx: sb.Session) -> None:
+    for argument in ("cmd", "stdin", "cwd", "env"):
+        forgotten = sbx.get_bytes("missing")
+        options = {"cmd": "true", argument: forgotten}
+        with pytest.raises(sb.SandboxUsageError) as caught:
+            await sbx.exec(**options)  # type: ignore[arg-type]
+        forgotten.close()
+        assert caught.value.argument == argument
+        assert "write `await` before" in caught.value.hint
+    forgotten = sbx.get_bytes("missing")
+    with pytest.raises(sb.SandboxUsageError) as caught:
+        await sbx.put_bytes("copy", forgotten)  # type: ignore[arg-type]
+    forgotten.close()
+    assert "write `await` before" in caught.value.hint

@@ -113,7 +113,7 @@ async def test_relative_paths_resolve_under_the_work_dir(sbx: sb.Session) -> Non
 
 @pytest.mark.spec("C6")
 async def test_an_absolute_path_that_is_visible(sbx: sb.Session) -> None:
-    for cwd in ("/tmp", "/usr", "/"):
+    for cwd in ("/tmp", "/usr", "/etc", "/"):
         assert (await sbx.exec("pwd", cwd=cwd)).stdout == f"{cwd}\n"
 
 
@@ -135,9 +135,22 @@ async def test_a_host_directory_is_not_visible(jail: sb.Session, tmp_path: Path)
         await jail.exec("pwd", cwd=str(tmp_path))
 
 
-@pytest.mark.spec("C6")
-@pytest.mark.parametrize("cwd", ["..", "../..", "a/../../..", "a/.."])
-async def test_relative_paths_do_not_climb(sbx: sb.Session, cwd: str) -> None:
+@pytest.mark.spec("C6", "C10")
+@pytest.mark.parametrize("cwd", ["..", "../..", "a/../../..", "a/..", "./..", Path("../x")])
+async def test_relative_paths_do_not_climb(sbx: sb.Session, cwd: str | Path) -> None:
     await sbx.put_bytes("a/f", b"")
-    with pytest.raises(sb.SandboxError, match="cwd"):
-        await sbx.exec("pwd", cwd=cwd)
+    for options in ({}, {"stdout": True}, {"script_type": "python"}):
+        with pytest.raises(sb.SandboxUsageError) as caught:
+            await sbx.run("touch ran", cwd=cwd, **options)  # type: ignore[arg-type]
+        assert caught.value.argument == "cwd"
+        assert str(cwd) in str(caught.value)
+        assert "without '..'" in str(caught.value)
+    assert not Path(host_dir(sbx), "ran").exists()
+
+
+@pytest.mark.spec("C6")
+async def test_a_path_of_the_call_can_be_its_cwd(jail: sb.Session, tmp_path: Path) -> None:
+    with pytest.raises(sb.SandboxUsageError, match=str(tmp_path)):
+        await jail.exec("pwd", cwd=str(tmp_path))
+    shown = await jail.exec("pwd", cwd=str(tmp_path), read_only_paths=[str(tmp_path)])
+    assert shown.stdout == f"{tmp_path}\n"

@@ -64,10 +64,12 @@ async def test_a_read_only_path_is_not_writable_under_another_name(
     (tmp_path / "alias").symlink_to(place)
     alias = str(tmp_path / "alias")
     async with jailed(read_write_paths=[str(place)]) as jail:
-        for path in (alias, f"{alias}/dir"):
-            with pytest.raises(sb.PolicyError, match="would stay writable") as caught:
-                await jail.exec("true", read_only_paths=[path])
-            assert str(place) in caught.value.hint
+        with pytest.raises(sb.PolicyError, match="would stay writable") as caught:
+            await jail.exec("true", read_only_paths=[alias])
+        assert str(place) in caught.value.hint
+        below = f"echo x > {place}/dir/x; echo x > {alias}/dir/x"
+        told = await jail.exec(below, read_only_paths=[f"{alias}/dir"])
+        assert told.stderr.count("Read-only") == 2
         # The remedy of the hint.
         both = [alias, str(place)]
         told = await jail.exec(f"cat {alias}/dir/own; echo x > {place}/x", read_only_paths=both)
@@ -134,14 +136,49 @@ async def race(session: sb.Session, place: Path, argument: str) -> None:
 
 @pytest.mark.threat(27)
 @pytest.mark.parametrize("argument", ARGUMENTS)
-async def test_an_exchanged_link_below_the_work_dir_is_never_followed(
-    jailed: OpenSession, place: Path, plant: Path, argument: str
+@pytest.mark.parametrize("where", ["host_work_dir", "read_write_paths"])
+async def test_an_exchanged_link_in_a_writable_place_is_never_followed(
+    jailed: OpenSession, place: Path, plant: Path, argument: str, where: str
 ) -> None:
     (place / "out").symlink_to(plant)
     before = snapshot(plant)
-    async with jailed(host_work_dir=str(place)) as jail:
+    options = {where: str(place) if where == "host_work_dir" else [str(place)]}
+    async with jailed(**options) as jail:
         await race(jail, place, argument)
     assert snapshot(plant) == before
+
+
+@pytest.mark.threat(27)
+@pytest.mark.parametrize("argument", ARGUMENTS)
+async def test_a_link_from_a_writable_path_of_an_earlier_call_is_not_followed(
+    jailed: OpenSession, place: Path, plant: Path, argument: str
+) -> None:
+    named = str(place / "dir" / "inner")
+    async with jailed() as jail:
+        leave = f"cd {place} && mv dir old && ln -s {plant} dir"
+        assert (await jail.exec(leave, read_write_paths=[str(place)])).ok
+        assert (place / "dir" / "inner" / "deep").read_text() == SECRET, "the plant is there"
+        with pytest.raises(sb.PolicyError, match="link"):
+            await jail.exec(f"cat {named}/deep", **{argument: [named]})  # type: ignore[arg-type]
+    async with jailed() as other:
+        with pytest.raises(sb.PolicyError, match="link"):
+            await other.exec("true", **{argument: [named]})  # type: ignore[arg-type]
+
+
+@pytest.mark.threat(129)
+@pytest.mark.parametrize("argument", ARGUMENTS)
+async def test_a_refused_path_changes_nothing_for_others(
+    jailed: OpenSession, argument: str
+) -> None:
+    async with jailed() as jail:
+        for path in ("/", "/etc", "/proc"):
+            with pytest.raises(sb.PolicyError):
+                await jail.exec("true", **{argument: [path]})  # type: ignore[arg-type]
+            with pytest.raises(sb.SandboxError):
+                await jailed(**{argument: [path]}).open()
+        assert (await jail.exec("echo works")).stdout == "works\n"
+    async with jailed() as other:
+        assert (await other.exec("echo works")).stdout == "works\n"
 
 
 @pytest.mark.threat(27)

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import children_of, eventually, sandbox_processes, session_of
 
 from union import sandbox as sb
-from union.sandbox._linux import bwrap
+from union.sandbox._linux import bwrap, host_programs
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox.on_device import _probe
 
@@ -219,13 +219,13 @@ async def test_a_set_up_that_fails_is_no_exit_code(tmp_path: Path, *, replaced: 
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def install(trusted_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """Makes a script the only bwrap of this machine."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(bwrap, "_ALSO", ())
+    monkeypatch.setenv("PATH", str(trusted_dir))
+    monkeypatch.setattr(host_programs, "SYSTEM_DIRECTORIES", ())
 
     def write(body: str) -> Path:
-        program = tmp_path / "bwrap"
+        program = trusted_dir / "bwrap"
         program.write_text(f"#!/bin/sh\n{body}\n")
         program.chmod(0o755)
         return program

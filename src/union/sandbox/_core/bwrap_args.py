@@ -136,7 +136,7 @@ def staged(steps: Iterable[p.Step], place: str) -> tuple[tuple[p.Step, ...], tup
     for step in steps:
         if isinstance(step, p.Bind):
             at = f"{place}/{len(before)}"
-            before.append(dataclasses.replace(step, path=at))
+            before.append(dataclasses.replace(step, path=at, existing=False))
             after.append(p.Bind(at, step.path, step.attrs))
         else:
             after.append(step)

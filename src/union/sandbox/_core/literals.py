@@ -10,6 +10,16 @@ BackendName = Literal["bubblewrap", "userns", "sandbox-exec", "none"]
 NetworkMode = Literal["blocked", "allowlist", "open"]
 ScriptType = Literal["shell", "python"]
 TerminationReason = Literal[
-    "", "signal", "timeout", "oom", "limit", "closed", "spawn-failed", "plan", "stream", "transport"
+    "",
+    "signal",
+    "timeout",
+    "oom",
+    "limit",
+    "closed",
+    "operator",
+    "spawn-failed",
+    "plan",
+    "stream",
+    "transport",
 ]
 """Empty after an exit, whatever its code. The last four mean that no real exit happened."""

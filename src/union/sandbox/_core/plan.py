@@ -90,6 +90,7 @@ class Bind(Step):
 
     ``fd`` and ``idmap`` are indices into the descriptors that travel with the plan; with ``fd`` the
     source is that descriptor. ``identity`` (device, inode) must match, or the step fails.
+    ``existing``: nothing is made at ``path``, which must be there; it is a directory of the host.
     """
 
     op: ClassVar[int] = 1
@@ -99,11 +100,12 @@ class Bind(Step):
     fd: int | None = None
     idmap: int | None = None
     identity: tuple[int, int] = (0, 0)
+    existing: bool = False
 
     def integers(self) -> tuple[int, ...]:
         fd = 0 if self.fd is None else self.fd + 1
         idmap = 0 if self.idmap is None else self.idmap + 1
-        return (self.attrs, *self.identity, idmap << 32 | fd)
+        return (self.attrs | self.existing << 63, *self.identity, idmap << 32 | fd)
 
     def blobs(self) -> tuple[bytes, ...]:
         return _text(self.source), _text(self.path)
@@ -328,13 +330,17 @@ class Enter(Step):
 
 @dataclass(frozen=True, slots=True)
 class Identity(_PathStep):
-    """What is at ``path`` must be this (device, inode)."""
+    """What is at ``path`` must be this (device, inode).
+
+    With ``mounted``, it must also be a mount of its own, and no component may be a link.
+    """
 
     op: ClassVar[int] = 22
     identity: tuple[int, int]
+    mounted: bool = False
 
     def integers(self) -> tuple[int, ...]:
-        return self.identity
+        return *self.identity, int(self.mounted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +421,7 @@ OP_NAMES: dict[int, str] = {
     19: "limit",
     20: "reaper",
     21: "leaving the caller's root",
-    22: "work dir",
+    22: "identity check",
     23: "mount flags",
     24: "limit of a tmpfs",
     25: "bwrap",

@@ -58,11 +58,22 @@ class Shown:
     fd: int | None = None
     idmap: int | None = None
     identity: tuple[int, int] = (0, 0)
+    guard: bool = False
+    """Whether it is a writable directory, shown where it is visible anyway: as a mount it cannot be
+    renamed or removed from inside. Something below it is read-only."""
+    verify: bool = False
+    """Whether each sandbox checks that this, and nothing else, is mounted here."""
 
     def bind(self) -> p.Bind:
         attrs = p.NOSUID | p.NODEV | (0 if self.writable else p.RDONLY)
         return p.Bind(
-            self.source, self.path, attrs, fd=self.fd, idmap=self.idmap, identity=self.identity
+            self.source,
+            self.path,
+            attrs,
+            fd=self.fd,
+            idmap=self.idmap,
+            identity=self.identity,
+            existing=self.verify,
         )
 
 
@@ -155,7 +166,7 @@ def shared_steps(view: View, *, hold: bool = False) -> list[p.Step]:
     for shown in _by_depth(s for s in view.added if not _is_below(s.path, _OWN)):
         out.bind(shown)
     for place, shown in _held(view) if hold else ():
-        out.bind(dataclasses.replace(shown, path=place))
+        out.bind(dataclasses.replace(shown, path=place, verify=False))
     out.steps.append(p.Remount("/"))
     return out.steps
 
@@ -170,11 +181,12 @@ def own_steps(view: View, *, held: bool = False) -> list[p.Step]:
     if view.terminals:
         out.steps.append(p.Devpts(_PTS))
     for place, shown in _held(view):
-        kept = Shown(source=place, path=shown.path, writable=shown.writable, is_dir=shown.is_dir)
+        kept = dataclasses.replace(shown, source=place, fd=None, idmap=None, identity=(0, 0))
         out.bind(kept if held else shown)
     if held and _held(view):
         # Shown where it belongs; the place it was kept at is covered.
         out.steps.append(p.Tmpfs(HELD_DIR, 4096, mode=0o555, inodes=1, read_only=True))
+    out.steps.extend(p.Identity(s.path, s.identity, mounted=True) for s in view.added if s.verify)
     out.steps.append(p.Slot(PYTHON_SLOT))
     out.steps.append(p.Slot(SHELL_SLOT))
     return out.steps
@@ -239,7 +251,7 @@ def landlock_steps(view: View, *, abi: int) -> list[p.Step]:
     steps.extend(
         p.LandlockPath(s.path, write if s.is_dir else write & _ON_FILES)
         for s in view.added
-        if s.writable
+        if s.writable and not s.guard  # the rule of the directory above covers a guard
     )
     if handled & _RESOLVE_UNIX:
         # In a read-only path it can only be the caller's own.

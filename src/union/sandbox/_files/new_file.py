@@ -189,6 +189,9 @@ def bytes_of(data: object) -> memoryview:
         view = memoryview(data)  # type: ignore[arg-type]  # the question is whether it is one
     except TypeError:
         msg = f"data must be bytes-like, not {type(data).__name__}"
-        hint = "encode it first: data.encode()" if isinstance(data, str) else ""
+        from union.sandbox._core.suggestions import remedy
+
+        is_text = isinstance(data, str)
+        hint = "encode it first: data.encode()" if is_text else remedy("data", data)
         raise SandboxUsageError(msg, argument="data", hint=hint) from None
     return view.cast("B") if view.c_contiguous and view.nbytes else memoryview(view.tobytes())

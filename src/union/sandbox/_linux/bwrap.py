@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from union.sandbox._core.bwrap_args import NEEDED
+from union.sandbox._linux import host_programs
+from union.sandbox._linux.pinning import Places
 from union.sandbox.errors import BackendUnavailableError
 
 __all__ = ["Bwrap", "find"]
 
 _NAME: Final = "bwrap"
 _BACKEND: Final = "bubblewrap"
-_ALSO: Final = ("/usr/local/bin", "/usr/bin", "/bin")
 _PATIENCE_S: Final = 10
 _INSTALL: Final = (
     "install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap; "
@@ -38,20 +39,28 @@ class Bwrap:
     """Inode and time of change: another one at the same path is another program."""
 
 
-def find() -> Bwrap:
-    """The bwrap on PATH, or where systems keep it. Raises when there is none that serves."""
-    for directory in dict.fromkeys((*os.get_exec_path(), *_ALSO)):
-        program = os.path.join(directory, _NAME)
-        # Relative entries of PATH mean something else to whoever runs in another directory.
-        if os.path.isabs(program) and os.path.isfile(program) and os.access(program, os.X_OK):
-            found = os.stat(program)
-            _refuse_setuid(program, found.st_mode)
-            return _ask(os.path.realpath(program), found.st_ino, found.st_mtime_ns)
+def find(places: Places | None = None) -> Bwrap:
+    """Return the bwrap on PATH, or where systems keep it.
+
+    Args:
+        places: where sandboxed code can write, so that no program there is executed.
+
+    Raises:
+        BackendUnavailableError: there is none, it lacks an option, or others can replace it.
+
+    """
+    search = host_programs.find(_NAME, places=places or Places.of(frozenset()))
+    if search.program is not None:
+        program, found = search.program.path, search.program.found
+        _refuse_setuid(program, found.st_mode)
+        return _ask(program, found.st_ino, found.st_mtime_ns)
+    why = "cannot be trusted" if search.refused else "is not installed"
     raise BackendUnavailableError(
-        f"the {_BACKEND!r} backend needs the program bwrap, which is not installed",
+        f"the {_BACKEND!r} backend needs the program bwrap, which {why}"
+        + host_programs.because(search.refused),
         backend=_BACKEND,
         missing=(_NAME,),
-        hint=_INSTALL,
+        hint=_INSTALL + host_programs.remedy(search.refused),
     )
 
 

@@ -193,6 +193,11 @@ _USED_UP: Final = {
     errno.ENOMEM: Cause("there is not enough memory", "free some, or raise the limit (ulimit -v)"),
     errno.EMFILE: Cause("no descriptor is left", _NO_ROOM),
     errno.ENFILE: Cause("no descriptor is left on this machine", "as root: sysctl fs.file-max"),
+    errno.ESTALE: Cause(
+        "a file or directory that the session shows was replaced while the sandbox was being built",
+        "try again; if this repeats, another session or program keeps changing the directories "
+        "above a path that this session shows",
+    ),
 }
 """What says nothing about the machine's kind, whatever the step."""
 _MASKED_PROC: Final = Cause(

@@ -47,4 +47,12 @@ def explain(where: int, error: int, program: str, said: bytes = b"") -> Failed:
     if op == _EXEC:
         name = f"{name} {program!r}"
     code = f"spawn-{errno.errorcode.get(error, error)}"
+    if error == errno.ESTALE:
+        return Failed(
+            "spawn",
+            f"{name}: a file or directory that the session shows was replaced meanwhile",
+            code,
+            "run the command again; if this repeats, another session or program keeps changing "
+            "the directories above a path that this session shows",
+        )
     return Failed("spawn", f"{name}: {os.strerror(error)}", code)

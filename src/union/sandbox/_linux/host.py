@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import site
 import stat
 import sys
 import sysconfig
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from union.sandbox._core.view import BIN_DIR, Shown
+from union.sandbox._linux import owner_packages
+from union.sandbox._linux.pinning import LinkInWritablePlaceError, Places, pin
 from union.sandbox.constants import CA_VARIABLES
 from union.sandbox.errors import BackendUnavailableError, SandboxUsageError
 
@@ -23,9 +23,10 @@ __all__ = [
     "ca_environment",
     "interpreter",
     "is_system",
+    "pinned",
     "shown",
     "system_view",
-    "uv_binary",
+    "uv_shown",
 ]
 
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -74,29 +75,28 @@ def shown(path: str, *, writable: bool = False, argument: str = "") -> Shown:
     )
 
 
-def pinned(path: str, *, writable: bool, argument: str) -> tuple[Shown, os.stat_result]:
+def pinned(
+    path: str, places: Places, *, writable: bool = False, argument: str = ""
+) -> tuple[Shown, os.stat_result]:
     """What the caller named, looked up once: its real place, its identity and its owner.
 
-    The place is that of a descriptor, not of a second look-up: in between, whoever can write to a
-    directory on the way could put a link there. A bind with this identity shows this or fails.
+    A bind with this identity shows this or fails. Where sandboxed code cannot write there is no
+    identity: the owner of a file may replace it.
     """
     try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        with pin(path, places) as found:
+            item = Shown(
+                source=found.source,
+                path=os.path.normpath(path),
+                writable=writable,
+                is_dir=stat.S_ISDIR(found.found.st_mode),
+                identity=found.identity if found.is_writable_place else (0, 0),
+            )
+            return item, found.found
+    except LinkInWritablePlaceError:
+        raise
     except OSError as exc:
         raise _missing(path, argument, exc) from exc
-    try:
-        found = os.fstat(fd)
-        source = os.readlink(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
-    item = Shown(
-        source=source,
-        path=os.path.normpath(path),
-        writable=writable,
-        is_dir=stat.S_ISDIR(found.st_mode),
-        identity=(found.st_dev, found.st_ino),
-    )
-    return item, found
 
 
 def _missing(path: str, argument: str, exc: OSError) -> SandboxUsageError:
@@ -129,7 +129,10 @@ class Interpreter:
     paths: tuple[str, ...]
     """Directories that must be visible read-only."""
     site_dirs: tuple[str, ...]
-    """Package directories of the owner's own venv, if it runs in one."""
+    """Package directories of the owner's own venv, if it runs in one, and of its ``--user``
+    installs, if its Python uses them."""
+    editable: tuple[str, ...]
+    """What editable installs of the owner refer to."""
     sees_system: bool
     """Whether the owner sees the base interpreter's packages, as a venv need not."""
 
@@ -142,11 +145,14 @@ def interpreter() -> Interpreter:
             "the running Python does not know its own executable", missing=("interpreter",)
         )
     wanted = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.path.realpath(executable))]
-    site_dirs: tuple[str, ...] = ()
+    venv_dirs: tuple[str, ...] = ()
     if sys.prefix != sys.base_prefix:
         wanted.append(sys.prefix)
         paths = sysconfig.get_paths()
-        site_dirs = tuple(dict.fromkeys((paths["purelib"], paths["platlib"])))
+        venv_dirs = tuple(dict.fromkeys((paths["purelib"], paths["platlib"])))
+    user_site = owner_packages.user_site()
+    if user_site is not None:
+        wanted.append(user_site)
     if executable.startswith("/nix/store/"):
         wanted.append("/nix/store")  # a program there needs the rest of its closure
     visible: list[str] = []
@@ -155,12 +161,20 @@ def interpreter() -> Interpreter:
             if not _covered(spelling, visible):
                 visible.append(spelling)
     _refuse_broad(visible)
+    site_dirs = (*venv_dirs, *((user_site,) if user_site is not None else ()))
+    sees_system = not venv_dirs or _sees_system_packages()
+    base_dirs = site.getsitepackages([sys.base_prefix]) if sees_system else []
     return Interpreter(
         executable=executable,
         version=f"{sys.version_info.major}.{sys.version_info.minor}",
         paths=tuple(visible),
         site_dirs=site_dirs,
-        sees_system=not site_dirs or _sees_system_packages(),
+        editable=tuple(
+            path
+            for path in owner_packages.editable_paths((*site_dirs, *base_dirs))
+            if not _covered(path, visible)
+        ),
+        sees_system=sees_system,
     )
 
 
@@ -190,34 +204,20 @@ def _refuse_broad(paths: list[str]) -> None:
             )
 
 
-@functools.cache
-def uv_binary() -> str:
-    """``uv``: beside the owner's interpreter (the PyPI package), or on PATH."""
-    beside = (sysconfig.get_path("scripts"), os.path.dirname(sys.executable))
-    candidates = [os.path.join(directory, "uv") for directory in beside]
-    candidates.append(shutil.which("uv") or "")
-    for candidate in candidates:
-        if candidate and os.access(candidate, os.X_OK) and Path(candidate).is_file():
-            return os.path.realpath(candidate)
-    raise BackendUnavailableError(
-        "uv was not found, and the session venv needs it",
-        missing=("uv",),
-        hint="pip install uv",
-    )
+def uv_shown(program: str) -> Shown:
+    """Return where sandboxes see ``uv``."""
+    return Shown(source=program, path=f"{BIN_DIR}/uv", is_dir=False)
 
 
-def uv_shown() -> Shown:
-    return Shown(source=uv_binary(), path=f"{BIN_DIR}/uv", is_dir=False)
+def ca_environment() -> tuple[dict[str, str], dict[str, str]]:
+    """Variables that name a CA bundle, carried in; and path -> variable of what they name.
 
-
-def ca_environment() -> tuple[dict[str, str], tuple[str, ...]]:
-    """Variables that name a CA bundle, carried in, and the paths they need visible."""
+    A path that does not exist is the caller's affair; the one who pins the others finds out.
+    """
     variables = {n: os.environ[n] for n in CA_VARIABLES if os.environ.get(n)}
-    paths = []
-    for value in variables.values():
-        paths += [
-            path
-            for path in value.split(os.pathsep)
-            if path.startswith("/") and os.path.exists(path) and not _covered(path, [])
-        ]
-    return variables, tuple(dict.fromkeys(paths))
+    paths: dict[str, str] = {}
+    for name, value in variables.items():
+        for path in value.split(os.pathsep):
+            if path.startswith("/") and not _covered(os.path.normpath(path), []):
+                paths.setdefault(path, name)
+    return variables, paths

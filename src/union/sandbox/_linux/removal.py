@@ -7,6 +7,7 @@ Rules of this file:
   top of the tree and emptied there, so depth costs neither stack nor descriptors.
 - A mount point is never entered. rmdir comes before every descent and the kernel answers EBUSY
   for one; the open that follows refuses to cross a mount once more.
+- What is in ``kept``, by device and inode, is neither removed, nor moved, nor entered.
 - What cannot be removed is left, the rest is removed, and one error names the first of it.
 """
 
@@ -29,7 +30,7 @@ from union.sandbox._core.file_errors import (
 from union.sandbox._core.paths import shown_path
 from union.sandbox._linux.beneath import open_beneath
 
-__all__ = ["remove_entry", "remove_tree"]
+__all__ = ["refuse_kept", "remove_entry", "remove_tree"]
 
 _READ_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_EMPTY: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
@@ -58,12 +59,21 @@ def remove_tree(path: str, *, timeout_s: float = _TIMEOUT_S) -> None:
         os.close(at)
 
 
-def remove_entry(dir_fd: int, name: bytes, *, shown: str, timeout_s: float = _TIMEOUT_S) -> None:
-    """Remove the directory ``name`` in ``dir_fd`` and everything below it."""
+def remove_entry(
+    dir_fd: int,
+    name: bytes,
+    *,
+    shown: str,
+    timeout_s: float = _TIMEOUT_S,
+    kept: frozenset[tuple[int, int]] = frozenset(),
+) -> None:
+    """Remove the directory ``name`` in ``dir_fd`` and everything below it, but what is ``kept``."""
     try:
-        kind = os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode
+        found = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
         raise _missing(shown) from None
+    refuse_kept(found, kept, shown=shown)
+    kind = found.st_mode
     if stat.S_ISLNK(kind):
         msg = f"{shown_path(shown)} is a symbolic link; it is neither followed nor removed"
         raise SandboxPathError(msg, path=shown, code="path-symlink")
@@ -78,11 +88,11 @@ def remove_entry(dir_fd: int, name: bytes, *, shown: str, timeout_s: float = _TI
     else:
         return
     try:
-        top = _open_dir(dir_fd, name)
+        top = _open_dir(dir_fd, name, kept)
     except OSError as exc:
         raise _left(exc, shown, count=1) from exc
     try:
-        _Removal(top, shown=shown, deadline=time.monotonic() + timeout_s).run()
+        _Removal(top, shown=shown, deadline=time.monotonic() + timeout_s, kept=kept).run()
     finally:
         os.close(top)
     try:
@@ -91,11 +101,20 @@ def remove_entry(dir_fd: int, name: bytes, *, shown: str, timeout_s: float = _TI
         raise _left(exc, shown, count=1) from exc
 
 
+def refuse_kept(found: os.stat_result, kept: frozenset[tuple[int, int]], *, shown: str) -> None:
+    """Raise if this is to stay, whatever its name is by now."""
+    if (found.st_dev, found.st_ino) in kept:
+        raise _left(_stays(), shown, count=1)
+
+
 class _Removal:
     """Empties one directory, in passes, until it is empty or a pass changes nothing."""
 
-    def __init__(self, top: int, *, shown: str, deadline: float) -> None:
+    def __init__(
+        self, top: int, *, shown: str, deadline: float, kept: frozenset[tuple[int, int]]
+    ) -> None:
         self._top = top
+        self._kept = kept
         self._shown = shown
         self._deadline = deadline
         self._origin: dict[str, str] = {}  # name after the move up -> where it was
@@ -143,6 +162,8 @@ class _Removal:
                 if time.monotonic() > self._deadline:
                     break
                 try:
+                    if self._kept:
+                        self._check(fd, entry.name)
                     if entry.is_dir(follow_symlinks=False):
                         self._directory(fd, entry.name, shown)
                     else:
@@ -155,6 +176,11 @@ class _Removal:
                     if self._first is None:
                         self._first = (exc, self._where(fd, entry.name, shown))
         return seen
+
+    def _check(self, fd: int, name: str) -> None:
+        found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if (found.st_dev, found.st_ino) in self._kept:
+            raise _stays()
 
     def _directory(self, fd: int, name: str, shown: str) -> None:
         try:
@@ -173,7 +199,7 @@ class _Removal:
 
     def _empty(self, name: str, where: str) -> None:
         """Empty the directory ``name`` of the top and remove it if nothing is left in it."""
-        fd = _open_dir(self._top, os.fsencode(name))
+        fd = _open_dir(self._top, os.fsencode(name), self._kept)
         try:
             self._clear(fd, where)
         finally:
@@ -194,7 +220,7 @@ class _Removal:
             os.rename(name, new, src_dir_fd=fd, dst_dir_fd=self._top)
         except PermissionError:
             # Moving a directory rewrites its "..", so the kernel asks for write access to it.
-            os.close(_open_dir(fd, os.fsencode(name)))
+            os.close(_open_dir(fd, os.fsencode(name), self._kept))
             os.rename(name, new, src_dir_fd=fd, dst_dir_fd=self._top)
         self._progress = True
         self._origin[new] = self._where(fd, name, shown)
@@ -206,13 +232,14 @@ class _Removal:
         return f"{shown[:_SHOWN_DEPTH]}/{name}"
 
 
-def _open_dir(dir_fd: int, name: bytes) -> int:
+def _open_dir(dir_fd: int, name: bytes, kept: frozenset[tuple[int, int]]) -> int:
     """Open a directory for reading and make sure that its entries can be removed."""
     try:
         fd = open_beneath(dir_fd, name, flags=_READ_DIR, same_mount=True)
     except PermissionError:
         pinned = open_beneath(dir_fd, name, flags=os.O_PATH | os.O_DIRECTORY, same_mount=True)
         try:
+            _check_opened(pinned, kept)
             # fchmod refuses an O_PATH descriptor; its proc entry leads to that very inode,
             # whatever the name means by now.
             os.chmod(f"/proc/self/fd/{pinned}", stat.S_IRWXU)
@@ -220,6 +247,7 @@ def _open_dir(dir_fd: int, name: bytes) -> int:
         finally:
             os.close(pinned)
     try:
+        _check_opened(fd, kept)
         if os.fstat(fd).st_mode & stat.S_IRWXU != stat.S_IRWXU:
             # Someone else's directory may still let us remove; if not, unlink will say so.
             with contextlib.suppress(PermissionError):
@@ -228,6 +256,17 @@ def _open_dir(dir_fd: int, name: bytes) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _check_opened(fd: int, kept: frozenset[tuple[int, int]]) -> None:
+    """Once more for what was opened: the name may have changed hands since it was looked at."""
+    found = os.fstat(fd)
+    if (found.st_dev, found.st_ino) in kept:
+        raise _stays()
+
+
+def _stays() -> OSError:
+    return OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def _missing(path: str) -> SandboxFileNotFoundError:
@@ -239,6 +278,8 @@ def _left(exc: OSError, where: str, *, count: int) -> SandboxFileError:
     reason = exc.strerror or str(exc)
     if exc.errno in {errno.EBUSY, errno.EXDEV}:
         reason = "it is a mount point"
+    elif exc.errno == errno.EROFS:
+        reason = "it, or something below it, is shown read-only, or its file system is read-only"
     return SandboxFileError(
         f"could not remove {shown_path(where)}{more}: {reason}",
         path=where,

@@ -32,7 +32,7 @@ from union.sandbox._files.listing import described, entries_of
 from union.sandbox._files.new_file import NewFile, Owner, bytes_of, temporary_name
 from union.sandbox._files.old_file import OldFile, read_whole
 from union.sandbox._linux.beneath import open_beneath, rename_noreplace
-from union.sandbox._linux.removal import remove_entry
+from union.sandbox._linux.removal import refuse_kept, remove_entry
 from union.sandbox.errors import SandboxUsageError, SessionClosedError
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class WorkTree:
         self.path = path
         self.owner: Owner | None = None
         """Who everything made here belongs to, if not this process."""
+        self.kept: frozenset[tuple[int, int]] = frozenset()
+        """(Device, inode) of what is never removed."""
         self._lock = threading.Lock()
         self._users = 0
         self._closing = False
@@ -239,13 +241,21 @@ class WorkTree:
         return tuple(sorted(name for name in found if name.endswith(suffix)))
 
     def fingerprint(self, names: tuple[str, ...]) -> tuple[tuple[int, int], ...] | None:
-        """(inode, change time) of each name; None if one is missing. Tells change, nothing else."""
+        """(inode, change time) of each name; None if one is missing, or is reached through a link.
+
+        It tells change, nothing else. Each directory is opened from the one above it, so that no
+        link is followed, whatever is exchanged meanwhile.
+        """
         with self._root() as root:
+            opened: dict[str, int] = {"": root}
             try:
-                found = [os.stat(name, dir_fd=root, follow_symlinks=False) for name in names]
+                return tuple(_mark(opened, name) for name in names)
             except OSError:
                 return None
-            return tuple((one.st_ino, one.st_ctime_ns) for one in found)
+            finally:
+                opened.pop("")
+                for fd in opened.values():
+                    os.close(fd)
 
     def read_link(self, rel: str) -> str:
         """Where the link ``rel`` points to; it is not followed."""
@@ -267,10 +277,12 @@ class WorkTree:
         with self.entered(rel) as root:
             parent, leaf = self._parent(root, rel)
             try:
-                if not stat.S_ISDIR(os.stat(leaf, dir_fd=parent, follow_symlinks=False).st_mode):
+                found = os.stat(leaf, dir_fd=parent, follow_symlinks=False)
+                refuse_kept(found, self.kept, shown=rel)
+                if not stat.S_ISDIR(found.st_mode):
                     os.unlink(leaf, dir_fd=parent)
                 elif recursive:
-                    remove_entry(parent, leaf, shown=rel)
+                    remove_entry(parent, leaf, shown=rel, kept=self.kept)
                 else:
                     os.rmdir(leaf, dir_fd=parent)
             finally:
@@ -333,6 +345,21 @@ class WorkTree:
                 os.close(at)
             at = below
         return at, leaf
+
+
+def _mark(opened: dict[str, int], name: str) -> tuple[int, int]:
+    above, _, leaf = name.rpartition("/")
+    found = os.stat(leaf, dir_fd=_opened(opened, above), follow_symlinks=False)
+    return found.st_ino, found.st_ctime_ns
+
+
+def _opened(opened: dict[str, int], name: str) -> int:
+    """Open a directory from the one above it, once; a link is refused."""
+    fd = opened.get(name)
+    if fd is None:
+        above, _, leaf = name.rpartition("/")
+        fd = opened[name] = os.open(leaf, _PIN_DIR | os.O_NOFOLLOW, dir_fd=_opened(opened, above))
+    return fd
 
 
 def _made_dir(parent: int, name: bytes, *, exist_ok: bool, owner: Owner | None) -> int:

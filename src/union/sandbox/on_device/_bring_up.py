@@ -13,16 +13,19 @@ from weakref import WeakKeyDictionary
 from union.sandbox._backends import registry
 from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import NamespaceRefusedError
+from union.sandbox._linux.pinning import Places
 from union.sandbox._linux.prepared import Sandbox
 from union.sandbox._linux.run import NotBuiltError
 from union.sandbox._session.threads import until_done
-from union.sandbox.on_device import _probe
+from union.sandbox.on_device import _probe, _programs
 from union.sandbox.on_device._posture import Posture
+from union.sandbox.on_device._settings import named_paths
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Backend, NetworkShape
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox.on_device._pool import Pool
+    from union.sandbox.on_device._programs import Programs
     from union.sandbox.on_device._workdir import WorkDir
 
 __all__ = ["Postures"]
@@ -49,6 +52,8 @@ class Postures:
         self._pool = pool
         self._backend = backend
         self.facts = _probe.Facts()
+        self.programs: Programs | None = None
+        """The host's programs; resolved before anything runs."""
         self._postures: dict[NetworkShape, Posture] = {}
         self._tried: set[NetworkShape] = set()
         self._building = asyncio.Lock()
@@ -62,28 +67,57 @@ class Postures:
     def get(self, shape: NetworkShape) -> Posture:
         """Return the posture, compiled but perhaps not built yet."""
         posture = self._postures.get(shape)
+        if posture is not None and not posture.is_intact:
+            self.close()  # the caller replaced what is shown read-only
+            posture = None
         if posture is None:
-            posture = self.compile(self._spec, shape)
+            posture = self._make(shape, self._backend, self.facts)
             self._postures[shape] = posture
         return posture
 
-    def compile(self, spec: SessionSpec, shape: NetworkShape) -> Posture:
-        """Return a new posture for the session, or for one call of it; the caller closes it."""
-        return self._make(spec, shape, self._backend, self.facts)
+    def _make(self, shape: NetworkShape, backend: Backend, facts: _probe.Facts) -> Posture:
+        posture = self._compile(self._spec, self.programs, shape, backend, facts)
+        self._work.keep(posture.read_only)
+        return posture
 
-    def _make(
-        self, spec: SessionSpec, shape: NetworkShape, backend: Backend, facts: _probe.Facts
+    def for_call(self, spec: SessionSpec, shape: NetworkShape) -> Posture:
+        """Return a new posture for one call, which the caller closes.
+
+        Earlier calls may have had writable paths of their own, so the places where links are
+        refused are gathered anew.
+        """
+        programs = self.programs
+        if programs is not None:
+            places = Places.of(programs.places.writable, programs.places.read_only)
+            if spec.read_write_paths == self._spec.read_write_paths:
+                programs = dataclasses.replace(programs, places=places)
+            else:
+                for _ in named_paths(spec, self._work, places):
+                    pass  # raises before programs are looked for in refused places
+                programs = _programs.resolve(spec, self._work)
+        return self._compile(spec, programs, shape, self._backend, self.facts)
+
+    def _compile(
+        self,
+        spec: SessionSpec,
+        programs: Programs | None,
+        shape: NetworkShape,
+        backend: Backend,
+        facts: _probe.Facts,
     ) -> Posture:
-        if not self._pool.sandboxes.is_open:
+        if not self._pool.sandboxes.is_open or programs is None:
             # It belongs to a command that was being started: nothing would close it any more.
             raise OSError(errno.ESHUTDOWN, "the session was closed meanwhile")
-        return Posture(
+        posture = Posture(
             spec,
             shape,
             backend=backend,
             work=self._work,
             facts=facts,
+            programs=programs,
         )
+        _programs.note_shown(programs)
+        return posture
 
     def is_current(self, posture: Posture) -> bool:
         """Whether the next command of this shape takes this posture."""
@@ -175,7 +209,7 @@ class Postures:
     ) -> _probe.Outcome:
         """Build the same sandbox by the launcher alone."""
         facts = dataclasses.replace(facts, share=False)
-        posture = self._make(self._spec, shape, registry.get("userns"), facts)
+        posture = self._make(shape, registry.get("userns"), facts)
         try:
             outcome, sandbox = await self._inspect(posture)
             if sandbox is not None:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import stat
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
@@ -38,7 +39,7 @@ __all__ = ["CallPostures"]
 
 _MAX_KEPT: Final = 4
 """Postures kept built for calls that repeat; each holds a few descriptors."""
-_Identities = tuple[tuple[str, int, int], ...]
+_Identities = tuple[tuple[str, int, int, int], ...]
 _Key = tuple[bytes, "SessionSpec", _Identities]
 
 
@@ -48,6 +49,7 @@ class _Kept:
     def __init__(self, posture: Posture) -> None:
         self.posture = posture
         self.users = 0
+        self.is_stale = False
         self.building = asyncio.Lock()
 
 
@@ -81,12 +83,14 @@ class CallPostures:
             yield kept.posture
         finally:
             kept.users -= 1
+            if kept.is_stale and not kept.users:
+                kept.posture.close()
             self._trim(_MAX_KEPT)
             self._expire_later()
 
     def _find(self, shape: NetworkShape, call: CallPosture, usual: Posture) -> _Kept:
         spec = spec_of_call(self._spec, call)
-        fresh = self._postures.compile(spec, shape)
+        fresh = self._postures.for_call(spec, shape)
         try:
             self._check_paths(fresh, call)
             _check_not_weaker(fresh.isolation, usual.isolation)
@@ -95,10 +99,11 @@ class CallPostures:
             fresh.close()
             raise
         kept = self._kept.get(key)
-        if kept is None:
-            kept = self._kept[key] = _Kept(fresh)
-        else:
+        if kept is not None and kept.posture.is_intact:
             fresh.close()
+        else:
+            self._discard(key)
+            kept = self._kept[key] = _Kept(fresh)
         self._kept.move_to_end(key)
         return kept
 
@@ -111,10 +116,7 @@ class CallPostures:
     def _check_paths(self, posture: Posture, call: CallPosture) -> None:
         """Check the real places of the paths: a link must not be a way around a rule."""
         shown = {item.path: item for item in posture.view.added}
-        writable = [item for item in shown.values() if item.writable]
-        ever_writable = [*writable, *_named(shown, self._spec.read_write_paths)]
-        for item in _named(shown, (*call.read_only_paths, *call.read_write_paths)):
-            _check_no_link(item, ever_writable)
+        writable = [item for item in shown.values() if item.writable and not item.guard]
         session_read_only = _named(shown, self._spec.read_only_paths)
         for item in _named(shown, call.read_write_paths):
             for top in session_read_only:
@@ -137,6 +139,14 @@ class CallPostures:
                     argument="read_only_paths",
                     hint="use a backend that isolates",
                 )
+
+    def _discard(self, key: _Key) -> None:
+        """Drop a posture whose mounts are gone; calls that use it close it."""
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            kept.is_stale = True
+            if not kept.users:
+                kept.posture.close()
 
     def _trim(self, most: int) -> None:
         for key, kept in tuple(self._kept.items()):
@@ -170,21 +180,10 @@ def _identities(spec: SessionSpec) -> _Identities:
     found = []
     for path in (*spec.read_only_paths, *spec.read_write_paths):
         status = os.stat(path)
-        found.append((path, status.st_dev, status.st_ino))
+        # A file that was unlinked and linked again has lost its mounts.
+        changed = 0 if stat.S_ISDIR(status.st_mode) else status.st_ctime_ns
+        found.append((path, status.st_dev, status.st_ino, changed))
     return tuple(found)
-
-
-def _check_no_link(item: Shown, writable: Iterable[Shown]) -> None:
-    """Refuse a path that leads through a link where sandboxed code can have made it."""
-    for place in writable:
-        if item.path != place.path and is_below(item.path, place.path):
-            direct = place.source + item.path[len(place.path) :]
-            if item.source != direct:
-                raise PolicyError(
-                    f"{item.path} leads through a link below {place.path}, to {item.source}",
-                    argument="read_write_paths" if item.writable else "read_only_paths",
-                    hint="sandboxed code may have made the link; name a path without one",
-                )
 
 
 def _check_read_only(

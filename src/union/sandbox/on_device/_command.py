@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core.files import VENV_DIR
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.view import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
-from union.sandbox._linux import host
 from union.sandbox._linux.command import Command, packed_rlimits
 from union.sandbox.on_device._network import proxy_variables, shape_of
 
@@ -35,10 +34,12 @@ _Variables = tuple[dict[str, str], tuple[str, ...]]
 class CommandBuilder:
     """Builds the commands of one session.
 
-    ``scratch`` is a directory for script files where there is no private root to hold them.
+    ``scratch`` is a directory for script files where there is no private root to hold them; then
+    ``uv`` is found where it is on the host.
     """
 
-    def __init__(self, *, work_dir: str, limits: Limits, scratch: str | None) -> None:
+    def __init__(self, *, work_dir: str, limits: Limits, scratch: str | None, uv: str) -> None:
+        self._uv = uv
         self._work_dir = work_dir
         self._venv = f"{work_dir}/{VENV_DIR}"
         self._scratch = scratch
@@ -84,7 +85,7 @@ class CommandBuilder:
         )
 
     def _environment(self) -> dict[str, str]:
-        own_bin = BIN_DIR if self._scratch is None else os.path.dirname(host.uv_binary())
+        own_bin = BIN_DIR if self._scratch is None else os.path.dirname(self._uv)
         return {
             "PATH": f"{self._venv}/bin:{own_bin}:{_SYSTEM_PATH}",
             "HOME": self._work_dir,

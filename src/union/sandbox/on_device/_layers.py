@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core import plan as p
 from union.sandbox._core.diagnosis import Layer
-from union.sandbox._linux import bwrap, causes, cgroup, gpu, host, kernel, programs
+from union.sandbox._linux import bwrap, causes, cgroup, gpu, host_programs, kernel, programs
 from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.launcher import (
     BINARY,
@@ -20,6 +20,7 @@ from union.sandbox._linux.launcher import (
     NamespaceRefusedError,
     sealed_memfd,
 )
+from union.sandbox._linux.pinning import Places
 from union.sandbox.errors import BackendUnavailableError
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._network import network_steps
@@ -191,7 +192,11 @@ def _of_system() -> list[Layer]:
 
 def _uv() -> Layer:
     try:
-        return Layer(name="uv", available=True, detail=programs.version_of(host.uv_binary()))
+        return Layer(
+            name="uv",
+            available=True,
+            detail=programs.version_of(host_programs.find_uv(Places.of(frozenset()))),
+        )
     except BackendUnavailableError as exc:
         return Layer(name="uv", available=False, detail=str(exc.args[0]), hint=exc.hint)
     except (OSError, subprocess.SubprocessError) as exc:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Setting, Wrapper
 from union.sandbox._core.seccomp import filter_program
-from union.sandbox._linux import bwrap, cgroup, kernel
+from union.sandbox._linux import cgroup, kernel
 from union.sandbox._linux.launcher import sealed_memfd
 from union.sandbox.on_device._network import network_steps
 from union.sandbox.on_device._probe import Outcome, shared
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from union.sandbox._backends.base import Backend, NetworkShape
     from union.sandbox._core.plan import Plan
     from union.sandbox._core.spec import SessionSpec
+    from union.sandbox._linux import bwrap
     from union.sandbox._linux.launcher import Channel
     from union.sandbox.on_device._probe import Facts
+    from union.sandbox.on_device._programs import Programs
     from union.sandbox.on_device._workdir import WorkDir
 
 __all__ = ["Posture"]
@@ -68,10 +70,11 @@ class Posture:
         backend: Backend,
         work: WorkDir,
         facts: Facts,
+        programs: Programs,
     ) -> None:
-        found = gather(spec, work, shape, facts=facts)
+        found = gather(spec, work, shape, facts=facts, programs=programs)
         egress = _EGRESS[shape] if facts.redirect or shape != "filtered" else "proxy-only"
-        self.builder = bwrap.find() if backend.name == "bubblewrap" else None
+        self.builder = programs.bwrap if backend.name == "bubblewrap" else None
         """The program that builds its sandboxes, if it is not the launcher alone."""
         setting = Setting(
             view=found.view,
@@ -104,6 +107,7 @@ class Posture:
         self._encoded = sealed_memfd("plan", self.plan.encode())
         self._fds = tuple(os.dup(fd) for fd in found.fds)
         self._shared: tuple[int, ...] = ()
+        self.read_only = found.read_only
         self._closed = False
 
     @property
@@ -114,6 +118,11 @@ class Posture:
     def _check_open(self) -> None:
         if self._closed:
             raise OSError(errno.ESHUTDOWN, "the session was closed meanwhile")
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether what its sandboxes show read-only, in places they write, is still in place."""
+        return self.read_only.is_intact()
 
     @property
     def is_built(self) -> bool:
@@ -177,6 +186,7 @@ class Posture:
     def close(self) -> None:
         """Lets go of its descriptors; their numbers are somebody else's from then on."""
         _close_all((self._encoded, *self._fds, *self._shared))
+        self.read_only.close()
         self._encoded, self._fds, self._shared = -1, (), ()
         self._closed = True
         if "_with_terminals" in self.__dict__:

@@ -65,8 +65,12 @@ class Runner:
 
     @functools.cached_property
     def _commands(self) -> CommandBuilder:
+        programs = self._postures.programs
         return CommandBuilder(
-            work_dir=self._work.path, limits=self._spec.limits, scratch=self._scratch
+            work_dir=self._work.path,
+            limits=self._spec.limits,
+            scratch=self._scratch,
+            uv=programs.uv if programs else "",
         )
 
     @functools.cached_property
@@ -107,6 +111,9 @@ class Runner:
             raise pool.spawn_failed("the command could not be handed over", exc) from exc
         self._runs.add(run)
         run.finished.add_done_callback(lambda _: self._ended(run))
+        if spec.call is not None:
+            end = self._work.keep_during_call(posture.read_only)
+            run.finished.add_done_callback(lambda _: end())
         pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
         if run.started is None:
             sink.event(Started(_FIRST_INSIDE))

@@ -12,16 +12,22 @@ from union.sandbox._backends.base import Identity
 from union.sandbox._core.view import Shown, View
 from union.sandbox._linux import cgroup, gpu, host, kernel
 from union.sandbox._linux.launcher import Launcher
+from union.sandbox._linux.pinning import LinkInWritablePlaceError, Places, pin
 from union.sandbox.errors import PolicyError
 from union.sandbox.on_device._network import resolv_conf
+from union.sandbox.on_device._programs import owner_paths
+from union.sandbox.on_device._read_only import ReadOnly
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.spec import Limits, SessionSpec
     from union.sandbox.on_device._probe import Facts
+    from union.sandbox.on_device._programs import Programs
     from union.sandbox.on_device._workdir import WorkDir
 
-__all__ = ["HostSetting", "gather", "identity_of_caller", "limit_report"]
+__all__ = ["HostSetting", "gather", "identity_of_caller", "limit_report", "named_paths"]
 
 _INSIDE_ID: Final = 1000
 """Who a caller that is root becomes inside."""
@@ -44,6 +50,8 @@ class HostSetting:
     carried: dict[str, str]
     """Variables of every command that depend on this host."""
     python: host.Interpreter
+    read_only: ReadOnly
+    """What is read-only in writable places; owned by whoever gathered."""
 
 
 def identity_of_caller() -> Identity:
@@ -102,14 +110,7 @@ class _Mapper:
         fd = Launcher.current().userns(inside=owner, outside=outside)
         if fd not in self.fds:
             self.fds.append(fd)
-        return Shown(
-            source=item.source,
-            path=item.path,
-            writable=item.writable,
-            is_dir=item.is_dir,
-            idmap=self.fds.index(fd),
-            identity=item.identity,
-        )
+        return dataclasses.replace(item, idmap=self.fds.index(fd))
 
 
 def gather(
@@ -118,32 +119,27 @@ def gather(
     network: NetworkShape,
     *,
     facts: Facts,
+    programs: Programs,
 ) -> HostSetting:
     """Looks at the host once. Raises when a path the caller named is missing or makes no sense."""
+    isolated = spec.backend != "none"
     own_everything = work.is_ours and not spec.read_write_paths
-    identity = _identity(
-        isolated=spec.backend != "none", idmap=facts.idmap, own_everything=own_everything
-    )
+    identity = _identity(isolated=isolated, idmap=facts.idmap, own_everything=own_everything)
     mapper = _Mapper(identity, idmap=facts.idmap)
     if identity.kind == "unprivileged" and not mapper.enabled:
         work.give_to(identity.host_uid, identity.host_gid)
     python = host.interpreter()
     carried, ca_paths = host.ca_environment()
     binds, links = host.system_view()
-    added = [host.shown(path) for path in (*python.paths, *ca_paths)]
-    added.append(host.uv_shown())
-    gpus = _gpus(spec, identity)
+    places = programs.places
+    added = [*owner_paths(python, places, isolated=isolated), *_ca_files(ca_paths, work, places)]
+    added.append(host.uv_shown(programs.uv))
+    gpus = _gpus(spec, identity, places)
     added += gpus.libraries
     if gpus.library_path:
         carried["LD_LIBRARY_PATH"] = ":".join(gpus.library_path)
-    for argument, paths, writable in (
-        ("read_only_paths", spec.read_only_paths, False),
-        ("read_write_paths", spec.read_write_paths, True),
-    ):
-        for path in paths:
-            item, owner = _named(path, work, writable=writable, argument=argument)
-            _refuse_overlap(item, work, argument)
-            added.append(mapper.mapped(item, (owner.st_uid, owner.st_gid)))
+    for item, owner in named_paths(spec, work, places):
+        added.append(mapper.mapped(item, (owner.st_uid, owner.st_gid)))
     own = Shown(source=work.source, path=work.path, writable=True, identity=work.identity)
     added.append(mapper.mapped(own, work.owner))
     files = [
@@ -155,13 +151,21 @@ def gather(
         binds = (*binds, *_open_names())
     else:
         files += [("/etc/hosts", _HOSTS), ("/etc/resolv.conf", resolv_conf(network))]
+    read_only = ReadOnly()
+    shown = _once(added)
+    if isolated:
+        try:
+            shown = read_only.protect(shown, strict=spec.strict)
+        except BaseException:
+            read_only.close()
+            raise
     return HostSetting(
         identity=identity,
         view=View(
             system=binds,
             links=links,
             files=tuple(files),
-            added=tuple(_once(added)),
+            added=tuple(shown),
             fresh_proc=facts.fresh_proc,
             guarded_proc=_guarded_proc(identity),
             staging=next(p for p in _WORK_MOUNT_POINTS if os.path.isdir(p)),
@@ -173,17 +177,57 @@ def gather(
         fds=tuple(mapper.fds),
         carried=carried,
         python=python,
+        read_only=read_only,
     )
 
 
-def _gpus(spec: SessionSpec, identity: Identity) -> gpu.Gpus:
+def named_paths(
+    spec: SessionSpec, work: WorkDir, places: Places
+) -> Iterator[tuple[Shown, os.stat_result]]:
+    """Yield what the caller's paths lead to. Raises for one that is missing or refused."""
+    for argument, paths, writable in (
+        ("read_only_paths", spec.read_only_paths, False),
+        ("read_write_paths", spec.read_write_paths, True),
+    ):
+        for path in paths:
+            item, owner = _named(path, work, places, writable=writable, argument=argument)
+            _refuse_overlap(item, work, argument)
+            yield item, owner
+
+
+def _gpus(spec: SessionSpec, identity: Identity, places: Places) -> gpu.Gpus:
     if not spec.limits.gpus:
         return gpu.Gpus()
     return gpu.find(
         spec.limits.gpus,
         for_everybody=identity.kind == "unprivileged",
-        environ=os.environ,
+        environ={"LD_LIBRARY_PATH": _safe_library_path(places)},
     )
+
+
+def _safe_library_path(places: Places) -> str:
+    """The directories of LD_LIBRARY_PATH in which sandboxed code cannot have put links."""
+    return ":".join(
+        path
+        for path in os.environ.get("LD_LIBRARY_PATH", "").split(":")
+        if os.path.isabs(path) and _is_safe(path, places)
+    )
+
+
+def _is_safe(path: str, places: Places) -> bool:
+    try:
+        with pin(path, places) as found:
+            return not found.is_writable_place
+    except OSError:
+        return False
+
+
+def _ca_files(paths: dict[str, str], work: WorkDir, places: Places) -> Iterator[Shown]:
+    """What variables such as SSL_CERT_FILE name, under the rules of ``read_only_paths``."""
+    for path, variable in paths.items():
+        if os.path.lexists(path):
+            item, _ = _named(path, work, places, writable=False, argument=variable, check=False)
+            yield item
 
 
 def _guarded_proc(identity: Identity) -> tuple[str, ...]:
@@ -214,24 +258,34 @@ def _passwd(identity: Identity, home: str) -> bytes:
 
 
 def _named(
-    path: str, work: WorkDir, *, writable: bool, argument: str
+    path: str,
+    work: WorkDir,
+    places: Places,
+    *,
+    writable: bool,
+    argument: str,
+    check: bool = True,
 ) -> tuple[Shown, os.stat_result]:
     """What the caller named. Where sandboxed code could have put a link, none is followed.
 
-    That is below the work dir, and on a server, whose clients may name few paths: there the mount
-    must be of the very thing that was looked at. Elsewhere a file may be replaced by its owner.
+    On a server, whose clients may name few paths, the mount must be of the very thing that was
+    looked at.
     """
-    item, found = host.pinned(path, writable=writable, argument=argument)
-    work.check_allowed(path, item.source, argument)
-    rest = work.rest_of(path)
-    if rest is not None and item.source != f"{work.source}/{rest}":
+    try:
+        item, found = host.pinned(path, places, writable=writable, argument=argument)
+    except LinkInWritablePlaceError as exc:
+        if check:
+            work.check_allowed(path, exc.target, argument)
         raise PolicyError(
-            f"{argument}: {path} leads through a link in the work dir, to {item.source}",
+            f"{argument}: {path} leads through a link in the work dir, or in another directory "
+            f"that sandboxed code can write: {exc.link} -> {exc.target}",
             argument=argument,
             hint="sandboxed code may have made the link; name a path without one",
-        )
-    if rest is None and work.allowed is None:
-        item = dataclasses.replace(item, identity=(0, 0))
+        ) from exc
+    if check:
+        work.check_allowed(path, item.source, argument)
+        if work.allowed is not None:
+            item = dataclasses.replace(item, identity=(found.st_dev, found.st_ino))
     return item, found
 
 

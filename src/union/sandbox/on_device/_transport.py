@@ -13,6 +13,7 @@ from union.sandbox._core.paths import work_path
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox._session.tree_files import TreeFiles
+from union.sandbox.on_device import _programs
 from union.sandbox.on_device._bring_up import Postures
 from union.sandbox.on_device._network import SessionNetwork, shape_of
 from union.sandbox.on_device._pool import Pool
@@ -93,6 +94,7 @@ class LocalTransport:
                 network=self._network,
             )
             self._parts = _Parts(work, postures, runner)
+            postures.programs = _programs.resolve(self._spec, work)
             if work.is_ours:
                 sweep_in_background(os.path.dirname(work.source))
             pool.connect()
@@ -163,7 +165,7 @@ class LocalTransport:
     def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
         view = self.postures.get(shape_of(self._spec.network)).view
         read_only = [s.path for s in (*view.system, *view.added) if not s.writable]
-        writable = [s.path for s in view.added if s.writable]
+        writable = [s.path for s in view.added if s.writable and not s.guard]
         return {
             "read_only": tuple(sorted(read_only)),
             "read_write": ("/dev/shm", "/tmp", *sorted(writable)),  # noqa: S108 - names inside
@@ -180,15 +182,16 @@ class LocalTransport:
         return TreeFiles(self._opened().work.tree, work_dir=self.work_dir)
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[TreeFiles]:
+    def _changing(self, path: str) -> Iterator[TreeFiles]:
         """What the caller changes may be the venv: the next command has to check it."""
+        self._opened().work.check_changeable(path)
         try:
             yield self._files()
         finally:
             self._opened().runner.forget_venv()
 
     async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
-        with self._changing() as files:
+        with self._changing(path) as files:
             return await files.put(path, data, mode=mode, overwrite=overwrite)
 
     async def get(self, path: str, *, max_bytes: int) -> bytes:
@@ -197,7 +200,7 @@ class LocalTransport:
     async def write(
         self, path: str, chunks: AsyncIterable[bytes], *, mode: int, overwrite: bool
     ) -> int:
-        with self._changing() as files:
+        with self._changing(path) as files:
             return await files.write(path, chunks, mode=mode, overwrite=overwrite)
 
     def read(self, path: str, *, max_bytes: int) -> AsyncGenerator[bytes, None]:
@@ -212,11 +215,11 @@ class LocalTransport:
         return await threads.files.run(tree, tree.stat, below)
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
-        with self._changing() as files:
+        with self._changing(path) as files:
             await files.make_dir(path, parents=parents, exist_ok=exist_ok)
 
     async def remove(self, path: str, *, recursive: bool) -> None:
         below = work_path(path, work_dir=self.work_dir)
         tree = self._opened().work.tree
-        with self._changing():
+        with self._changing(path):
             await threads.files.run(tree, tree.remove, below, recursive=recursive)

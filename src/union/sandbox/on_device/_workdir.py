@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import functools
 import logging
@@ -13,6 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._core.file_errors import SandboxPathError
+from union.sandbox._core.paths import shown_path, work_path
 from union.sandbox._linux import kernel
 from union.sandbox._linux.owned_dir import OwnedDir, disown, sweep
 from union.sandbox._linux.tree import WorkTree
@@ -20,7 +21,9 @@ from union.sandbox._session import threads
 from union.sandbox.errors import PolicyError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    from union.sandbox.on_device._read_only import ReadOnly
 
 __all__ = [
     "WorkDir",
@@ -67,6 +70,9 @@ class WorkDir:
             self.path = path if place is None or place.shown_at is None else place.shown_at
         else:
             path = self.path = _checked(pinned)
+        self._read_only: tuple[str, ...] = ()
+        self._kept: ReadOnly | None = None
+        self._kept_by_calls: list[ReadOnly] = []
         self.allowed = None if place is None else place.allowed
         self.source = os.path.realpath(path)
         try:
@@ -93,16 +99,47 @@ class WorkDir:
         if self.allowed is not None and not is_allowed(source, self.allowed):
             raise not_allowed(argument, path)
 
-    def rest_of(self, path: str) -> str | None:
-        """What of ``path`` is below this directory, whatever its name; None if it is not there."""
-        top = os.path.normpath(path)
-        while top != "/":
-            top = os.path.dirname(top)
-            with contextlib.suppress(OSError):
-                found = os.stat(top)
-                if (found.st_dev, found.st_ino) == self.identity:
-                    return os.path.relpath(os.path.normpath(path), top)
-        return None
+    def keep(self, read_only: ReadOnly) -> None:
+        """Never change or remove what the session shows read-only below this directory."""
+        self._kept = read_only
+        self._update_kept()
+
+    def keep_during_call(self, read_only: ReadOnly) -> Callable[[], None]:
+        """Do the same for one call; return the function that ends it."""
+        self._kept_by_calls.append(read_only)
+        self._update_kept()
+
+        def end() -> None:
+            self._kept_by_calls.remove(read_only)
+            self._update_kept()
+
+        return end
+
+    def _update_kept(self) -> None:
+        top = self.source + "/"
+        kept = [*self._kept_by_calls] if self._kept is None else [self._kept, *self._kept_by_calls]
+        sources = {source for one in kept for source in one.sources}
+        self._read_only = tuple(s[len(top) :] for s in sorted(sources) if s.startswith(top))
+        self.tree.kept = frozenset(identity for one in kept for identity in one.kept)
+
+    def check_changeable(self, path: str) -> None:
+        """Raise if ``path`` is, or lies below, something that is shown read-only.
+
+        To replace it would remove its mount from the sandboxes that are running.
+        """
+        if not self._read_only:
+            return
+        below = work_path(path, work_dir=self.path, allow_root=True)
+        for kept in self._read_only:
+            if f"{below}/".startswith(f"{kept}/"):
+                raise SandboxPathError(
+                    f"{shown_path(path)} is shown read-only in this session ({kept}); it is not "
+                    "changed",
+                    path=path,
+                    code="path-read-only",
+                    hint=f"change {self.source}/{below} with the host's own tools, or open the "
+                    "session without it in read_only_paths",
+                )
 
     def give_to(self, uid: int, gid: int) -> None:
         """Makes the whole tree belong to another id; only for a directory of the session's own."""

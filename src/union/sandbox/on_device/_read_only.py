@@ -1,0 +1,187 @@
+"""Read-only paths in places that sandboxed code writes: kept where they are, and watched.
+
+A read-only mount alone protects a file or directory, not its name. If a directory above it can be
+renamed, sandboxed code puts another one in its place, and the caller uses that. So every directory
+between a writable mount and a read-only path becomes a mount of its own: the kernel refuses to
+rename, replace or remove a mount point from inside (EBUSY).
+
+From outside the caller may replace what is shown. The kernel then drops the mount, in every
+sandbox. Each sandbox therefore checks its mounts when it is made, and the session compares what is
+there before each command; see ``ReadOnly.is_intact``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._linux.pinning import identity_of
+from union.sandbox.errors import PolicyError, SandboxExecutionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from union.sandbox._core.view import Shown
+
+__all__ = ["ReadOnly"]
+
+_PIN: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class ReadOnly:
+    """What is shown read-only where sandboxed code can write. Owns its descriptors.
+
+    A descriptor is held of everything that is compared later: the inode of something that was
+    removed is then not given to something new.
+    """
+
+    def __init__(self) -> None:
+        self.sources: set[str] = set()
+        """Places on the host of what is read-only."""
+        self.kept: set[tuple[int, int]] = set()
+        """Identities of these and of the directories above them, up to the writable mount."""
+        self._fds: list[int] = []
+        self._watched: list[tuple[int, str, tuple[int, ...]]] = []
+
+    def close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+        self._watched.clear()
+
+    def is_intact(self) -> bool:
+        """Return whether everything is still there under its name; no link is followed."""
+        for parent, name, stamp in self._watched:
+            try:
+                found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            except OSError:
+                return False
+            if _stamp(found) != stamp:
+                return False
+        return True
+
+    def protect(self, added: Iterable[Shown], *, strict: bool) -> list[Shown]:
+        """Return what is shown, with the mounts that keep read-only paths in their places.
+
+        Args:
+            added: the caller's paths, the interpreter and the work dir; one for each place.
+            strict: refuse a read-only file, whose mount is lost when the caller replaces it.
+
+        """
+        out = {item.path: item for item in added}
+        held: dict[str, int] = {}
+        writable = [item for item in out.values() if item.writable and item.is_dir]
+        read_only = [item for item in out.values() if not item.writable]
+        for root in writable:
+            for item in read_only:
+                # By its real place: the caller may have named either of them through a link.
+                if not item.source.startswith(root.source + "/"):
+                    continue
+                place = root.path + item.source[len(root.source) :]
+                around = _nearest(place, out)
+                if around is None or not around.writable:
+                    continue
+                if around.source + place[len(around.path) :] != item.source:
+                    continue  # something else is shown there
+                if place in out and out[place].writable:
+                    continue  # the caller asked for that by name
+                if strict and not item.is_dir:
+                    raise _not_strict(item, root)
+                for one in self._mounts(around, item, place, held):
+                    out.setdefault(one.path, one)
+                    if one.path == place:
+                        out[place] = one
+        return list(out.values())
+
+    def _mounts(
+        self, around: Shown, item: Shown, place: str, held: dict[str, int]
+    ) -> Iterable[Shown]:
+        """Yield a mount for each directory from ``around`` to ``item``, and for ``item``."""
+        if around.source not in held:
+            held[around.source] = self._hold(os.open(around.source, _PIN))
+            found = os.fstat(held[around.source])
+            if around.identity[1] and identity_of(found) != around.identity:
+                raise _replaced(around.source)
+        at, source, path = held[around.source], around.source, around.path
+        names = place[len(around.path) + 1 :].split("/")
+        for depth, name in enumerate(names, 1):
+            is_last = depth == len(names)
+            source, path = f"{source}/{name}", f"{path}/{name}"
+            parent = at
+            if source not in held:
+                try:
+                    held[source] = self._hold(os.open(name, _PIN, dir_fd=parent))
+                except OSError as exc:
+                    raise _replaced(source) from exc
+                self._watch(parent, name, held[source])
+            at = held[source]
+            found = os.fstat(at)
+            self.kept.add(identity_of(found))
+            if is_last:
+                if item.identity[1] and identity_of(found) != item.identity:
+                    raise _replaced(source)
+                self.sources.add(source)
+                yield dataclasses.replace(item, path=path, identity=identity_of(found), verify=True)
+            elif not stat.S_ISDIR(found.st_mode):
+                raise _replaced(source)
+            else:
+                yield dataclasses.replace(
+                    around,
+                    source=source,
+                    path=path,
+                    identity=identity_of(found),
+                    guard=True,
+                    verify=True,
+                )
+
+    def _hold(self, fd: int) -> int:
+        self._fds.append(fd)
+        return fd
+
+    def _watch(self, parent: int, name: str, fd: int) -> None:
+        self._watched.append((parent, name, _stamp(os.fstat(fd))))
+
+
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
+    """Return what changes when something is replaced, and for a file when it gets a new name.
+
+    A file that is unlinked and linked again is the same inode without its mount. The times of a
+    directory say what happens in it, which is no concern here.
+    """
+    if stat.S_ISDIR(found.st_mode):
+        return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_ctime_ns
+
+
+def _nearest(path: str, out: dict[str, Shown]) -> Shown | None:
+    """Return what is shown around ``path``, leaving out the mounts that were added here."""
+    parent = path.rpartition("/")[0]
+    while parent:
+        item = out.get(parent)
+        if item is not None and not item.guard:
+            return item
+        parent = parent.rpartition("/")[0]
+    return None
+
+
+def _not_strict(item: Shown, root: Shown) -> PolicyError:
+    return PolicyError(
+        f"strict=True: the file {item.source} is shown read-only in {root.source}, which is "
+        "writable; a program that replaces the file (as editors do) removes that protection from "
+        "commands that are running",
+        argument="read_only_paths",
+        hint="put the file into a directory and name the directory, keep it outside the writable "
+        "directory, or drop strict=True",
+    )
+
+
+def _replaced(source: str) -> SandboxExecutionError:
+    return SandboxExecutionError(
+        f"{source} was replaced while a sandbox was being prepared",
+        stage="spawn",
+        code=f"spawn-{errno.errorcode[errno.ESTALE]}",
+        hint="run the command again; if this repeats, another session or program keeps changing "
+        "the directories above a read-only path",
+    )
