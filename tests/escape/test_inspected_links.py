@@ -1,6 +1,5 @@
 """Attacks by links in the work dir on what the host looks up or looks at there."""
 
-
 from __future__ import annotations
 
 import ctypes

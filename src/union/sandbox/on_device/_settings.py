@@ -132,7 +132,10 @@ def gather(
     carried, ca_paths = host.ca_environment()
     binds, links = host.system_view()
     places = programs.places
-    added = [*owner_paths(python, places, isolated=isolated), *_ca_files(ca_paths, work, places)]
+    added = [
+        *owner_paths(python, programs, isolated=isolated),
+        *_ca_files(ca_paths, work, places),
+    ]
     added.append(host.uv_shown(programs.uv))
     gpus = _gpus(spec, identity, places)
     added += gpus.libraries
