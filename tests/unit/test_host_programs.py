@@ -18,11 +18,12 @@ from union.sandbox.errors import BackendUnavailableError
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.threat(129)
+pytestmark = pytest.mark.spec("G1")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    host_programs._known.clear()
     monkeypatch.setattr(host_programs, "SYSTEM_DIRECTORIES", ())
     monkeypatch.setenv("PATH", "")
 
@@ -43,6 +44,7 @@ def _places(*paths: Path, read_only: tuple[Path, ...] = ()) -> Places:
 
 
 def _refused(directory: Path, places: Places | None = None) -> str:
+    host_programs._known.clear()  # what was safe a moment ago is judged again
     search = find("tool", places=places or Places(), before=(str(directory),))
     assert search.program is None
     return "; ".join(search.refused)

@@ -59,13 +59,13 @@ def resolve(spec: SessionSpec, work: WorkDir) -> Programs:
     writable = {work.identity}
     for path in spec.read_write_paths:
         try:
-            writable.add(identity_of(os.stat(path)))
+            identity = identity_of(os.stat(path))
         except OSError:
             continue  # an error of its own, when the path is looked up to be shown
+        writable.add(identity)
+        note_writable(identity, path)
     if not work.is_ours:
-        note_writable(work.identity)
-    for identity in writable - {work.identity}:
-        note_writable(identity)
+        note_writable(work.identity, work.source)
     python = host.interpreter()
     places = others = Places.of(frozenset(writable), _own(python))
     if work.is_ours:
