@@ -74,6 +74,8 @@ class ReadOnly:
         held: dict[str, int] = {}
         writable = [item for item in out.values() if item.writable and item.is_dir]
         read_only = [item for item in out.values() if not item.writable]
+        # From the top: what lies in another read-only path needs nothing of its own.
+        read_only.sort(key=lambda item: item.source.count("/"))
         for root in writable:
             for item in read_only:
                 # By its real place: the caller may have named either of them through a link.
@@ -85,7 +87,7 @@ class ReadOnly:
                     continue
                 if around.source + place[len(around.path) :] != item.source:
                     continue  # something else is shown there
-                if place in out and out[place].writable:
+                if place in out and out[place].writable and not out[place].guard:
                     continue  # the caller asked for that by name
                 if strict and not item.is_dir:
                     raise _not_strict(item, root)
