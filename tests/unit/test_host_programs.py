@@ -1,4 +1,4 @@
-"""Which programs the host executes: only those that nobody but root and the caller can replace."""
+"""Which programs the host executes: only those that no other user can replace."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_program_that_others_can_replace_is_skipped_for_the_next(
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757])
 def test_a_directory_above_that_others_can_write_is_refused(trusted_dir: Path, mode: int) -> None:
-    """Sticky ones as well: whoever was first there owns the name."""
+    """Sticky ones as well: the first user to make an entry there owns the name."""
     _program(trusted_dir / "a" / "b")
     (trusted_dir / "a").chmod(mode)
     assert "is writable by every user" in _refused(trusted_dir / "a" / "b")

@@ -52,7 +52,7 @@ class HostSetting:
     """Variables of every command that depend on this host."""
     python: host.Interpreter
     read_only: ReadOnly
-    """What is read-only in writable places; owned by whoever gathered."""
+    """What is read-only in writable places; the caller of ``gather`` closes it."""
 
 
 def identity_of_caller() -> Identity:
