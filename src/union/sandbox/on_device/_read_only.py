@@ -46,6 +46,10 @@ class ReadOnly:
         self._fds: list[int] = []
         self._watched: list[tuple[int, str, tuple[int, ...]]] = []
 
+    def __del__(self) -> None:
+        # Between the look at the host and the posture that takes this over, something may fail.
+        self.close()
+
     def close(self) -> None:
         while self._fds:
             os.close(self._fds.pop())
@@ -115,7 +119,7 @@ class ReadOnly:
             if source not in held:
                 try:
                     held[source] = self._hold(os.open(name, _PIN, dir_fd=parent))
-                except OSError as exc:
+                except (FileNotFoundError, NotADirectoryError) as exc:
                     raise _replaced(source) from exc
                 self._watch(parent, name, held[source])
             at = held[source]
