@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import OpenSession
 
-pytestmark = [pytest.mark.spec("G1", "G2"), pytest.mark.threat(129)]
+pytestmark = pytest.mark.spec("G1", "G2")
 
 _PLANT = """
 import os
@@ -47,6 +47,7 @@ def _is_planted(name: str, place: str, proof: Path) -> bool:
     return ran
 
 
+@pytest.mark.threat(129)
 @pytest.mark.parametrize("where", ["work dir", "read_write_paths", "link"])
 async def test_a_program_left_where_sandboxed_code_writes_is_not_executed(
     jailed: OpenSession, work: str, proof: Path, where: str, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +81,7 @@ async def test_a_program_left_where_sandboxed_code_writes_is_not_executed(
     assert not proof.exists()
 
 
+@pytest.mark.threat(129)
 async def test_without_another_program_the_session_is_refused_with_the_reason(
     work: str, proof: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

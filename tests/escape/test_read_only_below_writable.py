@@ -3,7 +3,9 @@
 # ruff: noqa: E501 - an attack program keeps each try on one line
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.escape.inside import attack
+from tests.escape.inside import attack, program
 from tests.escape.plants import SECRET, driver_source, snapshot
 
 import union.sandbox
@@ -168,6 +170,44 @@ def test_a_python_behind_a_link_in_the_work_dir_is_refused(cell: str, work: str)
         if not opens:
             assert "BackendUnavailableError" in done.stderr
             assert f"{work}/current, a link" in done.stderr
+
+
+_OVERWRITE = """
+write("lib/union/mine")
+for name in ("_linux/bin/sandbox-launcher", "__init__.py", "new.py"):
+    path = "lib/union/sandbox/" + name
+    out[name] = [attempt(write, path), attempt(os.rename, "lib/union/mine", path), attempt(os.unlink, path)]
+out["rename"] = [attempt(os.rename, top, "moved") for top in ("lib", "lib/union")]
+out["beside"] = attempt(write, "lib/union/fine")
+"""
+
+
+@pytest.mark.threat(3, 129)
+def test_this_package_in_the_work_dir_cannot_be_changed(cell: str, work: str) -> None:
+    """A checkout that is worked on: its launcher and its modules are executed by the host."""
+    own = Path(union.sandbox.__file__).parent
+    copy = Path(work, "lib", "union", "sandbox")
+    shutil.copytree(own, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    body = """
+    print(sb.__file__)
+    async with session(host_work_dir=sys.argv[1]) as jail:
+        print((await jail.exec(["python", "-c", sys.argv[2]])).stdout)
+    """
+    command = [sys.executable, "-B", "-c", driver_source(cell, body), work, program(_OVERWRITE)]
+    env = {**os.environ, "PYTHONPATH": f"{work}/lib"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=env, cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
+    where, found = done.stdout.split("\n", 1)
+    assert where == str(copy / "__init__.py")
+    tries = json.loads(found)
+    assert tries.pop("beside") == "ok", "the control: the rest is writable"
+    assert tries.pop("rename") == ["EBUSY", "EXDEV"]
+    assert len(tries) == 3
+    assert all("ok" not in results for results in tries.values()), tries
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
 
 
 # The host's own cleanup.

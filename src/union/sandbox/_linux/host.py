@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import site
@@ -96,6 +97,8 @@ def pinned(
     except LinkInWritablePlaceError:
         raise
     except OSError as exc:
+        if exc.errno in {errno.EMFILE, errno.ENFILE}:
+            raise  # it says nothing about the path
         raise _missing(path, argument, exc) from exc
 
 

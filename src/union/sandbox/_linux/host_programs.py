@@ -49,6 +49,19 @@ class Found:
     """Its canonical path: no component of it is a link."""
     found: os.stat_result
 
+    def is_unchanged(self) -> bool:
+        """Return whether the same file is still there."""
+        try:
+            now = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            return False
+        then = self.found
+        return (now.st_dev, now.st_ino, now.st_ctime_ns) == (
+            then.st_dev,
+            then.st_ino,
+            then.st_ctime_ns,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Search:
@@ -58,11 +71,29 @@ class Search:
     refused: tuple[str, ...] = ()
 
 
+_known: Final[dict[tuple[object, ...], Found]] = {}
+_MAX_KNOWN: Final = 64
+
+
 def find(name: str, *, places: Places, before: Iterable[str] = ()) -> Search:
     """Search for a program in ``before``, on PATH and in the system's directories, in this order.
 
-    An unsafe candidate is skipped; ``Search.refused`` says why.
+    An unsafe candidate is skipped; ``Search.refused`` says why. A program that an earlier session
+    found under the same conditions, and that is unchanged, is taken without a new search.
     """
+    key = (name, places, os.environ.get("PATH"), SYSTEM_DIRECTORIES, sys.executable, os.geteuid())
+    known = _known.get(key)
+    if known is not None and known.is_unchanged():
+        return Search(known)
+    search = _searched(name, places, before)
+    if search.program is not None:
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known[key] = search.program
+    return search
+
+
+def _searched(name: str, places: Places, before: Iterable[str]) -> Search:
     refused: list[str] = []
     seen: set[str] = set()
     for directory in itertools.chain(before, os.get_exec_path(), SYSTEM_DIRECTORIES):

@@ -28,14 +28,31 @@ Identity = tuple[int, int]
 _STEP: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS: Final = 40
 
-_noted: set[Identity] = set()
+_MAX_NOTED: Final = 256
+_noted: Final[dict[Identity, str]] = {}
 _lock: Final = threading.Lock()
 
 
-def note_writable(identity: Identity) -> None:
+def note_writable(identity: Identity, path: str) -> None:
     """Record a directory that a session of this process shows writable, for all later sessions."""
     with _lock:
-        _noted.add(identity)
+        _noted.pop(identity, None)
+        _noted[identity] = path
+        while len(_noted) > _MAX_NOTED:
+            del _noted[next(iter(_noted))]
+
+
+def _noted_and_there() -> frozenset[Identity]:
+    """Return what was noted and still exists: the inode of a removed directory is used again."""
+    with _lock:
+        for identity, path in tuple(_noted.items()):
+            try:
+                is_there = identity_of(os.stat(path)) == identity
+            except OSError:
+                is_there = False
+            if not is_there:
+                del _noted[identity]
+        return frozenset(_noted)
 
 
 def identity_of(found: os.stat_result) -> Identity:
@@ -55,8 +72,7 @@ class Places:
         cls, writable: frozenset[Identity], read_only: frozenset[Identity] = frozenset()
     ) -> Places:
         """Return these places together with those that other sessions of this process show."""
-        with _lock:
-            return cls(writable | _noted, read_only)
+        return cls(writable | _noted_and_there(), read_only)
 
     def inside(self, identity: Identity, *, was_inside: bool) -> bool:
         """Return whether sandboxed code can write here, given the answer for the parent."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import stat
@@ -47,6 +48,7 @@ __all__ = ["WorkTree"]
 _READ_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 _READ_DIR: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_DIRECTORY
 _PIN_DIR: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_PIN_DIR_ITSELF: Final = _PIN_DIR | os.O_NOFOLLOW
 
 _DIR_MODE: Final = 0o755
 
@@ -246,16 +248,24 @@ class WorkTree:
         It tells change, nothing else. Each directory is opened from the one above it, so that no
         link is followed, whatever is exchanged meanwhile.
         """
+        steps, slots = _walk_of(names)
         with self._root() as root:
-            opened: dict[str, int] = {"": root}
+            fds, marks = [root], []
             try:
-                return tuple(_mark(opened, name) for name in names)
+                for parent, leaf, is_parent in steps:
+                    if is_parent:
+                        fd = os.open(leaf, _PIN_DIR_ITSELF, dir_fd=fds[parent])
+                        fds.append(fd)
+                        found = os.fstat(fd)
+                    else:
+                        found = os.stat(leaf, dir_fd=fds[parent], follow_symlinks=False)
+                    marks.append((found.st_ino, found.st_ctime_ns))
             except OSError:
                 return None
             finally:
-                opened.pop("")
-                for fd in opened.values():
+                for fd in fds[1:]:
                     os.close(fd)
+        return tuple([marks[slot] for slot in slots])
 
     def read_link(self, rel: str) -> str:
         """Where the link ``rel`` points to; it is not followed."""
@@ -347,19 +357,24 @@ class WorkTree:
         return at, leaf
 
 
-def _mark(opened: dict[str, int], name: str) -> tuple[int, int]:
-    above, _, leaf = name.rpartition("/")
-    found = os.stat(leaf, dir_fd=_opened(opened, above), follow_symlinks=False)
-    return found.st_ino, found.st_ctime_ns
+@functools.lru_cache(maxsize=64)
+def _walk_of(names: tuple[str, ...]) -> tuple[tuple[tuple[int, str, bool], ...], tuple[int, ...]]:
+    """How to reach these names, each directory from the one above it.
 
-
-def _opened(opened: dict[str, int], name: str) -> int:
-    """Open a directory from the one above it, once; a link is refused."""
-    fd = opened.get(name)
-    if fd is None:
+    Returns the steps (number of the parent among the directories that are open, one component,
+    whether it is opened), and for each name the step that meets it.
+    """
+    parents = {name.rpartition("/")[0] for name in names}
+    every = {"/".join(p.split("/")[: k + 1]) for p in parents if p for k in range(p.count("/") + 1)}
+    opened, met = {"": 0}, dict[str, int]()
+    steps: list[tuple[int, str, bool]] = []
+    for name in sorted({*every, *names}, key=lambda n: (n.count("/"), n)):
         above, _, leaf = name.rpartition("/")
-        fd = opened[name] = os.open(leaf, _PIN_DIR | os.O_NOFOLLOW, dir_fd=_opened(opened, above))
-    return fd
+        met[name] = len(steps)
+        steps.append((opened[above], leaf, name in every))
+        if name in every:
+            opened[name] = len(opened)
+    return tuple(steps), tuple(met[name] for name in names)
 
 
 def _made_dir(parent: int, name: bytes, *, exist_ok: bool, owner: Owner | None) -> int:

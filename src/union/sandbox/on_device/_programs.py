@@ -39,10 +39,16 @@ class Programs:
     """Programs of one session, and the places that sandboxed code can write."""
 
     places: Places
+    """Where sandboxed code can write, of this session and of earlier ones."""
+    own: frozenset[tuple[int, int]]
+    """The directories that this session itself shows writable."""
+    others: Places
+    """The same without a work dir that was made for this session: it was empty at first, so nothing
+    of the owner and no program is reached through it."""
     uv: str
     bwrap: Bwrap | None
-    shown_writable: frozenset[tuple[int, int]] = frozenset()
-    """Identities of ``read_write_paths``."""
+    shown_writable: tuple[tuple[tuple[int, int], str], ...] = ()
+    """The ``read_write_paths`` with their identities."""
 
 
 def resolve(spec: SessionSpec, work: WorkDir) -> Programs:
@@ -53,22 +59,29 @@ def resolve(spec: SessionSpec, work: WorkDir) -> Programs:
 
     """
     writable = {work.identity}
+    shown = []
     for path in spec.read_write_paths:
         try:
-            writable.add(identity_of(os.stat(path)))
+            identity = identity_of(os.stat(path))
         except OSError:
             continue  # an error of its own, when the path is looked up to be shown
+        writable.add(identity)
+        shown.append((identity, path))
     if not work.is_ours:
-        note_writable(work.identity)
+        note_writable(work.identity, work.source)
     python = host.interpreter()
-    places = Places.of(frozenset(writable), _own(python))
-    if spec.backend != "none":
-        _check_python(python, places)
+    places = others = Places.of(frozenset(writable), _own(python))
+    if work.is_ours:
+        others = Places(places.writable - {work.identity}, places.read_only)
+    if spec.backend != "none" and others.writable:
+        _check_python(python, others)
     return Programs(
         places=places,
-        uv=host_programs.find_uv(places),
-        bwrap=bwrap.find(places) if spec.backend == "bubblewrap" else None,
-        shown_writable=frozenset(writable - {work.identity}),
+        own=frozenset(writable),
+        others=others,
+        uv=host_programs.find_uv(others),
+        bwrap=bwrap.find(others) if spec.backend == "bubblewrap" else None,
+        shown_writable=tuple(shown),
     )
 
 
@@ -77,8 +90,8 @@ def note_shown(programs: Programs) -> None:
 
     A path that was refused must not be recorded: it would be refused to everybody.
     """
-    for identity in programs.shown_writable:
-        note_writable(identity)
+    for identity, path in programs.shown_writable:
+        note_writable(identity, path)
 
 
 def _own(python: Interpreter) -> frozenset[tuple[int, int]]:
@@ -92,12 +105,16 @@ def _own(python: Interpreter) -> frozenset[tuple[int, int]]:
     return frozenset(found)
 
 
-def owner_paths(python: Interpreter, places: Places, *, isolated: bool) -> Iterator[Shown]:
+def owner_paths(python: Interpreter, programs: Programs, *, isolated: bool) -> Iterator[Shown]:
     """Yield what sandboxes see of the owner's Python, read-only.
 
     This package is shown if it lies where sandboxed code could write to it otherwise. What
     editable installs refer to is shown unless sandboxed code can write there by the caller's wish.
     """
+    places = programs.others
+    if not places.writable:
+        yield from map(host.shown, (*python.paths, *filter(os.path.exists, python.editable)))
+        return
     for path in (*python.paths, _PACKAGE):
         try:
             item, _ = host.pinned(path, places, argument="interpreter")
@@ -109,10 +126,9 @@ def owner_paths(python: Interpreter, places: Places, *, isolated: bool) -> Itera
             yield item
     for path in python.editable:
         try:
-            with pin(path, places) as found:
-                if found.is_writable_place:
-                    continue  # visible already, and the caller's wish
-            yield host.pinned(path, places)[0]
+            item, _ = host.pinned(path, places)
+            if not _lies_in(path, Places(programs.own)):
+                yield item  # else it is visible already, and writable by the caller's wish
         except (OSError, SandboxUsageError):
             _log.debug("an editable install is not shown: %s", path, exc_info=True)
 

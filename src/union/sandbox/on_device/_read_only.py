@@ -46,6 +46,10 @@ class ReadOnly:
         self._fds: list[int] = []
         self._watched: list[tuple[int, str, tuple[int, ...]]] = []
 
+    def __del__(self) -> None:
+        # Between the look at the host and the posture that takes this over, something may fail.
+        self.close()
+
     def close(self) -> None:
         while self._fds:
             os.close(self._fds.pop())
@@ -74,6 +78,8 @@ class ReadOnly:
         held: dict[str, int] = {}
         writable = [item for item in out.values() if item.writable and item.is_dir]
         read_only = [item for item in out.values() if not item.writable]
+        # From the top: what lies in another read-only path needs nothing of its own.
+        read_only.sort(key=lambda item: item.source.count("/"))
         for root in writable:
             for item in read_only:
                 # By its real place: the caller may have named either of them through a link.
@@ -85,7 +91,7 @@ class ReadOnly:
                     continue
                 if around.source + place[len(around.path) :] != item.source:
                     continue  # something else is shown there
-                if place in out and out[place].writable:
+                if place in out and out[place].writable and not out[place].guard:
                     continue  # the caller asked for that by name
                 if strict and not item.is_dir:
                     raise _not_strict(item, root)
@@ -113,7 +119,7 @@ class ReadOnly:
             if source not in held:
                 try:
                     held[source] = self._hold(os.open(name, _PIN, dir_fd=parent))
-                except OSError as exc:
+                except (FileNotFoundError, NotADirectoryError) as exc:
                     raise _replaced(source) from exc
                 self._watch(parent, name, held[source])
             at = held[source]

@@ -12,11 +12,12 @@ from union.sandbox._backends.base import Identity
 from union.sandbox._core.view import Shown, View
 from union.sandbox._linux import cgroup, gpu, host, kernel
 from union.sandbox._linux.launcher import Launcher
-from union.sandbox._linux.pinning import LinkInWritablePlaceError, Places, pin
-from union.sandbox.errors import PolicyError
+from union.sandbox._linux.pinning import LinkInWritablePlaceError, Places, identity_of, pin
+from union.sandbox.errors import PolicyError, SandboxUsageError
 from union.sandbox.on_device._network import resolv_conf
 from union.sandbox.on_device._programs import owner_paths
 from union.sandbox.on_device._read_only import ReadOnly
+from union.sandbox.on_device._workdir import not_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +52,7 @@ class HostSetting:
     """Variables of every command that depend on this host."""
     python: host.Interpreter
     read_only: ReadOnly
-    """What is read-only in writable places; owned by whoever gathered."""
+    """What is read-only in writable places; the caller of ``gather`` closes it."""
 
 
 def identity_of_caller() -> Identity:
@@ -132,7 +133,10 @@ def gather(
     carried, ca_paths = host.ca_environment()
     binds, links = host.system_view()
     places = programs.places
-    added = [*owner_paths(python, places, isolated=isolated), *_ca_files(ca_paths, work, places)]
+    added = [
+        *owner_paths(python, programs, isolated=isolated),
+        *_ca_files(ca_paths, places),
+    ]
     added.append(host.uv_shown(programs.uv))
     gpus = _gpus(spec, identity, places)
     added += gpus.libraries
@@ -222,12 +226,15 @@ def _is_safe(path: str, places: Places) -> bool:
         return False
 
 
-def _ca_files(paths: dict[str, str], work: WorkDir, places: Places) -> Iterator[Shown]:
+def _ca_files(paths: dict[str, str], places: Places) -> Iterator[Shown]:
     """What variables such as SSL_CERT_FILE name, under the rules of ``read_only_paths``."""
     for path, variable in paths.items():
-        if os.path.lexists(path):
-            item, _ = _named(path, work, places, writable=False, argument=variable, check=False)
-            yield item
+        try:
+            yield host.pinned(path, places, argument=variable)[0]
+        except LinkInWritablePlaceError as exc:
+            raise _through_link(path, variable, exc) from exc
+        except SandboxUsageError:
+            continue  # it does not exist, or is closed to the caller as well
 
 
 def _guarded_proc(identity: Identity) -> tuple[str, ...]:
@@ -258,13 +265,7 @@ def _passwd(identity: Identity, home: str) -> bytes:
 
 
 def _named(
-    path: str,
-    work: WorkDir,
-    places: Places,
-    *,
-    writable: bool,
-    argument: str,
-    check: bool = True,
+    path: str, work: WorkDir, places: Places, *, writable: bool, argument: str
 ) -> tuple[Shown, os.stat_result]:
     """What the caller named. Where sandboxed code could have put a link, none is followed.
 
@@ -274,19 +275,22 @@ def _named(
     try:
         item, found = host.pinned(path, places, writable=writable, argument=argument)
     except LinkInWritablePlaceError as exc:
-        if check:
-            work.check_allowed(path, exc.target, argument)
-        raise PolicyError(
-            f"{argument}: {path} leads through a link in the work dir, or in another directory "
-            f"that sandboxed code can write: {exc.link} -> {exc.target}",
-            argument=argument,
-            hint="sandboxed code may have made the link; name a path without one",
-        ) from exc
-    if check:
-        work.check_allowed(path, item.source, argument)
         if work.allowed is not None:
-            item = dataclasses.replace(item, identity=(found.st_dev, found.st_ino))
+            raise not_allowed(argument, path) from exc  # where the link leads is not the client's
+        raise _through_link(path, argument, exc) from exc
+    work.check_allowed(path, item.source, argument)
+    if work.allowed is not None:
+        item = dataclasses.replace(item, identity=identity_of(found))
     return item, found
+
+
+def _through_link(path: str, argument: str, exc: LinkInWritablePlaceError) -> PolicyError:
+    return PolicyError(
+        f"{argument}: {path} leads through a link in the work dir, or in another directory that "
+        f"sandboxed code can write: {exc.link} -> {exc.target}",
+        argument=argument,
+        hint="sandboxed code may have made the link; name a path without one",
+    )
 
 
 def _refuse_overlap(item: Shown, work: WorkDir, argument: str) -> None:
