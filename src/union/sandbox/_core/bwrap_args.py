@@ -43,7 +43,7 @@ NEEDED: Final = (
 """Every option that is used here, but the one for a user namespace that is there already."""
 USERNS_FD: Final = "7"
 """The number that native/wrap.c gives to that namespace."""
-_TO_MOUNT: Final = ("CAP_SYS_ADMIN", "CAP_SETPCAP")
+_TO_MOUNT: Final = ("CAP_SYS_ADMIN", "CAP_SETPCAP", "CAP_SYS_RESOURCE")
 _FOR_NETWORK: Final = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE")
 
 

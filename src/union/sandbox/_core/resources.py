@@ -35,6 +35,7 @@ _MOST: Final = 2**62
 class Resources:
     """What one run may use. Sizes are bytes or text such as ``"512Mi"``; None keeps the default.
 
+    ``session_processes`` limits the processes and threads of all runs of the session together.
     ``gpu`` is a number of NVIDIA devices; it needs the bubblewrap backend.
 
     >>> Resources(cpu=2, memory="1Gi").memory
@@ -44,6 +45,7 @@ class Resources:
     cpu: float | str | None = None
     memory: int | str | None = None
     processes: int | None = None
+    session_processes: int | None = None
     open_files: int | None = None
     file_size: int | str | None = None
     tmp: int | str | None = None
@@ -141,7 +143,7 @@ def limits_from(resources: object) -> Limits:
             limits = dataclasses.replace(limits, **{field: _bytes(name, value)})
     if resources.gpu is not None and (resources.gpu != 0 or isinstance(resources.gpu, bool)):
         limits = dataclasses.replace(limits, gpus=_count("gpu", resources.gpu))
-    for name in ("processes", "open_files"):
+    for name in ("processes", "session_processes", "open_files"):
         value = getattr(resources, name)
         if value is not None:
             limits = dataclasses.replace(limits, **{name: _count(name, value)})
@@ -149,6 +151,9 @@ def limits_from(resources: object) -> Limits:
 
 
 def _consistent(limits: Limits) -> Limits:
+    if limits.session_processes < limits.processes:
+        # One run may take all that the session has.
+        limits = dataclasses.replace(limits, processes=limits.session_processes)
     memory = limits.memory_bytes
     if memory is None:
         return limits

@@ -16,7 +16,15 @@ from union.sandbox._core import plan as p
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Shown", "View", "can_share", "landlock_steps", "own_steps", "shared_steps"]
+__all__ = [
+    "Shown",
+    "View",
+    "can_share",
+    "hiding_steps",
+    "landlock_steps",
+    "own_steps",
+    "shared_steps",
+]
 
 RUN_DIR: Final = "/run/sandbox"
 PYTHON_SLOT: Final = f"{RUN_DIR}/main.py"
@@ -80,6 +88,8 @@ class View:
     fresh_proc: bool
     guarded_proc: tuple[str, ...]
     """Parts of /proc made read-only by mount, where the sandbox has the id of the host's root."""
+    hidden_proc: tuple[str, ...] = ()
+    """Files of /proc that read as empty."""
     staging: str
     pivot: bool
     """Whether the root is entered by pivot_root; if not, it is moved over the caller's."""
@@ -89,6 +99,8 @@ class View:
     """Whether pseudo-terminals can be opened; only a command that asked for one gets that."""
     nodes: tuple[Shown, ...] = ()
     """Devices beyond the few that every sandbox has."""
+    counters: tuple[tuple[str, int], ...] = ()
+    """Limits of the user namespace, by their names in /proc/sys/user."""
 
 
 class _Layout:
@@ -148,6 +160,11 @@ def shared_steps(view: View, *, hold: bool = False) -> list[p.Step]:
         out.steps.append(p.File(path, content))
     _add_dev(out, view)
     _add_proc(out, view)
+    out.steps.extend(p.Counter(name, value) for name, value in view.counters)
+    if not (hold and view.fresh_proc):
+        # A sandbox that will have a fresh /proc of its own hides them there. Here it would keep
+        # the kernel from giving it one.
+        out.steps.extend(hiding_steps(view))
     if view.pivot:
         out.steps.append(p.Detach())
     for place in _OWN:
@@ -178,6 +195,11 @@ def own_steps(view: View, *, held: bool = False) -> list[p.Step]:
     out.steps.append(p.Slot(PYTHON_SLOT))
     out.steps.append(p.Slot(SHELL_SLOT))
     return out.steps
+
+
+def hiding_steps(view: View) -> list[p.Step]:
+    """Makes files of /proc empty that show what is the caller's."""
+    return [p.Hide(path) for path in view.hidden_proc]
 
 
 def can_share(view: View) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core.files import VENV_DIR
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.view import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
-from union.sandbox._linux import host
+from union.sandbox._linux import host, kernel
 from union.sandbox._linux.command import Command, packed_rlimits
 from union.sandbox.on_device._network import proxy_variables, shape_of
 
@@ -44,7 +44,7 @@ class CommandBuilder:
         self._scratch = scratch
         self._base = self._environment()
         self._last: tuple[NetworkSpec | None, Mapping[str, str], _Variables] = (None, {}, ({}, ()))
-        every = _rlimits(limits)
+        every = _rlimits(limits, shares_id=scratch is None and not kernel.is_root())
         self._rlimits = packed_rlimits(every)
         self._rlimits_but_processes = packed_rlimits(every[:-1])
 
@@ -142,11 +142,16 @@ def _candidates(program: str, path: str, cwd: str) -> tuple[str, ...]:
     return tuple(f"{directory or cwd}/{program}" for directory in path.split(":"))
 
 
-def _rlimits(limits: Limits) -> list[tuple[int, int, int]]:
+def _rlimits(limits: Limits, *, shares_id: bool) -> list[tuple[int, int, int]]:
+    open_files = limits.open_files
+    if shares_id:
+        # The kernel counts descriptors in messages by user, and compares the number with this
+        # limit of whoever sends. A quarter is left to the caller, who could send none otherwise.
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        open_files = min(open_files, max(soft * 3 // 4, 1)) if soft > 0 else open_files
     pairs = (
-        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_NOFILE, open_files),
         (resource.RLIMIT_FSIZE, limits.file_size_bytes),
-        (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NPROC, limits.processes + 1),  # one is ours
     )
     return [(kind, *_within_hard(kind, value)) for kind, value in pairs]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Setting, Wrapper
 from union.sandbox._core.seccomp import filter_program
-from union.sandbox._linux import bwrap, kernel
+from union.sandbox._linux import bwrap, inherited, kernel
 from union.sandbox._linux.launcher import sealed_memfd
+from union.sandbox.errors import BackendUnavailableError
 from union.sandbox.on_device._network import network_steps
 from union.sandbox.on_device._probe import Outcome, shared
 from union.sandbox.on_device._settings import gather, limit_report
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from union.sandbox._linux import cgroup
     from union.sandbox._linux.launcher import Channel
     from union.sandbox.on_device._probe import Facts
+    from union.sandbox.on_device._session_id import SessionId
+    from union.sandbox.on_device._settings import HostSetting
     from union.sandbox.on_device._workdir import WorkDir
 
 __all__ = ["Posture"]
@@ -35,8 +38,8 @@ _EGRESS: Final = {"blocked": "kernel", "filtered": "kernel", "open": "none"}
 
 
 @functools.cache
-def _filter(machine: str) -> bytes:
-    return filter_program(machine=machine)
+def _filter(machine: str, *, only_counted_memory: bool) -> bytes:
+    return filter_program(machine=machine, only_counted_memory=only_counted_memory)
 
 
 def _wrapper(found: bwrap.Bwrap) -> Wrapper:
@@ -62,11 +65,32 @@ class Posture:
         work: WorkDir,
         facts: Facts,
         groups: cgroup.Hierarchy | None,
+        own: SessionId,
     ) -> None:
-        found = gather(spec, work, shape, facts=facts)
+        found = gather(spec, work, shape, facts=facts, own=own)
+        try:
+            self._compile(spec, shape, backend=backend, facts=facts, groups=groups, found=found)
+        except BaseException:
+            _close_all(found.fds)
+            raise
+        self._fds = found.fds
+        self._shared: tuple[int, ...] = ()
+        self._closed = False
+
+    def _compile(
+        self,
+        spec: SessionSpec,
+        shape: NetworkShape,
+        *,
+        backend: Backend,
+        facts: Facts,
+        groups: cgroup.Hierarchy | None,
+        found: HostSetting,
+    ) -> None:
         egress = _EGRESS[shape] if facts.redirect or shape != "filtered" else "proxy-only"
         self.builder = bwrap.find() if backend.name == "bubblewrap" else None
         """The program that builds its sandboxes, if it is not the launcher alone."""
+        watched = groups is None and spec.limits.memory_bytes is not None
         setting = Setting(
             view=found.view,
             identity=found.identity,
@@ -74,28 +98,47 @@ class Posture:
             network_steps=network_steps(shape, redirect=facts.redirect),
             egress=egress,
             landlock_abi=kernel.landlock_abi(),
-            seccomp=_filter(kernel.machine()),
+            seccomp=_filter(kernel.machine(), only_counted_memory=watched),
             wrapper=None if self.builder is None else _wrapper(self.builder),
             share=facts.share,
         )
-        limits = limit_report(spec.limits, found.identity, groups)
+        unprivileged = found.identity.kind == "unprivileged"
+        self.plan = backend.plan(setting)
+        shares = self.plan.shared is not None
+        limits = limit_report(
+            spec.limits,
+            found.identity,
+            groups,
+            shared=shares,
+            counted=unprivileged or bool(found.view.counters),
+        )
+        self._budgets = (0, 0)
+        if shares and found.identity.host_uid != 0:
+            self._budgets = (spec.limits.session_processes, inherited.signal_budget())
         self.shape = shape
         self.view = found.view
         self.carried = found.carried
-        self.plan = backend.plan(setting)
         self._setting = setting
         self._backend = backend
         self.isolation = backend.isolation(setting, limits=tuple(limits.items()))
-        unprivileged = found.identity.kind == "unprivileged"
         self.owner = found.identity.host_uid if unprivileged else None
         """The id that what a command may reopen, such as its pipes, must belong to."""
         self.counts_processes = found.identity.host_uid != 0 and found.identity.kind != "host"
         self.own_processes = 2 if self.plan.is_wrapped else 1
         """How many processes of a sandbox are ours: the first one inside, and bwrap."""
         self._encoded = sealed_memfd("plan", self.plan.encode())
-        self._fds = tuple(os.dup(fd) for fd in found.fds)
-        self._shared: tuple[int, ...] = ()
-        self._closed = False
+
+    def check_ids(self, *, strict: bool) -> None:
+        """Refuse a strict session of root whose code would have root's own id."""
+        if strict and self.isolation.ids == "caller" and kernel.is_root():
+            raise BackendUnavailableError(
+                f"the {self.isolation.backend!r} backend cannot give sandboxed code an id of its "
+                "own here, and strict=True rules out root's own",
+                backend=self.isolation.backend,
+                missing=("unprivileged ids",),
+                hint="keep the work dir and the named paths on a file system with id-mapped mounts "
+                "and grant SYS_ADMIN, or run as an ordinary user, or drop strict=True",
+            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -151,6 +194,7 @@ class Posture:
             shared=self._shared,
             on_gone=on_gone,
             pid=pid,
+            budgets=self._budgets,
         )
 
     @functools.cached_property

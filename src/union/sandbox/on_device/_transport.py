@@ -36,6 +36,7 @@ from union.sandbox.on_device._network import open_doors, shape_of
 from union.sandbox.on_device._posture import Posture
 from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes
+from union.sandbox.on_device._session_id import SessionId
 from union.sandbox.on_device._venv import Venv
 from union.sandbox.on_device._workdir import WorkDir
 
@@ -95,6 +96,7 @@ class LocalTransport:
         self._postures: dict[NetworkShape, Posture] = {}
         self._facts = _probe.Facts()
         self._tried: set[NetworkShape] = set()
+        self._own_id = SessionId()
         self._sandboxes = self._make_sandboxes()
         self._pythons = WaitingPythons(
             keep=0 if self._bare else min(spec.warm, 1), preload=spec.preload
@@ -159,7 +161,9 @@ class LocalTransport:
             functools.partial(self._trial, shape),
             self._spec,
             without_bwrap=functools.partial(self._trial_without_bwrap, shape),
+            opened=self._facts if self._tried else None,
         )
+        self._posture(shape).check_ids(strict=self._spec.strict)
         self._tried.add(shape)
 
     async def _trial(self, shape: NetworkShape, facts: _probe.Facts) -> _probe.Outcome:
@@ -247,7 +251,7 @@ class LocalTransport:
         looked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         number, sock = posture.prepare(line, pid=looked)
         try:
-            outcome = await _probe.look(sock, looked, posture.isolation)
+            outcome = await _probe.look(sock, looked, posture.isolation, owner=posture.owner)
         except BaseException:
             sock.close()
             raise
@@ -286,6 +290,7 @@ class LocalTransport:
         # Where the launcher was killed, nobody has waited for what it had started.
         groups = self._sandboxes.without_groups()
         await until_done(groups)
+        self._own_id.release()
         loop = asyncio.get_running_loop()
         removals = []
         if self._scratch is not None:
@@ -371,6 +376,7 @@ class LocalTransport:
             work=self._dir(),
             facts=facts,
             groups=self._sandboxes.groups,
+            own=self._own_id,
         )
 
     async def _built(self, shape: NetworkShape) -> Posture:
