@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "OWN_MOUNTS",
     "Shown",
     "View",
     "can_share",
@@ -33,7 +34,7 @@ BIN_DIR: Final = "/run/tools"
 _TMP: Final = "/tmp"  # noqa: S108 - names inside the sandbox
 _SHM: Final = "/dev/shm"  # noqa: S108
 _PTS: Final = "/dev/pts"
-_OWN: Final = (_TMP, _SHM, RUN_DIR)
+OWN_MOUNTS: Final = (_TMP, _SHM, RUN_DIR)
 """Where each sandbox has something of its own, made anew."""
 HELD_DIR: Final = "/run/held"
 """Where the shared part keeps what each sandbox shows below one of those."""
@@ -167,9 +168,9 @@ def shared_steps(view: View, *, hold: bool = False) -> list[p.Step]:
         out.steps.extend(hiding_steps(view))
     if view.pivot:
         out.steps.append(p.Detach())
-    for place in _OWN:
+    for place in OWN_MOUNTS:
         out.directory(place)
-    for shown in _by_depth(s for s in view.added if not _is_below(s.path, _OWN)):
+    for shown in _by_depth(s for s in view.added if not _is_below(s.path, OWN_MOUNTS)):
         out.bind(shown)
     for place, shown in _held(view) if hold else ():
         out.bind(dataclasses.replace(shown, path=place))
@@ -180,7 +181,7 @@ def shared_steps(view: View, *, hold: bool = False) -> list[p.Step]:
 def own_steps(view: View, *, held: bool = False) -> list[p.Step]:
     """What each sandbox has for itself; ``held`` says that the shared part was built ahead."""
     out = _Layout()
-    out.made(_OWN)
+    out.made(OWN_MOUNTS)
     out.steps.append(p.Tmpfs(_TMP, view.tmp_bytes))
     out.steps.append(p.Tmpfs(_SHM, view.shm_bytes))
     out.steps.append(p.Tmpfs(RUN_DIR, _SCRIPT_BYTES, mode=0o755, inodes=64))
@@ -209,7 +210,7 @@ def can_share(view: View) -> bool:
 
 def _held(view: View) -> list[tuple[str, Shown]]:
     """What each sandbox shows below a directory of its own, and where it is kept until then."""
-    below = _by_depth(s for s in view.added if _is_below(s.path, _OWN))
+    below = _by_depth(s for s in view.added if _is_below(s.path, OWN_MOUNTS))
     return [(f"{HELD_DIR}/{number}", shown) for number, shown in enumerate(below)]
 
 

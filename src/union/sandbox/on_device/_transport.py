@@ -536,7 +536,9 @@ class LocalTransport:
             fingerprint = self._venv().fingerprint()
             plain = RunSpec(kind="python", env=self._spec.env, network=spec.network)
             command = self._build(plain, posture)._replace(script=None)
-            self._pythons.add(posture, self._sandboxes.prepare(posture), command, fingerprint)
+            ready = self._sandboxes.prepare(posture)
+            run = self._pythons.add(posture, ready, command, fingerprint)
+            self._sandboxes.watch_memory(run)  # from now on: it runs before it has a command
             self._is_venv_sure = False  # what is in the venv runs in it before it waits
             self._sandboxes.touch(self._let_pythons_go)
 
