@@ -124,8 +124,10 @@ def _proportional(process: _Process, devices: frozenset[int]) -> int:
         found = _fields(f"{place}/smaps_rollup", ("Pss_Anon", "Pss_Shmem", "SwapPss"))
         if process.shared and devices:
             found["Pss_Shmem"] -= _on_devices(f"{place}/smaps", devices)
-    except (OSError, KeyError):
+    except PermissionError:
         return process.bytes
+    except (FileNotFoundError, ProcessLookupError, KeyError):
+        return 0  # it ended while we looked
     return sum(found.values())
 
 

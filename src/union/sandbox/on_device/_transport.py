@@ -193,9 +193,12 @@ class LocalTransport:
             outcome = await posture.build(self._line())
             if outcome.failure is None:
                 self._keep_first(posture)
+            else:
+                self._postures.pop(shape).close()  # the next attempt looks paths up again
             return outcome
         outcome, sandbox = await self._look_at(posture)
         if sandbox is None:
+            self._postures.pop(shape).close()
             return outcome
         if shares:
             _probe.verified.add(what)
