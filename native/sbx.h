@@ -43,7 +43,7 @@ enum op {
     OP_RESIZE = 24,  /* a0 mount flags, a1 mode; path, options: another limit for a tmpfs that is there already */
     OP_WRAP = 25,    /* a0 flags, a1 uid, a2 gid (inside << 32 | outside); program and its arguments, plan for inside */
     OP_ENTER = 26,   /* a0 0: by pivot_root, 1: moved over the caller's root, for where pivot_root is refused */
-    OP_HIDE = 27,    /* path of a file that reads as empty from here on */
+    OP_HIDE = 27,    /* path, and the empty file that is seen there from here on */
     OP_COUNTER = 28, /* a0 value; a file of /proc/sys/user: a limit of this user namespace */
     OP_SHARE = 30,   /* always last: the namespaces that hold what was built go to the host, and this process ends */
     OP_LAST = OP_SHARE,

@@ -226,6 +226,13 @@ static int allow_path(int ruleset, uint64_t access, const char *path)
     return result;
 }
 
+static int hide(const char *path, const char *empty)
+{
+    if (mount(empty, path, NULL, MS_BIND, NULL) < 0)
+        return -1;
+    return mount("none", path, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
+}
+
 /* Through a copy of the mount alone: whoever made the sandbox may have covered parts of it, /proc/sys among them. */
 static int set_counter(const char *name, uint64_t value)
 {
@@ -297,7 +304,7 @@ static int one(const struct step *step, int index, struct built *built)
     case OP_DETACH: return detach_root();
     case OP_IDENTITY: return check_identity(d[0], a[0], a[1]);
     case OP_ATTRS: return add_attrs(d[0], a[0]);
-    case OP_HIDE: return mount("/dev/null", d[0], NULL, MS_BIND, NULL);
+    case OP_HIDE: return hide(d[0], d[1]);
     case OP_COUNTER: return set_counter(d[0], a[0]);
     case OP_RESIZE: return resize(d[0], (unsigned long)a[0], (mode_t)a[1], d[1]);
     case OP_SHARE:

@@ -330,9 +330,13 @@ class Enter(Step):
 
 @dataclass(frozen=True, slots=True)
 class Hide(_PathStep):
-    """The file at ``path`` reads as empty from here on."""
+    """Shows ``empty``, a file of the private root, in the place of the file at ``path``."""
 
     op: ClassVar[int] = 27
+    empty: str = ""
+
+    def blobs(self) -> tuple[bytes, ...]:
+        return _text(self.path), _text(self.empty)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,13 +147,23 @@ def limits_from(resources: object) -> Limits:
         value = getattr(resources, name)
         if value is not None:
             limits = dataclasses.replace(limits, **{name: _count(name, value)})
-    return _consistent(limits)
+    return _consistent(_with_session(limits, resources))
+
+
+def _with_session(limits: Limits, asked: Resources) -> Limits:
+    """One run may take all that the session has, and no more."""
+    if limits.session_processes >= limits.processes:
+        return limits
+    if asked.session_processes is None:
+        return dataclasses.replace(limits, session_processes=limits.processes)
+    if asked.processes is not None:
+        raise _wrong(
+            "session_processes", asked.session_processes, f"at least processes ({asked.processes})"
+        )
+    return dataclasses.replace(limits, processes=limits.session_processes)
 
 
 def _consistent(limits: Limits) -> Limits:
-    if limits.session_processes < limits.processes:
-        # One run may take all that the session has.
-        limits = dataclasses.replace(limits, processes=limits.session_processes)
     memory = limits.memory_bytes
     if memory is None:
         return limits

@@ -31,6 +31,8 @@ RUN_DIR: Final = "/run/sandbox"
 PYTHON_SLOT: Final = f"{RUN_DIR}/main.py"
 SHELL_SLOT: Final = f"{RUN_DIR}/main.sh"
 BIN_DIR: Final = "/run/tools"
+_EMPTY: Final = "/run/empty"
+"""A file that is seen in the place of hidden ones."""
 _TMP: Final = "/tmp"  # noqa: S108 - names inside the sandbox
 _SHM: Final = "/dev/shm"  # noqa: S108
 _PTS: Final = "/dev/pts"
@@ -159,6 +161,9 @@ def shared_steps(view: View, *, hold: bool = False) -> list[p.Step]:
     for path, content in view.files:
         out.parents(path)
         out.steps.append(p.File(path, content))
+    if view.hidden_proc:
+        out.parents(_EMPTY)
+        out.steps.append(p.File(_EMPTY))
     _add_dev(out, view)
     _add_proc(out, view)
     out.steps.extend(p.Counter(name, value) for name, value in view.counters)
@@ -200,7 +205,7 @@ def own_steps(view: View, *, held: bool = False) -> list[p.Step]:
 
 def hiding_steps(view: View) -> list[p.Step]:
     """Makes files of /proc empty that show what is the caller's."""
-    return [p.Hide(path) for path in view.hidden_proc]
+    return [p.Hide(path, _EMPTY) for path in view.hidden_proc]
 
 
 def can_share(view: View) -> bool:

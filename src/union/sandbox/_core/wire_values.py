@@ -101,6 +101,7 @@ def session_to(spec: SessionSpec) -> dict[str, Any]:
         "cpu": limits.cpus,
         "memory": limits.memory_bytes,
         "processes": limits.processes,
+        "session_processes": limits.session_processes,
         "open_files": limits.open_files,
         "file_size": limits.file_size_bytes,
         "tmp": limits.tmp_bytes,

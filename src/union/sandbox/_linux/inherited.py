@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import resource
 from pathlib import Path
@@ -65,6 +66,7 @@ def signal_budget() -> int:
     return max(_half(resource.RLIMIT_SIGPENDING) // _SESSIONS_AT_ONCE, 1)
 
 
+@functools.cache
 def process_budget() -> int:
     """How many processes and threads sandboxes may reach: three quarters of what there is room for.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core.files import VENV_DIR
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.view import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
-from union.sandbox._linux import host, kernel
+from union.sandbox._linux import host, inherited, kernel
 from union.sandbox._linux.command import Command, packed_rlimits
 from union.sandbox.on_device._network import proxy_variables, shape_of
 
@@ -152,7 +152,8 @@ def _rlimits(limits: Limits, *, shares_id: bool) -> list[tuple[int, int, int]]:
     pairs = (
         (resource.RLIMIT_NOFILE, open_files),
         (resource.RLIMIT_FSIZE, limits.file_size_bytes),
-        (resource.RLIMIT_NPROC, limits.processes + 1),  # one is ours
+        # One is ours.
+        (resource.RLIMIT_NPROC, min(limits.processes + 1, inherited.process_budget())),
     )
     return [(kind, *_within_hard(kind, value)) for kind, value in pairs]
 

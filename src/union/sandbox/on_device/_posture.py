@@ -114,7 +114,8 @@ class Posture:
         )
         self._budgets = (0, 0)
         if shares and found.identity.host_uid != 0:
-            self._budgets = (spec.limits.session_processes, inherited.signal_budget())
+            most = min(spec.limits.session_processes + 1, inherited.process_budget())
+            self._budgets = (most, inherited.signal_budget())
         self.shape = shape
         self.view = found.view
         self.carried = found.carried
