@@ -98,6 +98,29 @@ async def test_a_file_replaced_at_open_weakens_no_id(
 
 
 @pytest.mark.threat(141)
+async def test_a_link_to_another_file_system_weakens_no_id(
+    jailed: OpenSession, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside the work dir: the link leads to where there are no id-mapped mounts."""
+    shown = tmp_path / "shown"
+    shown.write_text("old")
+    original = host.pinned
+
+    def pinned(path: str, *, writable: bool, argument: str) -> tuple[Shown, os.stat_result]:
+        found = original(path, writable=writable, argument=argument)
+        shown.unlink()
+        shown.symlink_to("/proc/version")
+        return found
+
+    monkeypatch.setattr(host, "pinned", pinned)
+    with pytest.raises(sb.BackendUnavailableError, match="replaced or removed"):
+        await jailed(host_work_dir=work, read_only_paths=[str(shown)]).open()
+    monkeypatch.setattr(host, "pinned", original)
+    async with jailed(host_work_dir=work, read_only_paths=["/proc/version"]) as session:
+        assert session.isolation.ids == "caller", "named by the caller it is a reason, and reported"
+
+
+@pytest.mark.threat(141)
 async def test_strict_refuses_roots_own_id(
     jailed: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

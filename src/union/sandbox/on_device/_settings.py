@@ -168,9 +168,13 @@ def _gather(
         ("read_write_paths", spec.read_write_paths, True),
     ):
         for path in paths:
-            item, owner = _named(path, work, writable=writable, argument=argument)
+            item, found = _named(path, work, writable=writable, argument=argument)
             _refuse_overlap(item, work, argument)
-            added.append(mapper.mapped(item, (owner.st_uid, owner.st_gid)))
+            if mapper.enabled:
+                # Another file in its place could lie on a file system without id-mapped mounts,
+                # and would pass for a reason to do without them.
+                item = dataclasses.replace(item, identity=(found.st_dev, found.st_ino))
+            added.append(mapper.mapped(item, (found.st_uid, found.st_gid)))
     own = Shown(source=work.source, path=work.path, writable=True, identity=work.identity)
     added.append(mapper.mapped(own, work.owner))
     files = [
