@@ -173,7 +173,7 @@ long make_owned_child(uint32_t flags, uid_t owner)
         error = errno;
     } else {
         setfsuid(caller);
-        /* A change of ids hides the memory of whoever makes it, and of what is cloned from it. */
+        /* A change of ids makes this memory, and every copy of it, undumpable. */
         if ((uid_t)setfsuid((uid_t)-1) == caller && prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0) {
             pid = make_child(flags);
             if (pid == 0)

@@ -233,7 +233,7 @@ static int hide(const char *path, const char *empty)
     return mount("none", path, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
 }
 
-/* Through a copy of the mount alone: whoever made the sandbox may have covered parts of it, /proc/sys among them. */
+/* Through a copy of the mount alone: bwrap covers parts of it, /proc/sys among them. */
 static int set_counter(const char *name, uint64_t value)
 {
     char text[24];

@@ -32,7 +32,7 @@ if os.fork() == 0:
 fd = os.memfd_create("x")
 for _ in range(SIZE >> 20): os.write(fd, bytes(1 << 20))
 """,
-    "a segment that nobody maps": """
+    "a segment that no process maps": """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True); libc.shmat.restype = ctypes.c_void_p
 libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
@@ -82,7 +82,7 @@ async def test_the_watch_counts_all_memory(jailed: OpenSession, name: str) -> No
         proc = await session.run(_program(name), script_type="python", timeout_s=60)
         out, _ = await proc.communicate()
     assert b"held" not in out
-    if name in {"a file in memory", "a segment that nobody maps"}:
+    if name in {"a file in memory", "a segment that no process maps"}:
         assert proc.returncode == 1
     else:
         assert proc.termination_reason == "oom"

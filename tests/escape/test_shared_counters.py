@@ -168,7 +168,7 @@ def _owner_of_sleep() -> int:
 
 @pytest.mark.threat(143)
 def test_blocks_of_ids_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each table stands for a process: a block that one has reserved is nobody else's."""
+    """Each table stands for a process: a block that one has reserved is no other's."""
     first = 1_999_000_000 + os.getpid() * 1024 % 900_000
     monkeypatch.setattr(ids, "id_range", lambda: range(first, first + 2 * ids._BLOCK))
     tables = [ids.HostIds(), ids.HostIds(), ids.HostIds()]

@@ -146,7 +146,7 @@ def _rlimits(limits: Limits, *, shares_id: bool) -> list[tuple[int, int, int]]:
     open_files = limits.open_files
     if shares_id:
         # The kernel counts descriptors in messages by user, and compares the number with this
-        # limit of whoever sends. A quarter is left to the caller, who could send none otherwise.
+        # limit of the sender. A quarter is left to the caller, who could send none otherwise.
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         open_files = min(open_files, max(soft * 3 // 4, 1)) if soft > 0 else open_files
     pairs = (
