@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/securebits.h>
 #include <sched.h>
 #include <signal.h>
@@ -157,13 +158,21 @@ long make_child(uint32_t flags)
     return syscall(SYS_clone, (unsigned long)flags | SIGCHLD, 0UL, 0UL, 0UL, 0UL);
 }
 
+/* Only the owner of a user namespace, or CAP_SYS_ADMIN above it, may write its id maps. */
+static int may_map_others(void)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct held[2];
+    return syscall(SYS_capget, &head, held) == 0 && (held[0].effective >> CAP_SYS_ADMIN & 1U) != 0;
+}
+
 /* The same, in a user namespace that belongs to `owner`. The kernel counts processes, queued signals, inotify instances and
  * more for the owner of a user namespace too: where a sandbox has an id of its own, none of that must be the caller's.
  * Files are still opened as the caller, and its capabilities stay, so that no setting for ordinary users is in the way. */
 long make_owned_child(uint32_t flags, uid_t owner)
 {
     uid_t caller = geteuid();
-    if (!(flags & CLONE_NEWUSER) || owner == caller)
+    if (!(flags & CLONE_NEWUSER) || owner == caller || !may_map_others())
         return make_child(flags);
     int bits = prctl(PR_GET_SECUREBITS, 0, 0, 0, 0);
     int kept = bits >= 0 && prctl(PR_SET_SECUREBITS, (unsigned long)bits | SECBIT_NO_SETUID_FIXUP, 0, 0, 0) == 0;

@@ -7,10 +7,12 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._linux import kernel
+
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Identity
 
-__all__ = ["counters", "guarded_proc", "hidden_proc"]
+__all__ = ["counters", "guarded_proc", "has_own_counters", "hidden_proc"]
 
 _PROC: Final = "/proc"
 _KEYS: Final = ("keys", "key-users")
@@ -63,12 +65,20 @@ def guarded_proc(identity: Identity) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def has_own_counters(identity: Identity) -> bool:
+    """Whether a session's user namespaces belong to an id of its own.
+
+    Without SYS_ADMIN they belong to the caller, whatever the id inside is.
+    """
+    return identity.kind == "unprivileged" and kernel.can_map_mounts()
+
+
 def counters(identity: Identity) -> tuple[tuple[str, int], ...]:
     """Limits for the user namespace of a session that shares the caller's id.
 
     A session with an id of its own has counters of its own.
     """
-    if identity.kind != "caller":
+    if identity.kind == "host" or has_own_counters(identity):
         return ()
     found = []
     for name, setting in _COUNTERS.items():

@@ -13,6 +13,7 @@ from union.sandbox._core.seccomp import filter_program
 from union.sandbox._linux import bwrap, inherited, kernel
 from union.sandbox._linux.launcher import sealed_memfd
 from union.sandbox.errors import BackendUnavailableError
+from union.sandbox.on_device._kernel_files import has_own_counters
 from union.sandbox.on_device._network import network_steps
 from union.sandbox.on_device._probe import Outcome, shared
 from union.sandbox.on_device._settings import gather, limit_report
@@ -110,7 +111,7 @@ class Posture:
             found.identity,
             groups,
             shared=shares,
-            counted=unprivileged or bool(found.view.counters),
+            counted=has_own_counters(found.identity) or bool(found.view.counters),
         )
         self._budgets = (0, 0)
         if shares and found.identity.host_uid != 0:
