@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +24,15 @@ struct entering {
     volatile int error;
 };
 
+/* The kernel remembers a limit as it is when a user namespace is made, and holds all that is below its parent to it. */
+static int limit_all(const struct prepare_msg *p)
+{
+    const struct rlimit processes = {p->processes, p->processes}, signals = {p->signals, p->signals};
+    return (p->processes && setrlimit(RLIMIT_NPROC, &processes) < 0) || (p->signals && setrlimit(RLIMIT_SIGPENDING, &signals) < 0)
+               ? -1
+               : 0;
+}
+
 /* Runs in the memory of the launcher and with its descriptors, which is stopped until this ends: system calls only. */
 static int enter(void *arg)
 {
@@ -31,7 +41,7 @@ static int enter(void *arg)
     /* Groups are left first: a user namespace may forbid it to whoever is inside. */
     if (leave_groups(p) == 0 && setns(e->userns, CLONE_NEWUSER) == 0 && setns(e->mounts, CLONE_NEWNS) == 0 &&
         (!p->network || enter_network(e->sandbox, e->channel, e->userns, e->oldest, &e->failed_op) >= -1) &&
-        take_ids(p) == 0) {
+        limit_all(p) == 0 && take_ids(p) == 0) {
         /* A change of ids hides the memory it happens in, the launcher's, and every copy of it. */
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
         e->pid = (pid_t)make_child(p->clone_flags | CLONE_PARENT);

@@ -304,7 +304,7 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
         goto kept;
     }
     pid_t pid = copies ? make_copy(&s, channel, fds[nfds - 2], fds[nfds - 1], oldest_of(channel), &failed)
-                       : (pid_t)make_child(p->clone_flags);
+                       : (pid_t)make_owned_child(p->clone_flags, p->uid_out);
     if (pid == 0)
         sandbox_main(&s);
     close(s.go[0]);

@@ -17,7 +17,7 @@ static const char shapes[OP_LAST + 1][3] = {
     [OP_NETLINK] = "b-", [OP_LISTEN] = "b-",    [OP_SLOT] = "t-",    [OP_LOCKDOWN] = "--",  [OP_LL_CREATE] = "--",
     [OP_LL_PATH] = "t-", [OP_LL_RESTRICT] = "--", [OP_SECCOMP] = "b-", [OP_RLIMIT] = "--",  [OP_SUBREAPER] = "--",
     [OP_DETACH] = "--",  [OP_IDENTITY] = "t-",  [OP_ATTRS] = "t-",   [OP_RESIZE] = "tt",    [OP_WRAP] = "bb",
-    [OP_ENTER] = "--",   [OP_SHARE] = "--",
+    [OP_ENTER] = "--",   [OP_HIDE] = "tt",      [OP_COUNTER] = "t-", [OP_SHARE] = "--",
 };
 
 struct head { uint32_t op, len[2], zero; uint64_t a[4]; };

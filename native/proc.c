@@ -2,11 +2,15 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
+#include <linux/securebits.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/fsuid.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -160,6 +164,47 @@ long make_child(uint32_t flags)
     return syscall(SYS_clone, (unsigned long)flags | SIGCHLD, 0UL, 0UL, 0UL, 0UL);
 }
 
+/* Only the owner of a user namespace, or CAP_SYS_ADMIN above it, may write its id maps. */
+static int may_map_others(void)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct held[2];
+    return syscall(SYS_capget, &head, held) == 0 && (held[0].effective >> CAP_SYS_ADMIN & 1U) != 0;
+}
+
+/* The same, in a user namespace that belongs to `owner`. The kernel counts processes, queued signals, inotify instances and
+ * more for the owner of a user namespace too: where a sandbox has an id of its own, none of that must be the caller's.
+ * Files are still opened as the caller, and its capabilities stay, so that no setting for ordinary users is in the way. */
+long make_owned_child(uint32_t flags, uid_t owner)
+{
+    uid_t caller = geteuid();
+    if (!(flags & CLONE_NEWUSER) || owner == caller || !may_map_others())
+        return make_child(flags);
+    int bits = prctl(PR_GET_SECUREBITS, 0, 0, 0, 0);
+    int kept = bits >= 0 && prctl(PR_SET_SECUREBITS, (unsigned long)bits | SECBIT_NO_SETUID_FIXUP, 0, 0, 0) == 0;
+    long pid = -1;
+    int error = EPERM;
+    if (setresuid((uid_t)-1, owner, (uid_t)-1) < 0) {
+        error = errno;
+    } else {
+        setfsuid(caller);
+        /* A change of ids makes this memory, and every copy of it, undumpable. */
+        if ((uid_t)setfsuid((uid_t)-1) == caller && prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0) {
+            pid = make_child(flags);
+            if (pid == 0)
+                return 0;
+            error = errno;
+        }
+        if (setresuid((uid_t)-1, caller, (uid_t)-1) < 0)
+            _exit(2); /* nothing can be done as somebody else */
+        prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+    }
+    if (kept && prctl(PR_SET_SECUREBITS, (unsigned long)bits, 0, 0, 0) < 0)
+        _exit(2);
+    errno = error;
+    return pid;
+}
+
 /* A user namespace that lives only as the descriptor that is returned: the process it was made for ends at once. */
 int make_userns(const struct prepare_msg *p)
 {
@@ -167,7 +212,7 @@ int make_userns(const struct prepare_msg *p)
     char byte;
     if (pipe2(hold, O_CLOEXEC) < 0)
         return -1;
-    pid_t pid = (pid_t)make_child(CLONE_NEWUSER);
+    pid_t pid = (pid_t)make_owned_child(CLONE_NEWUSER, p->uid_out);
     if (pid == 0) {
         close(hold[1]);
         _exit(read(hold[0], &byte, 1) < 0);

@@ -46,6 +46,8 @@ enum op {
     OP_RESIZE = 24,  /* a0 mount flags, a1 mode; path, options: another limit for a tmpfs that is there already */
     OP_WRAP = 25,    /* a0 flags, a1 uid, a2 gid (inside << 32 | outside); program and its arguments, plan for inside */
     OP_ENTER = 26,   /* a0 0: by pivot_root, 1: moved over the caller's root, for where pivot_root is refused */
+    OP_HIDE = 27,    /* path, and the empty file that is seen there from here on */
+    OP_COUNTER = 28, /* a0 value; a file of /proc/sys/user: a limit of this user namespace */
     OP_SHARE = 30,   /* always last: the namespaces that hold what was built go to the host, and this process ends */
     OP_LAST = OP_SHARE,
     /* Not steps of a plan, but places where a sandbox can fail. */
@@ -90,6 +92,7 @@ struct prepare_msg {
     uint32_t uid_in, uid_out, gid_in, gid_out;
     uint32_t cgroups;
     uint32_t network; /* how many steps, the first ones, set up a network namespace that may be used again */
+    uint32_t processes, signals; /* limits over all sandboxes that begin with the same namespaces; 0: none */
 };
 
 enum { EXEC_STDIN = 1, EXEC_STDOUT = 2, EXEC_STDERR = 4, EXEC_SCRIPT = 8, EXEC_PAYLOAD = 16, EXEC_WAIT = 32, EXEC_TTY = 64,
@@ -176,6 +179,7 @@ int kill_only_child(pid_t pid);
 int write_own_ids(int proc, const struct prepare_msg *p);
 int write_ids(pid_t pid, const struct prepare_msg *p);
 long make_child(uint32_t flags);
+long make_owned_child(uint32_t flags, uid_t owner);
 int make_userns(const struct prepare_msg *p);
 
 /* message.c */

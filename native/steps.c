@@ -12,6 +12,7 @@
 #include <linux/securebits.h>
 #include <sched.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -240,6 +241,34 @@ static int allow_path(int ruleset, uint64_t access, const char *path)
     return result;
 }
 
+static int hide(const char *path, const char *empty)
+{
+    if (mount(empty, path, NULL, MS_BIND, NULL) < 0)
+        return -1;
+    return mount("none", path, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
+}
+
+/* Through a copy of the mount alone: bwrap covers parts of it, /proc/sys among them. */
+static int set_counter(const char *name, uint64_t value)
+{
+    char text[24];
+    int tree = (int)syscall(SYS_open_tree, AT_FDCWD, "/proc", TREE_CLONE | TREE_CLOEXEC);
+    if (tree < 0)
+        return -1;
+    int dir = openat(tree, "sys/user", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int fd = dir < 0 ? -1 : openat(dir, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+    int size = snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    ssize_t wrote = fd < 0 ? -1 : write(fd, text, (size_t)size);
+    int error = errno;
+    if (fd >= 0)
+        close(fd);
+    if (dir >= 0)
+        close(dir);
+    close(tree);
+    errno = error;
+    return wrote == size ? 0 : -1;
+}
+
 static int one(const struct step *step, int index, struct built *built)
 {
     static int ruleset = -1;
@@ -290,6 +319,8 @@ static int one(const struct step *step, int index, struct built *built)
     case OP_DETACH: return detach_root();
     case OP_IDENTITY: return check_identity(d[0], a[0], a[1], a[2] != 0);
     case OP_ATTRS: return add_attrs(d[0], a[0]);
+    case OP_HIDE: return hide(d[0], d[1]);
+    case OP_COUNTER: return set_counter(d[0], a[0]);
     case OP_RESIZE: return resize(d[0], (unsigned long)a[0], (mode_t)a[1], d[1]);
     case OP_SHARE:
         built->shares = 1;

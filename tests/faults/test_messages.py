@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spec("D8", "G4")
 
 SIMPLE = struct.Struct("=IIii")
-PREPARE = struct.Struct("=10I")
+PREPARE = struct.Struct("=12I")
 EXEC = struct.Struct("=10I")
 EXIT = struct.Struct("=IiQQQ")
 ATTACH, USERNS, PREPARE_IT, KILL, KILL_ALL, EXEC_IT = 1, 2, 10, 11, 12, 30
@@ -63,7 +63,7 @@ CONTROL = {
     "attach without a socket": (SIMPLE.pack(ATTACH, 0, 0, 0), 0),
     "attach with two": (SIMPLE.pack(ATTACH, 0, 0, 0), 2),
     "attach with too many": (SIMPLE.pack(ATTACH, 0, 0, 0), 100),
-    "a cut request for a namespace": (PREPARE.pack(USERNS, *[0] * 9)[:-4], 0),
+    "a cut request for a namespace": (PREPARE.pack(USERNS, *[0] * 11)[:-4], 0),
 }
 
 
@@ -93,7 +93,7 @@ async def test_nonsense_on_the_control_socket_harms_nobody(what: str) -> None:
 
 
 def _prepare(flags: int = 0, cgroups: int = 0) -> bytes:
-    return PREPARE.pack(PREPARE_IT, 7, 0, flags, 0, 0, 0, 0, cgroups, 0)
+    return PREPARE.pack(PREPARE_IT, 7, 0, flags, 0, 0, 0, 0, cgroups, 0, 0, 0)
 
 
 REQUESTS: dict[str, tuple[bytes, int | bytes | None, int]] = {

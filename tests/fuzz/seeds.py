@@ -93,10 +93,10 @@ def _execs() -> list[bytes]:
 def _messages() -> list[bytes]:
     simple = [launcher._SIMPLE.pack(kind, 7, 9, 0) for kind in (1, 11, 12, 31, 40, 43)]
     prepare = [
-        launcher._PREPARE_MSG.pack(10, 1, 0x10000000, flags, 0, 1000, 0, 1000, cgroups, 0)
+        launcher._PREPARE_MSG.pack(10, 1, 0x10000000, flags, 0, 1000, 0, 1000, cgroups, 0, 0, 0)
         for flags, cgroups in ((5, 0), (32, 1), (16, 3))
     ]
-    userns = launcher._PREPARE_MSG.pack(2, 0, 0, 0, 0, 1000, 0, 1000, 0, 0)
+    userns = launcher._PREPARE_MSG.pack(2, 0, 0, 0, 0, 1000, 0, 1000, 0, 0, 0, 0)
     texts = [*simple, *prepare, userns, _execs()[0][1:], bytes(300)]
     return [bytes([count % 4]) + text for count, text in enumerate(texts)]
 

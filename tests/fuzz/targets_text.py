@@ -99,7 +99,10 @@ def sizes(data: bytes) -> None:
     with contextlib.suppress(ValueError):
         values += [int(text), float(text)]
     for value in values:
-        for name in ("cpu", "memory", "processes", "open_files", "file_size", "tmp", "shm", "gpu"):
+        for name in (
+            "cpu", "memory", "processes", "session_processes", "open_files", "file_size", "tmp",
+            "shm", "gpu",
+        ):  # fmt: skip
             try:
                 limits = limits_from(Resources(**{name: value}))
             except SandboxUsageError as exc:
@@ -109,6 +112,7 @@ def sizes(data: bytes) -> None:
             for amount in (
                 limits.memory_bytes or 1,
                 limits.processes,
+                limits.session_processes,
                 limits.open_files,
                 limits.file_size_bytes,
                 limits.tmp_bytes,

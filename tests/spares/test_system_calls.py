@@ -114,5 +114,6 @@ def test_making_a_sandbox_does_not_build_the_root_again(
         assert len(made) <= MADE_MOST, Counter(made)
         assert "pivot_root" not in made
         assert made.count("open_tree") == made.count("move_mount") == below_tmp
-        own = 4 + (1 if below_tmp else 0)
+        # An ordinary user's keys are hidden: two files, two calls for each.
+        own = 4 + (1 if below_tmp else 0) + (0 if os.geteuid() == 0 else 4)
         assert made.count("mount") <= own, "/proc, /tmp, /dev/shm, the script, what was held"

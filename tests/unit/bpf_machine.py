@@ -8,7 +8,15 @@ from typing import Final
 ALLOW: Final = "allow"
 EPERM: Final = "EPERM"
 ENOSYS: Final = "ENOSYS"
-VERDICTS: Final = {0x7FFF0000: ALLOW, 0x00050001: EPERM, 0x00050026: ENOSYS}
+EINVAL: Final = "EINVAL"
+SUCCESS: Final = "success"
+VERDICTS: Final = {
+    0x7FFF0000: ALLOW,
+    0x00050000: SUCCESS,
+    0x00050001: EPERM,
+    0x00050016: EINVAL,
+    0x00050026: ENOSYS,
+}
 
 Instruction = tuple[int, int, int, int]
 

@@ -87,7 +87,7 @@ def test_processors(value, cpus):
     assert limits_from(Resources(cpu=value)).cpus == pytest.approx(cpus)
 
 
-@pytest.mark.parametrize("name", ["processes", "open_files"])
+@pytest.mark.parametrize("name", ["processes", "session_processes", "open_files"])
 def test_counts(name):
     assert getattr(limits_from(Resources(**{name: 7})), name) == 7
     for value in (0, -1, 1.5, "7", True, 2**63):
@@ -170,3 +170,12 @@ def test_resources_are_values():
     assert Resources(cpu=1) == Resources(cpu=1)
     with pytest.raises(dataclasses.FrozenInstanceError):
         Resources().cpu = 2
+
+
+def test_a_run_has_no_more_processes_than_its_session() -> None:
+    assert limits_from(Resources(processes=9000)).session_processes == 9000
+    assert limits_from(Resources(session_processes=80)).processes == 80
+    both = limits_from(Resources(processes=40, session_processes=80))
+    assert (both.processes, both.session_processes) == (40, 80)
+    with pytest.raises(SandboxUsageError, match=r"session_processes must be at least .*81.*not 80"):
+        limits_from(Resources(processes=81, session_processes=80))

@@ -24,7 +24,9 @@ def from_headers(machine):
         text = header.read()
     return {
         name: int(number)
-        for name, number in re.findall(r"^#define\s+__NR_(\w+)\s+(\d+)\s*$", text, re.MULTILINE)
+        for name, number in re.findall(
+            r"^#define\s+__NR(?:3264)?_(\w+)\s+(\d+)\s*$", text, re.MULTILINE
+        )
     }
 
 

@@ -81,6 +81,7 @@ CLOUD_METADATA_DENY: Final = HostList(
 """Deny-list entries for the metadata services of the large clouds."""
 
 DEFAULT_PROCESSES: Final = 512
+DEFAULT_SESSION_PROCESSES: Final = 4096
 DEFAULT_OPEN_FILES: Final = 1024
 DEFAULT_TMP_MIB: Final = 512
 DEFAULT_SHM_MIB: Final = 256

@@ -39,6 +39,7 @@ class Bubblewrap(Userns):
                 uid=who.uid,
                 gid=who.gid,
                 enter_userns=entered,
+                counters=any(isinstance(step, p.Counter) for step in inside),
             ),
             *args,
         ]

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core import plan as p
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.seccomp import digest
-from union.sandbox._core.view import can_share, landlock_steps, own_steps, shared_steps
+from union.sandbox._core.view import (
+    can_share,
+    hiding_steps,
+    landlock_steps,
+    own_steps,
+    shared_steps,
+)
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Setting
@@ -50,7 +56,7 @@ class Userns:
             return self.built(setting, (*shared, *own, *network, *rest), flags)
         if view.fresh_proc:
             # The shared part has one too: the kernel gives a fresh one only where one is in sight.
-            own.append(p.Proc("/proc"))
+            own += [p.Proc("/proc"), *hiding_steps(view)]
         # A blocked one has no listening sockets, so it can be as good as new when it is left.
         again = setting.network == "blocked"
         return p.Plan(

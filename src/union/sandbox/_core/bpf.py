@@ -12,6 +12,7 @@ from typing import Final, TypeAlias, assert_never
 __all__ = [
     "ALLOW",
     "ARCH",
+    "EINVAL",
     "ENOSYS",
     "EPERM",
     "JEQ",
@@ -19,6 +20,7 @@ __all__ = [
     "JSET",
     "LOW",
     "NR",
+    "SUCCESS",
     "Branch",
     "Load",
     "Node",
@@ -74,7 +76,10 @@ Node: TypeAlias = Return | Load | Branch
 
 ALLOW: Final = Return(0x7FFF_0000)
 EPERM: Final = Return(0x0005_0000 | 1)
+EINVAL: Final = Return(0x0005_0000 | 22)
 ENOSYS: Final = Return(0x0005_0000 | 38)
+SUCCESS: Final = Return(0x0005_0000)
+"""The call is not performed and returns 0."""
 
 
 class _Assembler:

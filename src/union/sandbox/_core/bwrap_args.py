@@ -44,11 +44,17 @@ NEEDED: Final = (
 USERNS_FD: Final = "7"
 """The number that native/wrap.c gives to that namespace."""
 _TO_MOUNT: Final = ("CAP_SYS_ADMIN", "CAP_SETPCAP")
+_FOR_COUNTERS: Final = ("CAP_SYS_RESOURCE",)
 _FOR_NETWORK: Final = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE")
 
 
 def namespace_args(
-    *, namespaces: tuple[str, ...], uid: int, gid: int, enter_userns: bool
+    *,
+    namespaces: tuple[str, ...],
+    uid: int,
+    gid: int,
+    enter_userns: bool,
+    counters: bool = False,
 ) -> list[str]:
     """Namespaces, ids, and what the runner needs until it locks down.
 
@@ -59,7 +65,8 @@ def namespace_args(
     args += [f"--unshare-{name}" for name in namespaces if name not in {"user", "mount"}]
     args += ["--uid", str(uid), "--gid", str(gid), "--as-pid-1"]
     args += ["--cap-drop", "ALL"]
-    for cap in (*_TO_MOUNT, *(_FOR_NETWORK if "net" in namespaces else ())):
+    network = _FOR_NETWORK if "net" in namespaces else ()
+    for cap in (*_TO_MOUNT, *network, *(_FOR_COUNTERS if counters else ())):
         args += ["--cap-add", cap]
     return args
 

@@ -20,7 +20,8 @@ class Isolation:
     ``ids``: ``unprivileged`` (an id that owns nothing on the host), ``caller`` or ``host``.
     ``limits``: what enforces each limit: ``cgroup-v2``, ``cgroup-v1``, ``rlimit``, ``tmpfs``,
     ``watch`` (the memory of the tree is looked at every few milliseconds), ``nodes`` (no other
-    device is there) or ``none``.
+    device is there), ``namespace`` (the session's user namespace or id has a limit of its own) or
+    ``none``.
     ``egress``: what enforces the network policy: ``kernel``, ``proxy-only`` or ``none``.
     """
 

@@ -16,10 +16,12 @@ __all__ = [
     "OP_NAMES",
     "Attrs",
     "Bind",
+    "Counter",
     "Detach",
     "Devpts",
     "Enter",
     "File",
+    "Hide",
     "Hostname",
     "Identity",
     "LandlockCreate",
@@ -329,6 +331,28 @@ class Enter(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class Hide(_PathStep):
+    """Shows ``empty``, a file of the private root, in the place of the file at ``path``."""
+
+    op: ClassVar[int] = 27
+    empty: str = ""
+
+    def blobs(self) -> tuple[bytes, ...]:
+        return _text(self.path), _text(self.empty)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter(_PathStep):
+    """A limit of the user namespace that is built; ``path`` names a file in /proc/sys/user."""
+
+    op: ClassVar[int] = 28
+    value: int = 0
+
+    def integers(self) -> tuple[int, ...]:
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
 class Identity(_PathStep):
     """What is at ``path`` must be this (device, inode).
 
@@ -426,6 +450,8 @@ OP_NAMES: dict[int, str] = {
     24: "limit of a tmpfs",
     25: "bwrap",
     26: "entering the private root",
+    27: "hidden file",
+    28: "limit of a user namespace",
     30: "shared view",
     100: "plan",
     101: "namespaces",

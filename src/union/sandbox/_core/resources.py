@@ -35,6 +35,7 @@ _MOST: Final = 2**62
 class Resources:
     """What one run may use. Sizes are bytes or text such as ``"512Mi"``; None keeps the default.
 
+    ``session_processes`` limits the processes and threads of all runs of the session together.
     ``gpu`` is a number of NVIDIA devices; it needs the bubblewrap backend.
 
     >>> Resources(cpu=2, memory="1Gi").memory
@@ -44,6 +45,7 @@ class Resources:
     cpu: float | str | None = None
     memory: int | str | None = None
     processes: int | None = None
+    session_processes: int | None = None
     open_files: int | None = None
     file_size: int | str | None = None
     tmp: int | str | None = None
@@ -182,11 +184,24 @@ def limits_from(resources: object, *, base: Limits | None = None) -> Limits:
         is_none = resources.gpu == 0 and not isinstance(resources.gpu, bool)
         gpus = 0 if is_none else _count("gpu", resources.gpu)
         limits = dataclasses.replace(limits, gpus=gpus)
-    for name in ("processes", "open_files"):
+    for name in ("processes", "session_processes", "open_files"):
         value = getattr(resources, name)
         if value is not None:
             limits = dataclasses.replace(limits, **{name: _count(name, value)})
-    return _consistent(limits)
+    return _consistent(_with_session(limits, resources))
+
+
+def _with_session(limits: Limits, asked: Resources) -> Limits:
+    """One run may take all that the session has, and no more."""
+    if limits.session_processes >= limits.processes:
+        return limits
+    if asked.session_processes is None:
+        return dataclasses.replace(limits, session_processes=limits.processes)
+    if asked.processes is not None:
+        raise _wrong(
+            "session_processes", asked.session_processes, f"at least processes ({asked.processes})"
+        )
+    return dataclasses.replace(limits, processes=limits.session_processes)
 
 
 def _consistent(limits: Limits) -> Limits:

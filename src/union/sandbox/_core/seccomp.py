@@ -27,6 +27,7 @@ from typing import Final
 from union.sandbox._core.bpf import (
     ALLOW,
     ARCH,
+    EINVAL,
     ENOSYS,
     EPERM,
     JEQ,
@@ -34,6 +35,7 @@ from union.sandbox._core.bpf import (
     JSET,
     LOW,
     NR,
+    SUCCESS,
     Branch,
     Load,
     Node,
@@ -153,6 +155,11 @@ _REFUSED: Final[tuple[tuple[str, str, str], ...]] = (
         "tells which pages of a shared file others have used: a side channel",
         "cachestat",
     ),
+    (
+        "ENOSYS",
+        "native AIO: one pool for the whole machine, and requests that no signal interrupts",
+        "io_setup io_destroy io_submit io_cancel io_getevents io_pgetevents",
+    ),
 )
 
 _ANSWERS: Final = {"EPERM": EPERM, "ENOSYS": ENOSYS}
@@ -177,7 +184,14 @@ _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _SOCK_TYPE_MASK: Final = 0xF
 _SOCK_STREAM, _SOCK_DGRAM, _SOCK_RAW, _SOCK_PACKET = 1, 2, 3, 10
-_TERMINAL_IOCTLS: Final = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCSETD
+_TERMINAL_IOCTLS: Final = (0x5412, 0x541C, 0x541D, 0x5423)
+"""TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD."""
+_CONSOLE_IOCTLS: Final = (0x4B00, 0x5600)
+"""The first of KD* and VT*, which fill the low byte: keyboard, fonts and switching of a console."""
+_LEASES: Final = (1024, 1026, 1040)
+"""F_SETLEASE, F_NOTIFY, F_SETDELEG."""
+_RLIMIT_CORE: Final = 4
+_LARGEST_UNCOUNTED_SEGMENT: Final = 4096
 
 
 def _unshare() -> Node:
@@ -198,6 +212,29 @@ def _socket() -> Node:
     return Load(LOW[0], family)
 
 
+def _ioctl() -> Node:
+    console = _one_of(_CONSOLE_IOCTLS, then=EPERM, other=ALLOW)
+    groups = Load(LOW[1], console, mask=_U32 & ~0xFF)
+    return Load(LOW[1], _one_of(_TERMINAL_IOCTLS, then=EPERM, other=groups))
+
+
+def _is_null(argument: int, *, then: Node, other: Node) -> Node:
+    high = Load(LOW[argument] + 4, Branch(JEQ, 0, then, other))
+    return Load(LOW[argument], Branch(JEQ, 0, high, other))
+
+
+def _prlimit() -> Node:
+    """Reading passes. Old and new value in one call cannot be answered without performing it."""
+    setting = _is_null(3, then=SUCCESS, other=EPERM)
+    core = _is_null(2, then=ALLOW, other=setting)
+    return Load(LOW[1], Branch(JEQ, _RLIMIT_CORE, core, ALLOW))
+
+
+def _small_segment() -> Node:
+    small = Load(LOW[1], Branch(JGE, _LARGEST_UNCOUNTED_SEGMENT + 1, EINVAL, ALLOW))
+    return Load(LOW[1] + 4, Branch(JEQ, 0, small, EINVAL))
+
+
 def _mknod(argument: int, *, allow_setid_modes: bool) -> Node:
     device = _one_of((_S_IFCHR, _S_IFBLK), then=EPERM, other=ALLOW)
     kind = Load(LOW[argument], device, mask=_S_IFMT)
@@ -214,6 +251,9 @@ def _open(argument: int) -> Node:
 
 _SET_ID_REASON: Final = "a set-id file left behind would act with its owner's rights on the host"
 _NODE_REASON: Final = "device nodes reach the host's hardware"
+_CORE_REASON: Final = (
+    "with the value 1 a crash starts no core dump program of the host; every other value would"
+)
 
 # (rule, decision tree); the same rows feed the compiler and the documentation.
 _JUDGED: Final[tuple[tuple[Rule, Node], ...]] = (
@@ -244,10 +284,36 @@ _JUDGED: Final[tuple[tuple[Rule, Node], ...]] = (
     (
         Rule(
             name="ioctl",
-            verdict="EPERM for TIOCSTI, TIOCLINUX, TIOCSETD",
-            reason="types into a terminal, pastes on the console, loads line disciplines",
+            verdict="EPERM for TIOCSTI, TIOCLINUX, TIOCCONS, TIOCSETD, KD* and VT*",
+            reason="types into a terminal, pastes on the console, takes it over, loads line "
+            "disciplines",
         ),
-        Load(LOW[1], _one_of(_TERMINAL_IOCTLS, then=EPERM, other=ALLOW)),
+        _ioctl(),
+    ),
+    (
+        Rule(
+            name="fcntl",
+            verdict="EPERM for F_SETLEASE, F_SETDELEG, F_NOTIFY",
+            reason="a lease on a file makes the host wait in open(); a directory watch needs no "
+            "instance that could be counted",
+        ),
+        Load(LOW[1], _one_of(_LEASES, then=EPERM, other=ALLOW)),
+    ),
+    (
+        Rule(
+            name="setrlimit",
+            verdict="returns 0 without effect for RLIMIT_CORE",
+            reason=_CORE_REASON,
+        ),
+        Load(LOW[0], Branch(JEQ, _RLIMIT_CORE, SUCCESS, ALLOW)),
+    ),
+    (
+        Rule(
+            name="prlimit64",
+            verdict="returns 0 without effect when it sets RLIMIT_CORE; EPERM if it also reads it",
+            reason=_CORE_REASON,
+        ),
+        _prlimit(),
     ),
     (
         Rule(
@@ -267,6 +333,27 @@ _JUDGED: Final[tuple[tuple[Rule, Node], ...]] = (
     ),
 )
 
+# Only where a memory limit is enforced by a watch, which sees mappings and mounts.
+_UNCOUNTED: Final[tuple[tuple[Rule, Node], ...]] = (
+    (
+        Rule(
+            name="memfd_create",
+            verdict="ENOSYS where the memory limit is enforced by a watch",
+            reason="its pages need not be mapped by any process; callers fall back to /dev/shm",
+        ),
+        ENOSYS,
+    ),
+    (
+        Rule(
+            name="shmget",
+            verdict=f"EINVAL above {_LARGEST_UNCOUNTED_SEGMENT} bytes where the memory limit is "
+            "enforced by a watch",
+            reason="a segment need not be mapped by any process",
+        ),
+        _small_segment(),
+    ),
+)
+
 _MODE_ARGUMENT: Final = {
     "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mkdir": 1, "mkdirat": 2,
 }  # fmt: skip
@@ -274,11 +361,13 @@ _FLAGS_ARGUMENT: Final = {"open": 1, "openat": 2}  # the mode is the argument af
 _NODE_ARGUMENT: Final = {"mknod": 1, "mknodat": 2}
 
 
-def _decisions(*, allow_setid_modes: bool) -> dict[str, Node]:
+def _decisions(*, allow_setid_modes: bool, only_counted_memory: bool) -> dict[str, Node]:
     made: dict[str, Node] = {
         name: _ANSWERS[answer] for answer, _, names in _REFUSED for name in names.split()
     }
     made |= {rule.name: node for rule, node in _JUDGED}
+    if only_counted_memory:
+        made |= {rule.name: node for rule, node in _UNCOUNTED}
     for name, argument in _NODE_ARGUMENT.items():
         made[name] = _mknod(argument, allow_setid_modes=allow_setid_modes)
     if not allow_setid_modes:
@@ -296,17 +385,22 @@ def _search(runs: list[tuple[int, Node]]) -> Node:
     return Branch(JGE, runs[middle][0], _search(runs[middle:]), _search(runs[:middle]))
 
 
-def filter_program(*, machine: str, allow_setid_modes: bool = False) -> bytes:
+def filter_program(
+    *, machine: str, allow_setid_modes: bool = False, only_counted_memory: bool = False
+) -> bytes:
     """Compile the filter for ``machine`` to a packed array of ``struct sock_filter``.
 
     ``allow_setid_modes`` lifts the rules that keep set-user-id and set-group-id files from being
-    made, and nothing else.
+    made, and nothing else. ``only_counted_memory`` refuses memory that belongs to no process and
+    no mount, for sandboxes whose memory limit is enforced by a watch.
     """
     if machine not in MACHINES:
         msg = f"machine={machine!r} has no seccomp filter; accepted: {', '.join(MACHINES)}"
         hint = "run on a 64-bit x86 or Arm Linux, or choose a backend that needs no filter"
         raise SandboxUsageError(msg, argument="machine", hint=hint)
-    decisions = _decisions(allow_setid_modes=allow_setid_modes)
+    decisions = _decisions(
+        allow_setid_modes=allow_setid_modes, only_counted_memory=only_counted_memory
+    )
     by_number = {
         number: decisions[name]
         for name, number in numbers(machine=machine).items()
@@ -367,4 +461,5 @@ def explain() -> tuple[Rule, ...]:
         verdict="ENOSYS unless set-id modes are allowed",
         reason="its mode is behind a pointer; callers fall back to openat",
     )
-    return (*general, *refused, *(rule for rule, _ in _JUDGED), *modes, *nodes, hidden)
+    judged = (rule for rule, _ in (*_JUDGED, *_UNCOUNTED))
+    return (*general, *refused, *judged, *modes, *nodes, hidden)

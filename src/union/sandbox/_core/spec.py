@@ -28,6 +28,8 @@ class Limits:
     memory_bytes: int | None = None
     cpus: float | None = None
     processes: int = constants.DEFAULT_PROCESSES
+    session_processes: int = constants.DEFAULT_SESSION_PROCESSES
+    """Of all runs of the session together, and those that wait to be used."""
     open_files: int = constants.DEFAULT_OPEN_FILES
     file_size_bytes: int = constants.DEFAULT_FILE_SIZE_MIB * MIB
     tmp_bytes: int = constants.DEFAULT_TMP_MIB * MIB

@@ -16,16 +16,27 @@ from union.sandbox._core import plan as p
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Shown", "View", "can_share", "landlock_steps", "own_steps", "shared_steps"]
+__all__ = [
+    "OWN_MOUNTS",
+    "Shown",
+    "View",
+    "can_share",
+    "hiding_steps",
+    "landlock_steps",
+    "own_steps",
+    "shared_steps",
+]
 
 RUN_DIR: Final = "/run/sandbox"
 PYTHON_SLOT: Final = f"{RUN_DIR}/main.py"
 SHELL_SLOT: Final = f"{RUN_DIR}/main.sh"
 BIN_DIR: Final = "/run/tools"
+_EMPTY: Final = "/run/empty"
+"""A file that is seen in the place of hidden ones."""
 _TMP: Final = "/tmp"  # noqa: S108 - names inside the sandbox
 _SHM: Final = "/dev/shm"  # noqa: S108
 _PTS: Final = "/dev/pts"
-_OWN: Final = (_TMP, _SHM, RUN_DIR)
+OWN_MOUNTS: Final = (_TMP, _SHM, RUN_DIR)
 """Where each sandbox has something of its own, made anew."""
 HELD_DIR: Final = "/run/held"
 """Where the shared part keeps what each sandbox shows below one of those."""
@@ -91,6 +102,8 @@ class View:
     fresh_proc: bool
     guarded_proc: tuple[str, ...]
     """Parts of /proc made read-only by mount, where the sandbox has the id of the host's root."""
+    hidden_proc: tuple[str, ...] = ()
+    """Files of /proc that read as empty."""
     staging: str
     pivot: bool
     """Whether the root is entered by pivot_root; if not, it is moved over the caller's."""
@@ -100,6 +113,8 @@ class View:
     """Whether pseudo-terminals can be opened; only a command that asked for one gets that."""
     nodes: tuple[Shown, ...] = ()
     """Devices beyond the few that every sandbox has."""
+    counters: tuple[tuple[str, int], ...] = ()
+    """Limits of the user namespace, by their names in /proc/sys/user."""
 
 
 class _Layout:
@@ -157,13 +172,21 @@ def shared_steps(view: View, *, hold: bool = False) -> list[p.Step]:
     for path, content in view.files:
         out.parents(path)
         out.steps.append(p.File(path, content))
+    if view.hidden_proc:
+        out.parents(_EMPTY)
+        out.steps.append(p.File(_EMPTY))
     _add_dev(out, view)
     _add_proc(out, view)
+    out.steps.extend(p.Counter(name, value) for name, value in view.counters)
+    if not (hold and view.fresh_proc):
+        # A sandbox that will have a fresh /proc of its own hides them there. Here it would keep
+        # the kernel from giving it one.
+        out.steps.extend(hiding_steps(view))
     if view.pivot:
         out.steps.append(p.Detach())
-    for place in _OWN:
+    for place in OWN_MOUNTS:
         out.directory(place)
-    for shown in _by_depth(s for s in view.added if not _is_below(s.path, _OWN)):
+    for shown in _by_depth(s for s in view.added if not _is_below(s.path, OWN_MOUNTS)):
         out.bind(shown)
     for place, shown in _held(view) if hold else ():
         out.bind(dataclasses.replace(shown, path=place, verify=False))
@@ -174,7 +197,7 @@ def shared_steps(view: View, *, hold: bool = False) -> list[p.Step]:
 def own_steps(view: View, *, held: bool = False) -> list[p.Step]:
     """What each sandbox has for itself; ``held`` says that the shared part was built ahead."""
     out = _Layout()
-    out.made(_OWN)
+    out.made(OWN_MOUNTS)
     out.steps.append(p.Tmpfs(_TMP, view.tmp_bytes))
     out.steps.append(p.Tmpfs(_SHM, view.shm_bytes))
     out.steps.append(p.Tmpfs(RUN_DIR, _SCRIPT_BYTES, mode=0o755, inodes=64))
@@ -192,6 +215,11 @@ def own_steps(view: View, *, held: bool = False) -> list[p.Step]:
     return out.steps
 
 
+def hiding_steps(view: View) -> list[p.Step]:
+    """Makes files of /proc empty that show what is the caller's."""
+    return [p.Hide(path, _EMPTY) for path in view.hidden_proc]
+
+
 def can_share(view: View) -> bool:
     """Whether everything of the host can be shown, or kept at hand, in a part that is shared."""
     return not view.guarded_proc
@@ -199,7 +227,7 @@ def can_share(view: View) -> bool:
 
 def _held(view: View) -> list[tuple[str, Shown]]:
     """What each sandbox shows below a directory of its own, and where it is kept until then."""
-    below = _by_depth(s for s in view.added if _is_below(s.path, _OWN))
+    below = _by_depth(s for s in view.added if _is_below(s.path, OWN_MOUNTS))
     return [(f"{HELD_DIR}/{number}", shown) for number, shown in enumerate(below)]
 
 

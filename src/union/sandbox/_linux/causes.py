@@ -9,15 +9,19 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from union.sandbox._core.plan import OP_NAMES
 from union.sandbox._linux import kernel
 from union.sandbox.errors import BackendUnavailableError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["Cause", "cause", "too_old", "unavailable"]
 
 BIND, ROOT, PROC, REMOUNT, NETLINK, ATTRS, RESIZE, WRAP, ENTER = 1, 2, 7, 9, 11, 23, 24, 25, 26
+COUNTER = 28
 CLONE, IDMAP, IDS, PRIVATE = 101, 102, 104, 105
 _CAP_SETFCAP: Final = 31
 
@@ -25,6 +29,8 @@ _WEAKER: Final = {
     PROC: "showing the container's own",
     NETLINK: "proxies alone",
     ENTER: "moving it over the caller's",
+    IDMAP: "running as root's own id",
+    COUNTER: "counters that are shared with the caller",
 }
 """What takes the place of a step that is refused, unless the caller asked for ``strict``."""
 
@@ -74,10 +80,8 @@ def cause(op: int, error: int) -> Cause:
         return _APPARMOR
     if op == PROC and error == errno.EPERM:
         return _MASKED_PROC
-    if op == NETLINK:
-        return _NO_REDIRECT
-    if op == ENTER:
-        return _NO_PIVOT if kernel.is_filtered() else _NO_ROOT
+    if op in _OF_STEP:
+        return _OF_STEP[op](error)
     if error == errno.ENOSYS:
         return too_old()
     if op in {PRIVATE, ROOT, BIND, REMOUNT} and error in {errno.EPERM, errno.EACCES}:
@@ -157,6 +161,23 @@ def _of_bwrap(op: int, error: int) -> Cause:
     )
 
 
+def _of_id_maps(error: int) -> Cause:
+    if error in NO_ID_MAPS:
+        return Cause(
+            "a file system that the session shows has no id-mapped mounts",
+            "keep the work dir and the named paths on a file system that has them (ext4, XFS, "
+            "Btrfs, tmpfs; overlayfs from Linux 6.x on)",
+        )
+    return Cause(
+        "a path that the session shows was replaced or removed while it was being mounted",
+        "name paths that sandboxed code cannot change, and try again",
+    )
+
+
+def _of_root(_: int) -> Cause:
+    return _NO_PIVOT if kernel.is_filtered() else _NO_ROOT
+
+
 def _of_mounts() -> Cause:
     if _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
         return _APPARMOR
@@ -184,6 +205,13 @@ def too_old() -> Cause:
     return Cause(f"the kernel {os.uname().release} is too old", "Linux 5.12 or newer is needed")
 
 
+NO_ID_MAPS: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)
+"""The kernel, or the file system, has no id-mapped mounts; EPERM: not for a container's root."""
+_NO_COUNTER: Final = Cause(
+    "the limits of a user namespace in /proc/sys/user cannot be set",
+    "mount /proc/sys writable in this container, or run as root, where a session has an id of "
+    "its own",
+)
 _NO_ROOM: Final = "raise the limit on open files (ulimit -n), or close sessions that are done"
 _USED_UP: Final = {
     errno.EAGAIN: Cause(
@@ -232,3 +260,9 @@ _GVISOR: Final = Cause(
     "gVisor isolates this container as a whole already; for sandboxes inside it, run the container "
     "with another runtime (Kubernetes: another runtimeClassName)",
 )
+_OF_STEP: Final[dict[int, Callable[[int], Cause]]] = {
+    NETLINK: lambda _: _NO_REDIRECT,
+    COUNTER: lambda _: _NO_COUNTER,
+    IDMAP: _of_id_maps,
+    ENTER: _of_root,
+}

@@ -26,6 +26,8 @@ _NUMBERS = itertools.count(1)
 _PREFIX: Final = "sandbox-"
 _SWEEP_AFTER_S: Final = 5.0
 _CPU_PERIOD_US: Final = 100_000
+_TCP_BYTES: Final = 64 * 2**20
+"""Enough for a thousand connections that are all in use."""
 _V1_CONTROLLERS: Final = (
     ("memory", "memory.limit_in_bytes"),
     ("cpu", "cpu.cfs_quota_us"),
@@ -48,11 +50,7 @@ class Hierarchy:
 @functools.cache
 def hierarchy() -> Hierarchy | None:
     """The usable hierarchy of this process; None when no group can be made."""
-    memberships: dict[str, str] = {}
-    for line in _lines("/proc/self/cgroup"):
-        _, names, path = line.split(":", 2)
-        for name in names.split(","):
-            memberships[name] = path
+    memberships = _memberships()
     mounts = tuple(_mounts())
     found = _find_v2(mounts, memberships) or _find_v1(mounts, memberships)
     if found is not None:
@@ -78,6 +76,32 @@ def sweep(place: str) -> None:
             with contextlib.suppress(OSError):
                 if now - entry.stat(follow_symlinks=False).st_mtime > _SWEEP_AFTER_S:
                     os.rmdir(entry.path)
+
+
+def process_limit() -> int | None:
+    """The lowest limit on processes of the groups that this process is in; None: there is none."""
+    memberships = _memberships()
+    limits = []
+    for kind, root, point, options in _mounts():
+        is_pids = kind == "cgroup2" or "pids" in options.split(",")
+        own = memberships.get("" if kind == "cgroup2" else "pids")
+        if not is_pids or own is None:
+            continue
+        place = _below(root, point, own)
+        while place.is_relative_to(point):
+            limits += [int(line) for line in _lines(str(place / "pids.max")) if line.isdecimal()]
+            place = place.parent
+    return min(limits, default=None)
+
+
+def _memberships() -> dict[str, str]:
+    """Controller -> the path of this process's group; the key of version 2 is empty."""
+    found: dict[str, str] = {}
+    for line in _lines("/proc/self/cgroup"):
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            found[name] = path
+    return found
 
 
 def _lines(path: str) -> list[str]:
@@ -180,9 +204,14 @@ class Group:
         if limits.memory_bytes is not None:
             size = str(limits.memory_bytes)
             (memory / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(size)
-            for swap, value in (("memory.swap.max", "0"), ("memory.memsw.limit_in_bytes", size)):
-                if (memory / swap).exists():
-                    (memory / swap).write_text(value)
+            for other, value in (
+                ("memory.swap.max", "0"),
+                ("memory.memsw.limit_in_bytes", size),
+                # Version 1 counts buffers of sockets by themselves, and only if there is a limit.
+                ("memory.kmem.tcp.limit_in_bytes", str(min(limits.memory_bytes // 4, _TCP_BYTES))),
+            ):
+                if (memory / other).exists():
+                    (memory / other).write_text(value)
         if "pids" in self._dirs:
             most = str(limits.processes + own)
             (self._dirs["pids"] / "pids.max").write_text(most)

@@ -23,7 +23,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from union.sandbox._linux import causes
+from union.sandbox._linux import causes, inherited
 from union.sandbox.errors import BackendUnavailableError, SandboxExecutionError
 
 if TYPE_CHECKING:
@@ -50,11 +50,12 @@ _GONE, _ALL_GONE, _USERNS_READY, _PID, _DRAINING = 20, 21, 22, 23, 24
 _DENY_SETGROUPS, _NOTIFY, _MAP_IDS, _TELL_PID, _WRAPPED, _COPY = 1, 2, 4, 8, 16, 32
 _FAILED = 43
 _SIMPLE = struct.Struct("=IIii")
-_PREPARE_MSG = struct.Struct("=10I")
+_PREPARE_MSG = struct.Struct("=12I")
 _PATIENCE_S: Final = 10.0
 """For an answer that takes a millisecond; a launcher that owes it for so long has been stopped."""
 _AGAIN_S: Final = 0.1
 _CONFIRM_S: Final = 10.0
+_NAMESPACES_KEPT: Final = 16
 _DRAIN_S: Final = 30.0
 """For the end of all processes of a session, which may be many. One that has not ended by then
 waits for a device, or for a file system that does not answer, and cannot be killed."""
@@ -148,6 +149,12 @@ class Launcher:
             theirs.close()
             os.close(me)
         self._control = ours
+        try:
+            inherited.reset(self._process.pid)
+        except BaseException:
+            ours.close()
+            self.give_up()
+            raise
         atexit.register(self._end_with_host)
         self._control.settimeout(_PATIENCE_S)
         self._userns: dict[tuple[int, int, int, int], int] = {}
@@ -226,16 +233,23 @@ class Launcher:
         return ours
 
     def userns(self, *, inside: tuple[int, int], outside: tuple[int, int]) -> int:
-        """A user namespace that maps one (uid, gid) to another; it stays ours, kept for reuse."""
+        """A user namespace that maps one (uid, gid) to another; the caller owns the descriptor.
+
+        The last few are kept: a session often gets the id of one that has just been closed.
+        """
         key = (*inside, *outside)
         with self._lock:
-            if key not in self._userns:
-                self._userns[key] = self._make_userns(key)
-            return self._userns[key]
+            fd = self._userns.pop(key, -1)
+            if fd < 0:
+                fd = self._make_userns(key)
+            self._userns[key] = fd  # the youngest is the last
+            while len(self._userns) > _NAMESPACES_KEPT:
+                os.close(self._userns.pop(next(iter(self._userns))))
+            return os.dup(fd)
 
     def _make_userns(self, key: tuple[int, int, int, int]) -> int:
         uid_in, gid_in, uid_out, gid_out = key
-        message = _PREPARE_MSG.pack(_USERNS, 0, 0, 0, uid_in, uid_out, gid_in, gid_out, 0, 0)
+        message = _PREPARE_MSG.pack(_USERNS, 0, 0, 0, uid_in, uid_out, gid_in, gid_out, *[0] * 4)
         try:
             self._control.send(message)
             data, fds = receive(self._control, _SIMPLE.size, 1)
@@ -346,9 +360,12 @@ class Channel:
         shared: Sequence[int] = (),
         on_gone: Callable[[], None] | None = None,
         pid: asyncio.Future[int] | None = None,
+        budgets: tuple[int, int] = (0, 0),
     ) -> tuple[int, socket.socket]:
         """Begins a sandbox. Returns its number and the socket to its first process.
 
+        ``budgets`` limit the processes and the queued signals of all sandboxes that begin with the
+        same ``shared``.
         ``encoded`` is a descriptor of the encoded plan; ``shared`` are the namespaces that hold
         what it begins with; ``on_gone`` is called when every process of the sandbox has been
         reaped; ``pid`` becomes the number on the host of the process that all others descend from.
@@ -364,7 +381,15 @@ class Channel:
         if plan.uid is not None:
             flags |= _MAP_IDS | (_DENY_SETGROUPS if plan.deny_setgroups else 0)
         message = _PREPARE_MSG.pack(
-            _PREPARE, number, plan.clone_flags, flags, *uid, *gid, len(cgroups), plan.network
+            _PREPARE,
+            number,
+            plan.clone_flags,
+            flags,
+            *uid,
+            *gid,
+            len(cgroups),
+            plan.network,
+            *budgets,
         )
         try:
             send_with_fds(self._sock, message, [theirs.fileno(), encoded, *cgroups, *fds, *shared])

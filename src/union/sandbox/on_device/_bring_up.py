@@ -19,6 +19,7 @@ from union.sandbox._linux.run import NotBuiltError
 from union.sandbox._session.threads import until_done
 from union.sandbox.on_device import _probe, _programs
 from union.sandbox.on_device._posture import Posture
+from union.sandbox.on_device._session_id import SessionId
 from union.sandbox.on_device._settings import named_paths
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Postures:
         """The host's programs; resolved before anything runs."""
         self._postures: dict[NetworkShape, Posture] = {}
         self._tried: set[NetworkShape] = set()
+        self._own_id = SessionId()
         self._building = asyncio.Lock()
         self._ahead: asyncio.Task[None] | None = None
 
@@ -115,6 +117,7 @@ class Postures:
             work=self._work,
             facts=facts,
             programs=programs,
+            own=self._own_id,
         )
         _programs.note_shown(programs)
         return posture
@@ -143,7 +146,9 @@ class Postures:
             functools.partial(self._trial, shape),
             self._spec,
             without_bwrap=functools.partial(self._trial_without_bwrap, shape),
+            opened=self.facts if self._tried else None,
         )
+        self.get(shape).check_ids(strict=self._spec.strict)
         self._tried.add(shape)
 
     async def _trial(self, shape: NetworkShape, facts: _probe.Facts) -> _probe.Outcome:
@@ -173,9 +178,12 @@ class Postures:
             outcome = await posture.build(self._pool.channel())
             if outcome.failure is None:
                 self._pool.keep_first(posture)
+            else:
+                self._postures.pop(shape).close()  # the next attempt resolves paths again
             return outcome
         outcome, sandbox = await self._inspect(posture)
         if sandbox is None:
+            self._postures.pop(shape).close()
             return outcome
         if shares:
             _probe.verified.add(what)
@@ -227,7 +235,7 @@ class Postures:
         looked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         number, sock = posture.prepare(channel, pid=looked)
         try:
-            outcome = await _probe.look(sock, looked, posture.isolation)
+            outcome = await _probe.look(sock, looked, posture.isolation, owner=posture.owner)
         except BaseException:
             sock.close()
             raise
@@ -242,6 +250,10 @@ class Postures:
         if self._ahead is not None:
             self._ahead.cancel()
             await until_done(self._ahead)
+
+    def release_id(self) -> None:
+        """Return the session's own id, once no process uses it any more."""
+        self._own_id.release()
 
     def close(self) -> None:
         """Drop every posture and everything that waits in one."""

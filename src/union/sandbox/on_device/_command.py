@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core.files import VENV_DIR
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.view import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
+from union.sandbox._linux import inherited, kernel
 from union.sandbox._linux.command import Command, packed_rlimits
 from union.sandbox.on_device._network import proxy_variables, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from union.sandbox._core.spec import Limits, NetworkSpec, RunSpec
+    from union.sandbox._core.spec import CallPosture, Limits, NetworkSpec, RunSpec
 
 __all__ = ["CommandBuilder"]
 
@@ -45,7 +46,8 @@ class CommandBuilder:
         self._scratch = scratch
         self._base = self._environment()
         self._last: tuple[NetworkSpec | None, Mapping[str, str], _Variables] = (None, {}, ({}, ()))
-        self._rlimits = _packed(limits)
+        self._shares_id = scratch is None and not kernel.is_root()
+        self._rlimits = _packed(limits, shares_id=self._shares_id)
 
     def build(self, spec: RunSpec, *, carried: Mapping[str, str], count_processes: bool) -> Command:
         usual, env = self._usual(spec, carried)
@@ -72,7 +74,7 @@ class CommandBuilder:
                 path = f"{self._scratch}/{next(_NUMBERS)}-{os.path.basename(path)}"
                 Path(path).write_bytes(source)
             programs, argv = (program,), (program, path)
-        every, all_but_processes = self._rlimits if spec.call is None else _packed(spec.call.limits)
+        every, all_but_processes = self._rlimits if spec.call is None else self._of_call(spec.call)
         return Command(
             programs=programs,
             argv=argv,
@@ -83,6 +85,9 @@ class CommandBuilder:
             script=script,
             slot=slot,
         )
+
+    def _of_call(self, call: CallPosture) -> tuple[bytes, bytes]:
+        return _packed(call.limits, shares_id=self._shares_id)
 
     def _environment(self) -> dict[str, str]:
         own_bin = BIN_DIR if self._scratch is None else os.path.dirname(self._uv)
@@ -140,18 +145,24 @@ def _candidates(program: str, path: str, cwd: str) -> tuple[str, ...]:
     return tuple(f"{directory or cwd}/{program}" for directory in path.split(":"))
 
 
-def _packed(limits: Limits) -> tuple[bytes, bytes]:
+def _packed(limits: Limits, *, shares_id: bool) -> tuple[bytes, bytes]:
     """Every limit, and every one but the number of processes."""
-    every = _rlimits(limits)
+    every = _rlimits(limits, shares_id=shares_id)
     return packed_rlimits(every), packed_rlimits(every[:-1])
 
 
-def _rlimits(limits: Limits) -> list[tuple[int, int, int]]:
+def _rlimits(limits: Limits, *, shares_id: bool) -> list[tuple[int, int, int]]:
+    open_files = limits.open_files
+    if shares_id:
+        # The kernel counts descriptors in messages by user, and compares the number with this
+        # limit of the sender. A quarter is left to the caller, who could send none otherwise.
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        open_files = min(open_files, max(soft * 3 // 4, 1)) if soft > 0 else open_files
     pairs = (
-        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_NOFILE, open_files),
         (resource.RLIMIT_FSIZE, limits.file_size_bytes),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, limits.processes + 1),  # one is ours
+        # One is ours.
+        (resource.RLIMIT_NPROC, min(limits.processes + 1, inherited.process_budget())),
     )
     return [(kind, *_within_hard(kind, value)) for kind, value in pairs]
 

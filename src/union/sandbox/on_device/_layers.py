@@ -145,7 +145,10 @@ async def _id_mapped(channel: Channel) -> Layer:
             return Layer(name=name, available=False, detail=what, hint=hint)
         bind = p.Bind(directory, "/work", p.NOSUID | p.NODEV, idmap=0)
         steps = (_ROOT, p.Enter(move=True), bind)
-        return await _attempt(channel, name, _USER | _MOUNT, steps, fds=(userns,))
+        try:
+            return await _attempt(channel, name, _USER | _MOUNT, steps, fds=(userns,))
+        finally:
+            os.close(userns)
 
 
 def _of_kernel() -> list[Layer]:

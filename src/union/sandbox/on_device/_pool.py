@@ -188,7 +188,10 @@ class Pool:
         fingerprint = venv.fingerprint()
         plain = RunSpec(kind="python", env=self._spec.env, network=spec.network)
         command = build(plain, posture)._replace(script=None)
-        self.pythons.add(posture, self.sandboxes.prepare(posture), command, fingerprint)
+        ready = self.sandboxes.prepare(posture)
+        run = self.pythons.add(posture, ready, command, fingerprint)
+        # From now on: it runs code of the venv before it has a command.
+        self.sandboxes.watch_memory(run, posture.limits.memory_bytes)
         self.sandboxes.touch(self.pythons.let_go)
         return True
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Setting, Wrapper
 from union.sandbox._core.seccomp import filter_program
-from union.sandbox._linux import cgroup, kernel
+from union.sandbox._linux import cgroup, inherited, kernel
 from union.sandbox._linux.launcher import sealed_memfd
+from union.sandbox.errors import BackendUnavailableError
+from union.sandbox.on_device._kernel_files import has_own_counters
 from union.sandbox.on_device._network import network_steps
 from union.sandbox.on_device._probe import Outcome, shared
 from union.sandbox.on_device._settings import gather, limit_report
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from union.sandbox._linux.launcher import Channel
     from union.sandbox.on_device._probe import Facts
     from union.sandbox.on_device._programs import Programs
+    from union.sandbox.on_device._session_id import SessionId
+    from union.sandbox.on_device._settings import HostSetting
     from union.sandbox.on_device._workdir import WorkDir
 
 __all__ = ["Posture"]
@@ -36,8 +40,8 @@ _EGRESS: Final = {"blocked": "kernel", "filtered": "kernel", "open": "none"}
 
 
 @functools.cache
-def _filter(machine: str) -> bytes:
-    return filter_program(machine=machine)
+def _filter(machine: str, *, only_counted_memory: bool) -> bytes:
+    return filter_program(machine=machine, only_counted_memory=only_counted_memory)
 
 
 def _wrapper(found: bwrap.Bwrap) -> Wrapper:
@@ -71,11 +75,37 @@ class Posture:
         work: WorkDir,
         facts: Facts,
         programs: Programs,
+        own: SessionId,
     ) -> None:
-        found = gather(spec, work, shape, facts=facts, programs=programs)
+        found = gather(spec, work, shape, facts=facts, programs=programs, own=own)
+        try:
+            self._compile(spec, shape, backend=backend, facts=facts, programs=programs, found=found)
+        except BaseException:
+            _close_all(found.fds)
+            found.read_only.close()
+            raise
+        self._fds = found.fds
+        self._shared: tuple[int, ...] = ()
+        self.read_only = found.read_only
+        self._closed = False
+
+    def _compile(
+        self,
+        spec: SessionSpec,
+        shape: NetworkShape,
+        *,
+        backend: Backend,
+        facts: Facts,
+        programs: Programs,
+        found: HostSetting,
+    ) -> None:
+        self.limits = spec.limits
+        self.groups = groups = cgroup.hierarchy() if _wants_group(spec) else None
+        """Where each of its sandboxes gets a control group; None for no group."""
         egress = _EGRESS[shape] if facts.redirect or shape != "filtered" else "proxy-only"
         self.builder = programs.bwrap if backend.name == "bubblewrap" else None
         """The program that builds its sandboxes, if it is not the launcher alone."""
+        watched = groups is None and spec.limits.memory_bytes is not None
         setting = Setting(
             view=found.view,
             identity=found.identity,
@@ -83,32 +113,48 @@ class Posture:
             network_steps=network_steps(shape, redirect=facts.redirect),
             egress=egress,
             landlock_abi=kernel.landlock_abi(),
-            seccomp=_filter(kernel.machine()),
+            seccomp=_filter(kernel.machine(), only_counted_memory=watched),
             wrapper=None if self.builder is None else _wrapper(self.builder),
             share=facts.share,
         )
-        self.limits = spec.limits
-        self.groups = cgroup.hierarchy() if _wants_group(spec) else None
-        """Where each of its sandboxes gets a control group; None for no group."""
-        limits = limit_report(spec.limits, found.identity, self.groups)
+        unprivileged = found.identity.kind == "unprivileged"
+        self.plan = backend.plan(setting)
+        shares = self.plan.shared is not None
+        limits = limit_report(
+            spec.limits,
+            found.identity,
+            groups,
+            shared=shares,
+            counted=has_own_counters(found.identity) or bool(found.view.counters),
+        )
+        self._budgets = (0, 0)
+        if shares and found.identity.host_uid != 0:
+            most = min(spec.limits.session_processes + 1, inherited.process_budget())
+            self._budgets = (most, inherited.signal_budget())
         self.shape = shape
         self.view = found.view
         self.carried = found.carried
-        self.plan = backend.plan(setting)
         self._setting = setting
         self._backend = backend
         self.isolation = backend.isolation(setting, limits=tuple(limits.items()))
-        unprivileged = found.identity.kind == "unprivileged"
         self.owner = found.identity.host_uid if unprivileged else None
         """The id that what a command may reopen, such as its pipes, must belong to."""
         self.counts_processes = found.identity.host_uid != 0 and found.identity.kind != "host"
         self.own_processes = 2 if self.plan.is_wrapped else 1
         """How many processes of a sandbox are ours: the first one inside, and bwrap."""
         self._encoded = sealed_memfd("plan", self.plan.encode())
-        self._fds = tuple(os.dup(fd) for fd in found.fds)
-        self._shared: tuple[int, ...] = ()
-        self.read_only = found.read_only
-        self._closed = False
+
+    def check_ids(self, *, strict: bool) -> None:
+        """Refuse a strict session of root whose code would have root's own id."""
+        if strict and self.isolation.ids == "caller" and kernel.is_root():
+            raise BackendUnavailableError(
+                f"the {self.isolation.backend!r} backend cannot give sandboxed code an id of its "
+                "own here, and strict=True rules out root's own",
+                backend=self.isolation.backend,
+                missing=("unprivileged ids",),
+                hint="keep the work dir and the named paths on a file system with id-mapped mounts "
+                "and grant SYS_ADMIN, or run as an ordinary user, or drop strict=True",
+            )
 
     @property
     def is_plain(self) -> bool:
@@ -174,6 +220,7 @@ class Posture:
             shared=self._shared,
             on_gone=on_gone,
             pid=pid,
+            budgets=self._budgets,
         )
 
     @functools.cached_property

@@ -41,6 +41,11 @@ _PATIENCE_S: Final = 30.0
 _MESSAGE: Final = 512
 _SHARED: Final = 44
 _NS_FILES: Final = {"mount": "mnt"}
+_PASSING: Final = (
+    errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.EMFILE, errno.ENFILE, errno.EINTR,
+    errno.ENOSPC, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
+)  # fmt: skip
+"""They say nothing about what this machine can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,15 @@ class Facts:
     """Whether nf_tables can lead every connection to our door."""
     share: bool = True
     """Whether a sandbox can begin with a copy of what was built once."""
+    counters: bool = True
+    """Whether the limits of a user namespace can be set."""
+
+    def is_weaker_than(self, other: Facts) -> bool:
+        """Whether a layer that ``other`` has is missing here; sharing is none."""
+        return any(
+            getattr(other, name) and not getattr(self, name)
+            for name in ("fresh_proc", "pivot", "idmap", "counters")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +82,13 @@ class Outcome:
     """Whether what it begins with had been built before, and well."""
 
 
-async def look(sock: socket.socket, pid: asyncio.Future[int], isolation: Isolation) -> Outcome:
-    """Waits for a sandbox to be ready and verifies it from outside; it can still be used then."""
+async def look(
+    sock: socket.socket, pid: asyncio.Future[int], isolation: Isolation, *, owner: int | None
+) -> Outcome:
+    """Waits for a sandbox to be ready and verifies it from outside; it can still be used then.
+
+    ``owner`` is the id of its own that it must have on the host, if any.
+    """
     outcome = await ready(sock)
     if outcome.failure is None:
         try:
@@ -78,7 +97,7 @@ async def look(sock: socket.socket, pid: asyncio.Future[int], isolation: Isolati
         except TimeoutError as exc:
             raise OSError(errno.ETIMEDOUT, "the launcher did not name a sandbox's process") from exc
         try:
-            _verify(_first_inside(first), isolation)
+            _verify(_first_inside(first), isolation, owner)
         except (FileNotFoundError, ProcessLookupError, ValueError) as exc:
             return _last_words(sock, exc)
     return outcome
@@ -156,7 +175,7 @@ def _first_inside(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii"))
 
 
-def _verify(pid: int, isolation: Isolation) -> None:
+def _verify(pid: int, isolation: Isolation, owner: int | None) -> None:
     """The report is what the kernel says of a live sandbox, not what the plan intended."""
     status = dict(
         line.split(":\t", 1)
@@ -164,6 +183,9 @@ def _verify(pid: int, isolation: Isolation) -> None:
         if ":\t" in line
     )
     wrong = [n for n in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb") if int(status[n], 16)]
+    wanted = {"unprivileged": owner, "caller": os.geteuid()}.get(isolation.ids)
+    if any(int(number) != wanted for number in status["Uid"].split()):
+        wrong.append(f"ids: {isolation.ids}")
     if status["NoNewPrivs"] != "1":
         wrong.append("NoNewPrivs")
     if status.get("Seccomp") != "2":
@@ -203,15 +225,21 @@ async def settle(
     spec: SessionSpec,
     *,
     without_bwrap: Callable[[Facts], Awaitable[Outcome]],
+    opened: Facts | None = None,
 ) -> Facts:
     """Finds the facts under which a sandbox can be built for this session.
+
+    ``opened`` are those that the session was opened with: none of its layers is given up later,
+    whatever goes wrong then.
 
     Where bwrap fails it only says something. The cause is found by building the same sandbox
     ``without_bwrap``, which fails with a step and an errno if the host is the reason.
     """
-    facts = _known.get(spec.backend, Facts())
+    facts = opened or _known.get(spec.backend, Facts())
     if spec.strict:
-        facts = dataclasses.replace(facts, fresh_proc=True, redirect=True, pivot=True)
+        facts = dataclasses.replace(
+            facts, fresh_proc=True, redirect=True, pivot=True, counters=True
+        )
     while True:
         outcome = await trial(facts)
         if outcome.failure is None:
@@ -223,13 +251,27 @@ async def settle(
         op, error = outcome.failure
         if op == causes.WRAP and outcome.said:
             op, error = (await without_bwrap(facts)).failure or (op, 0)
-        if op == causes.PROC and error == errno.EPERM and facts.fresh_proc and not spec.strict:
-            facts = dataclasses.replace(facts, fresh_proc=False)
-        elif op == causes.ENTER and facts.pivot and not spec.strict and spec.backend == "userns":
-            facts = dataclasses.replace(facts, pivot=False)
-        elif op == causes.NETLINK and facts.redirect and not spec.strict:
-            facts = dataclasses.replace(facts, redirect=False)
-        elif op == causes.IDMAP and facts.idmap:
-            facts = dataclasses.replace(facts, idmap=False)
-        else:
+        weaker = _without(facts, op, error, spec)
+        if weaker is None or (opened is not None and weaker.is_weaker_than(opened)):
             raise causes.unavailable(spec.backend, op, error, strict=spec.strict, said=outcome.said)
+        facts = weaker
+
+
+def _without(facts: Facts, op: int, error: int, spec: SessionSpec) -> Facts | None:
+    """The facts without the layer that a step is part of, if this machine cannot have it.
+
+    An error that sandboxed code or a lack of resources can cause is no reason to do without.
+    """
+    if op == causes.IDMAP and facts.idmap and error in causes.NO_ID_MAPS:
+        return dataclasses.replace(facts, idmap=False)
+    if spec.strict or error in _PASSING:
+        return None
+    if op == causes.PROC and error == errno.EPERM and facts.fresh_proc:
+        return dataclasses.replace(facts, fresh_proc=False)
+    if op == causes.ENTER and facts.pivot and spec.backend == "userns":
+        return dataclasses.replace(facts, pivot=False)
+    if op == causes.NETLINK and facts.redirect:
+        return dataclasses.replace(facts, redirect=False)
+    if op == causes.COUNTER and facts.counters:
+        return dataclasses.replace(facts, counters=False)
+    return None

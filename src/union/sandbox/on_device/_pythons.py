@@ -93,7 +93,7 @@ class WaitingPythons:
 
     def add(
         self, posture: Posture, sandbox: Sandbox, command: Command, fingerprint: object
-    ) -> None:
+    ) -> LocalRun:
         """Starts one in a sandbox. ``command`` is the same as with a script, but without it."""
         run = LocalRun(sandbox, isolation=posture.isolation)
         far, go = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -106,6 +106,7 @@ class WaitingPythons:
             os.close(go)
             raise
         self._waiting[posture].append(_Waiting(run, go, fingerprint))
+        return run
 
     def take(self, posture: Posture, command: Command, fingerprint: object) -> LocalRun | None:
         """A Python that has begun with this script; None if there is none to be had."""

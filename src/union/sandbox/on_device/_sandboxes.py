@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from union.sandbox._linux import cgroup
 from union.sandbox._linux.memory import MemoryWatch
@@ -54,6 +55,7 @@ class Sandboxes:
         self._expiry: asyncio.TimerHandle | None = None
         self._also: Callable[[], None] | None = None
         self._closed = False
+        self._watched: WeakSet[LocalRun] = WeakSet()
         self._held: set[cgroup.Group] = set()
         self._without_groups: asyncio.Future[None] | None = None
 
@@ -200,8 +202,9 @@ class Sandboxes:
     def watch_memory(self, run: LocalRun, limit: int | None) -> None:
         """Enforces the memory limit by looking, where there is no control group to do it."""
         sandbox = run.sandbox
-        if sandbox.first_pid is None or limit is None:
+        if sandbox.first_pid is None or limit is None or run in self._watched:
             return
+        self._watched.add(run)
 
         def begin(found: asyncio.Future[int]) -> None:
             if run.finished.done() or found.exception() is not None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Identity
 from union.sandbox._core.view import Shown, View
-from union.sandbox._linux import cgroup, gpu, host, kernel
+from union.sandbox._linux import cgroup, gpu, host, inherited, kernel
+from union.sandbox._linux.ids import id_range
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.pinning import LinkInWritablePlaceError, Places, identity_of, pin
 from union.sandbox.errors import PolicyError, SandboxUsageError
+from union.sandbox.on_device._kernel_files import counters, guarded_proc, hidden_proc
 from union.sandbox.on_device._network import resolv_conf
 from union.sandbox.on_device._programs import owner_paths
 from union.sandbox.on_device._read_only import ReadOnly
+from union.sandbox.on_device._session_id import SessionId
 from union.sandbox.on_device._workdir import not_allowed
 
 if TYPE_CHECKING:
@@ -32,9 +34,6 @@ __all__ = ["HostSetting", "gather", "identity_of_caller", "limit_report", "named
 
 _INSIDE_ID: Final = 1000
 """Who a caller that is root becomes inside."""
-_FIRST_UNPRIVILEGED: Final = 2_000_000_000
-_HOST_ID: Final = _FIRST_UNPRIVILEGED + secrets.randbelow(100_000_000)
-"""An id that owns nothing on this host; one per host process, so that two do not share one."""
 _HOSTS: Final = b"127.0.0.1\tlocalhost sandbox\n::1\tlocalhost sandbox\n"
 _NSSWITCH: Final = b"passwd: files\ngroup: files\nhosts: files dns\n"
 _WORK_MOUNT_POINTS: Final = ("/tmp", "/var", "/proc", "/usr")  # noqa: S108 - any directory does
@@ -47,7 +46,7 @@ class HostSetting:
     identity: Identity
     view: View
     fds: tuple[int, ...]
-    """What binds refer to by index; lent, not owned."""
+    """What binds refer to by index; the receiver owns them."""
     carried: dict[str, str]
     """Variables of every command that depend on this host."""
     python: host.Interpreter
@@ -57,10 +56,14 @@ class HostSetting:
 
 def identity_of_caller() -> Identity:
     """Who sandboxed code of this process is, where the file system is not in the way."""
-    return _identity(isolated=True, idmap=True, own_everything=True)
+    own = SessionId()
+    try:
+        return _identity(own, isolated=True, idmap=True, own_everything=True)
+    finally:
+        own.release()
 
 
-def _identity(*, isolated: bool, idmap: bool, own_everything: bool) -> Identity:
+def _identity(own: SessionId, *, isolated: bool, idmap: bool, own_everything: bool) -> Identity:
     """Who the sandboxed code is. For root: an id that owns nothing here, wherever that can be.
 
     Then the caller's trees are either shown to that id as its own (id-mapped mounts), or, where
@@ -77,12 +80,13 @@ def _identity(*, isolated: bool, idmap: bool, own_everything: bool) -> Identity:
             kind="caller" if isolated else "host",
             deny_setgroups=True,
         )
-    if (idmap and kernel.can_map_mounts()) or (own_everything and kernel.can_give_away()):
+    can_be = (idmap and kernel.can_map_mounts()) or (own_everything and kernel.can_give_away())
+    if can_be and id_range() is not None:
         return Identity(
             uid=_INSIDE_ID,
             gid=_INSIDE_ID,
-            host_uid=_HOST_ID,
-            host_gid=_HOST_ID,
+            host_uid=own.number,
+            host_gid=own.number,
             kind="unprivileged",
             deny_setgroups=False,
         )
@@ -102,16 +106,23 @@ class _Mapper:
     def __init__(self, identity: Identity, *, idmap: bool) -> None:
         self._identity = identity
         self.enabled = idmap and identity.kind == "unprivileged" and kernel.can_map_mounts()
-        self.fds: list[int] = []
+        self._found: dict[tuple[int, int], int] = {}
 
     def mapped(self, item: Shown, owner: tuple[int, int]) -> Shown:
         if not self.enabled:
             return item
         outside = (self._identity.host_uid, self._identity.host_gid)
-        fd = Launcher.current().userns(inside=owner, outside=outside)
-        if fd not in self.fds:
-            self.fds.append(fd)
-        return dataclasses.replace(item, idmap=self.fds.index(fd))
+        if owner not in self._found:
+            self._found[owner] = Launcher.current().userns(inside=owner, outside=outside)
+        return dataclasses.replace(item, idmap=list(self._found).index(owner))
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        return tuple(self._found.values())
+
+    def close(self) -> None:
+        for fd in self._found.values():
+            os.close(fd)
 
 
 def gather(
@@ -121,12 +132,39 @@ def gather(
     *,
     facts: Facts,
     programs: Programs,
+    own: SessionId,
 ) -> HostSetting:
     """Looks at the host once. Raises when a path the caller named is missing or makes no sense."""
     isolated = spec.backend != "none"
     own_everything = work.is_ours and not spec.read_write_paths
-    identity = _identity(isolated=isolated, idmap=facts.idmap, own_everything=own_everything)
+    identity = _identity(own, isolated=isolated, idmap=facts.idmap, own_everything=own_everything)
     mapper = _Mapper(identity, idmap=facts.idmap)
+    try:
+        return _gather(
+            spec,
+            work,
+            network,
+            facts=facts,
+            programs=programs,
+            identity=identity,
+            mapper=mapper,
+        )
+    except BaseException:
+        mapper.close()
+        raise
+
+
+def _gather(
+    spec: SessionSpec,
+    work: WorkDir,
+    network: NetworkShape,
+    *,
+    facts: Facts,
+    programs: Programs,
+    identity: Identity,
+    mapper: _Mapper,
+) -> HostSetting:
+    isolated = spec.backend != "none"
     if identity.kind == "unprivileged" and not mapper.enabled:
         work.give_to(identity.host_uid, identity.host_gid)
     python = host.interpreter()
@@ -143,7 +181,15 @@ def gather(
     if gpus.library_path:
         carried["LD_LIBRARY_PATH"] = ":".join(gpus.library_path)
     for item, owner in named_paths(spec, work, places):
-        added.append(mapper.mapped(item, (owner.st_uid, owner.st_gid)))
+        # Without its identity, another file put in its place could lie on a file system without
+        # id-mapped mounts, and would pass for a reason to do without them.
+        identity_checked = item.identity is not None or not mapper.enabled
+        pinned = (
+            item
+            if identity_checked
+            else dataclasses.replace(item, identity=(owner.st_dev, owner.st_ino))
+        )
+        added.append(mapper.mapped(pinned, (owner.st_uid, owner.st_gid)))
     own = Shown(source=work.source, path=work.path, writable=True, identity=work.identity)
     added.append(mapper.mapped(own, work.owner))
     files = [
@@ -171,14 +217,16 @@ def gather(
             files=tuple(files),
             added=tuple(shown),
             fresh_proc=facts.fresh_proc,
-            guarded_proc=_guarded_proc(identity),
+            guarded_proc=guarded_proc(identity),
+            hidden_proc=hidden_proc(identity),
             staging=next(p for p in _WORK_MOUNT_POINTS if os.path.isdir(p)),
             pivot=facts.pivot,
             tmp_bytes=spec.limits.tmp_bytes,
             shm_bytes=spec.limits.shm_bytes,
             nodes=gpus.nodes,
+            counters=counters(identity) if facts.counters and facts.fresh_proc else (),
         ),
-        fds=tuple(mapper.fds),
+        fds=mapper.fds,
         carried=carried,
         python=python,
         read_only=read_only,
@@ -235,14 +283,6 @@ def _ca_files(paths: dict[str, str], places: Places) -> Iterator[Shown]:
             raise _through_link(path, variable, exc) from exc
         except SandboxUsageError:
             continue  # it does not exist, or is closed to the caller as well
-
-
-def _guarded_proc(identity: Identity) -> tuple[str, ...]:
-    """What in /proc obeys the owner's id rather than a capability."""
-    if identity.host_uid != 0:
-        return ()
-    names = ("sys", "irq", "bus", "fs", "acpi", "sysrq-trigger")
-    return tuple(path for path in (f"/proc/{name}" for name in names) if os.path.exists(path))
 
 
 def _once(added: list[Shown]) -> list[Shown]:
@@ -308,9 +348,19 @@ def _refuse_overlap(item: Shown, work: WorkDir, argument: str) -> None:
 
 
 def limit_report(
-    limits: Limits, identity: Identity, where: cgroup.Hierarchy | None
+    limits: Limits,
+    identity: Identity,
+    where: cgroup.Hierarchy | None,
+    *,
+    shared: bool,
+    counted: bool,
 ) -> dict[str, str]:
-    """Limit -> what enforces it on this host."""
+    """Limit -> what enforces it on this host.
+
+    ``shared``: sandboxes of the session begin with a copy, and share a user namespace above them.
+    ``counted``: that namespace, or an id of the session's own, limits what it takes of the
+    kernel's counters.
+    """
     group = f"cgroup-v{where.version}" if where else ""
     has_cpu = where is not None and "cpu" in where.controllers
     has_pids = where is not None and "pids" in where.controllers
@@ -321,10 +371,13 @@ def limit_report(
     scratch = "tmpfs" if isolated else "none"
     report = {
         "processes": "rlimit" if by_user else group if has_pids else "none",
+        "session_processes": "rlimit" if by_user and shared else "none",
         "open_files": "rlimit",
         "file_size": "rlimit",
         "tmp": scratch,
         "shm": scratch,
+        "core": "rlimit" if inherited.can_stop_core_dumps() else "none",
+        "inotify": "namespace" if counted else "none",
     }
     if limits.memory_bytes is not None:
         report["memory"] = group or "watch"

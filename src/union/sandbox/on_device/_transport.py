@@ -124,6 +124,8 @@ class LocalTransport:
         # If the launcher was killed, nothing has waited for the processes that it had started.
         groups = pool.sandboxes.without_groups(patience_s=None if stuck is None else 0.0)
         await until_done(groups)
+        if parts is not None and stuck is None and groups.exception() is None:
+            parts.postures.release_id()
         removals = []
         if self._scratch is not None:
             removals.append(start_removal(self, self._scratch))

@@ -1,0 +1,88 @@
+"""Files of /proc and limits of the kernel that follow an id rather than a namespace."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._linux import kernel
+
+if TYPE_CHECKING:
+    from union.sandbox._backends.base import Identity
+
+__all__ = ["counters", "guarded_proc", "has_own_counters", "hidden_proc"]
+
+_PROC: Final = "/proc"
+_KEYS: Final = ("keys", "key-users")
+"""Names, kinds and numbers of the caller's keys: visible to every process with the caller's id."""
+_PRIVATE: Final = ("kallsyms", "kcore", "kmsg", "iomem", "ioports", "interrupts", "mtrr")
+"""Readable by everybody by their mode, with parts that the kernel keeps for root."""
+_COUNTERS: Final = {
+    "max_inotify_instances": "fs/inotify/max_user_instances",
+    "max_inotify_watches": "fs/inotify/max_user_watches",
+}
+"""Limit of a user namespace: the setting for one user of this machine."""
+_PART: Final = 4
+"""A session gets this part of what one user may have."""
+
+
+def _entries() -> list[tuple[str, os.stat_result]]:
+    """What is in /proc besides processes and links."""
+    with os.scandir(_PROC) as found:
+        names = [e for e in found if not e.name.isdecimal() and not e.is_symlink()]
+    return [(entry.path, entry.stat(follow_symlinks=False)) for entry in names]
+
+
+def hidden_proc(identity: Identity) -> tuple[str, ...]:
+    """Files that would show the sandbox what belongs to the caller, or to root alone."""
+    if identity.kind == "host":
+        return ()
+    names = {f"{_PROC}/{name}" for name in _KEYS}
+    if identity.kind == "unprivileged":
+        return ()  # an id of its own has no key, and sees none
+    if identity.host_uid == 0:
+        names |= {f"{_PROC}/{name}" for name in _PRIVATE}
+        names |= {
+            path
+            for path, found in _entries()
+            if stat.S_ISREG(found.st_mode) and not found.st_mode & stat.S_IROTH
+        }
+    return tuple(sorted(name for name in names if os.path.exists(name)))
+
+
+def guarded_proc(identity: Identity) -> tuple[str, ...]:
+    """What in /proc obeys the owner's id rather than a capability: read-only for root's own id."""
+    if identity.host_uid != 0 or identity.kind == "host":
+        return ()
+    hidden = hidden_proc(identity)
+    found = []
+    for path, entry in _entries():
+        is_writable_file = stat.S_ISREG(entry.st_mode) and entry.st_mode & 0o222
+        if (stat.S_ISDIR(entry.st_mode) or is_writable_file) and path not in hidden:
+            found.append(path)
+    return tuple(sorted(found))
+
+
+def has_own_counters(identity: Identity) -> bool:
+    """Whether a session's user namespaces belong to an id of its own.
+
+    Without SYS_ADMIN they belong to the caller, whatever the id inside is.
+    """
+    return identity.kind == "unprivileged" and kernel.can_map_mounts()
+
+
+def counters(identity: Identity) -> tuple[tuple[str, int], ...]:
+    """Limits for the user namespace of a session that shares the caller's id.
+
+    A session with an id of its own has counters of its own.
+    """
+    if identity.kind == "host" or has_own_counters(identity):
+        return ()
+    found = []
+    for name, setting in _COUNTERS.items():
+        if os.path.exists(f"{_PROC}/sys/user/{name}"):
+            most = int(Path(_PROC, "sys", setting).read_text(encoding="ascii"))
+            found.append((name, max(most // _PART, 1)))
+    return tuple(found)
