@@ -164,12 +164,13 @@ long make_child(uint32_t flags)
     return syscall(SYS_clone, (unsigned long)flags | SIGCHLD, 0UL, 0UL, 0UL, 0UL);
 }
 
-/* Only the owner of a user namespace, or CAP_SYS_ADMIN above it, may write its id maps. */
+/* Who is not the owner of a user namespace needs these above it, to write its id maps and to open it. */
 static int may_map_others(void)
 {
+    const uint32_t needed = 1U << CAP_SYS_ADMIN | 1U << CAP_DAC_OVERRIDE | 1U << CAP_SYS_PTRACE;
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct held[2];
-    return syscall(SYS_capget, &head, held) == 0 && (held[0].effective >> CAP_SYS_ADMIN & 1U) != 0;
+    return syscall(SYS_capget, &head, held) == 0 && (held[0].effective & needed) == needed;
 }
 
 /* The same, in a user namespace that belongs to `owner`. The kernel counts processes, queued signals, inotify instances and

@@ -13,6 +13,7 @@ from typing import Final
 __all__ = [
     "can_give_away",
     "can_map_mounts",
+    "can_own_namespaces",
     "capabilities",
     "has_seccomp",
     "is_filtered",
@@ -28,6 +29,8 @@ _LANDLOCK_VERSION: Final = 1
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _SYSLOG_READ_ALL: Final = 3
 _CAP_SYS_ADMIN: Final = 21
+_CAPS_TO_OWN: Final = (1, 19, 21)
+"""DAC_OVERRIDE, SYS_PTRACE, SYS_ADMIN."""
 _CAPS_TO_GIVE_AWAY: Final = (0, 1, 3, 6, 7)
 """CHOWN, DAC_OVERRIDE, FOWNER, SETGID, SETUID: to run as another id and handle its files."""
 
@@ -96,6 +99,12 @@ def is_root() -> bool:
 def can_map_mounts() -> bool:
     """Whether mounts can be shown to another id as its own."""
     return bool(capabilities() >> _CAP_SYS_ADMIN & 1)
+
+
+def can_own_namespaces() -> bool:
+    """Whether the launcher makes user namespaces that belong to another id (native/proc.c)."""
+    held = capabilities()
+    return all(held >> cap & 1 for cap in _CAPS_TO_OWN)
 
 
 def can_give_away() -> bool:

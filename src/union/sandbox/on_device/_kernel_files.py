@@ -68,9 +68,9 @@ def guarded_proc(identity: Identity) -> tuple[str, ...]:
 def has_own_counters(identity: Identity) -> bool:
     """Whether a session's user namespaces belong to an id of its own.
 
-    Without SYS_ADMIN they belong to the caller, whatever the id inside is.
+    Without some capabilities they belong to the caller, whatever the id inside is.
     """
-    return identity.kind == "unprivileged" and kernel.can_map_mounts()
+    return identity.kind == "unprivileged" and kernel.can_own_namespaces()
 
 
 def counters(identity: Identity) -> tuple[tuple[str, int], ...]:
