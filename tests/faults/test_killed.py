@@ -396,9 +396,11 @@ async def test_host_program_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 OPEN = """
 import asyncio
 from union import sandbox as sb
+from union.sandbox._session import threads
 async def main():
     async with sb.on_device.session(backend="userns"):
-        pass
+        while threads.removal._running:  # the sweep goes on beside the session
+            await asyncio.sleep(0.01)
 asyncio.run(main())
 """
 

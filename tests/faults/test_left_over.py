@@ -388,27 +388,34 @@ async def test_a_close_without_threads_reports_it_and_leaves_the_rest_to_a_sweep
     assert not os.path.exists(path)
 
 
-@pytest.mark.slow
+CLIENT = """
+import asyncio, sys
+from union import sandbox as sb
+async def main():
+    session = sb.remote.session(endpoint=sys.argv[1], token=sys.argv[2], lazy=False)
+    await session.open()
+    await session.put_bytes("file", b"x")
+    print("open", flush=True)
+    sys.stdin.read()
+asyncio.run(main())
+"""
+
+
 @pytest.mark.threat(170)
 @pytest.mark.parametrize("backend", ISOLATED)
-async def test_a_restarted_server_removes_the_work_dirs_of_the_one_that_crashed(
-    backend: str,
-) -> None:
+def test_a_restarted_server_removes_the_work_dirs_of_the_one_that_crashed(backend: str) -> None:
     with ServerProcess("--backend", backend) as first:
-        reach = {"endpoint": first.endpoint, "token": first.token}
-        session = sb.remote.session(backend=backend, lazy=False, **reach)  # type: ignore[arg-type]
-        await session.open()
-        await session.put_bytes("file", b"x")
-        kept = first.work_dir / "sandbox-of-the-operator"
-        kept.mkdir()
-        os.kill(first.pid, signal.SIGKILL)
-        first.process.wait(20)
-        with pytest.raises(sb.SandboxError):
-            async with asyncio.timeout(30):
-                await session.exec("true")
-        await session.close()
+        assert first.token is not None
+        argv = [sys.executable, "-c", CLIENT, first.endpoint, first.token]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"open\n"
+            kept = first.work_dir / "sandbox-of-the-operator"
+            kept.mkdir()
+            for process in (first.process, client):
+                process.kill()
+                process.wait(20)
         assert len(list(first.work_dir.iterdir())) == 3, "the control: it was left"
         with ServerProcess("--backend", backend, "--work-dir", str(first.work_dir)):
             # No session was opened on it.
-            done = lambda: list(first.work_dir.iterdir()) == [kept]  # noqa: E731
-            assert await asyncio.to_thread(eventually, done, within_s=20)
+            assert eventually(lambda: list(first.work_dir.iterdir()) == [kept], within_s=20)

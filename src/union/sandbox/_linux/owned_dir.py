@@ -91,8 +91,12 @@ class OwnedDir:
 
         """
         try:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 remove_tree(self.path)
+            except SandboxError:
+                if os.path.lexists(self.path):
+                    raise
+                # Another program has removed it, before or meanwhile.
             self._remove_marker()
         finally:
             self.release()
