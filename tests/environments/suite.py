@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import tomllib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +148,9 @@ def _refresh(project: Path, venv: Path) -> None:
     if not _holds(base_stamp, base_key):
         shutil.rmtree(venv, ignore_errors=True)
         _step([str(SYSTEM_PYTHON), "-m", "venv", str(venv)], hint="apt-get install python3-venv")
-        _step([str(venv / "bin/pip"), "install", "--quiet", *TEST_PACKAGES])
+        needed = tomllib.loads((project / "pyproject.toml").read_text("utf-8"))
+        packages = [*TEST_PACKAGES, *needed["project"].get("dependencies", [])]
+        _step([str(venv / "bin/pip"), "install", "--quiet", *packages])
         base_stamp.write_text(base_key)
     project_key = _digest(_sources(project), project)
     if _holds(project_stamp, project_key):
@@ -166,8 +169,7 @@ def _install(project: Path, venv: Path) -> None:
         shutil.copytree(project, copy, ignore=_ignored, symlinks=True)
         _step([pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels), str(copy)])
         built = [str(wheel) for wheel in wheels.glob("*.whl")]
-        # First with what it depends on, then again because an equal version is no reason to stop.
-        _step([pip, "install", "--quiet", *built])
+        # What it depends on is there. An equal version is no reason to keep the old one.
         _step([pip, "install", "--quiet", "--no-deps", "--force-reinstall", *built])
 
 

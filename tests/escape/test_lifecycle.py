@@ -252,6 +252,7 @@ async def test_clean_up_does_not_follow_links(jailed: OpenSession, plant: Path) 
 
 @pytest.mark.threat(16)
 @pytest.mark.slow
+@pytest.mark.timeout(240)  # 25,000 entries on a disk that others may be using
 async def test_a_deep_and_a_wide_tree_are_removed_at_close(jailed: OpenSession) -> None:
     """5,000 levels and 20,000 files."""
     code = """

@@ -31,7 +31,9 @@ SLOW = "import time\nprint('begun', flush=True)\ntime.sleep(60)\n"
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of its own: the runner works on what it finds there."""
+    """A project of its own, with no plugin but the one that is needed: each takes time to load."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone: x\n    elsewhere: x\n")
     monkeypatch.setattr(steps, "ROOT", tmp_path)
     monkeypatch.setattr(
@@ -54,6 +56,7 @@ def last_line(shown: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)  # each of these starts several runs of pytest, one after the other
 def test_what_passes_passes_and_is_counted(project: Path, capfd):
     alone = "import pytest\n@pytest.mark.alone\ndef test_alone(): ...\n"
     skipped = "import pytest\ndef test_skipped():\n    pytest.skip('why')\n"
@@ -65,6 +68,7 @@ def test_what_passes_passes_and_is_counted(project: Path, capfd):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_test_that_passes_only_alone_fails_the_run_and_is_named(project: Path, capfd):
     code, shown = run(project, capfd, a=GOOD, b=FLAKY, c=BAD)
     assert code == 1
@@ -77,6 +81,7 @@ def test_a_test_that_passes_only_alone_fails_the_run_and_is_named(project: Path,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_nothing_to_run_is_a_failure(project: Path, capfd):
     code, shown = run(project, capfd)
     assert code == 1
@@ -147,6 +152,7 @@ def test_one(number):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_one_worker_runs_all_of_a_module_that_stays_together(tmp_path: Path):
     (tmp_path / "conftest.py").write_text(GROUPED.format(root=str(steps.ROOT)))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
