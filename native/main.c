@@ -31,6 +31,7 @@ struct child { uint64_t seq; pid_t pid; int channel, said, socket, life; uint32_
 
 static struct child *children;
 static size_t nchildren, room;
+enum { ORPHANS = 64 }; /* places that are left free for adopted processes */
 
 /* A channel whose processes are being ended: by MSG_KILL_ALL, which is answered when they are gone, or because it was closed.
  * What is left of a closed one has a negative number that no other channel gets. */
@@ -77,23 +78,16 @@ static uint64_t oldest_of(int channel)
     return oldest;
 }
 
-static int make_room(void)
+static int remember(pid_t pid, int channel, const struct prepare_msg *p, int said, int socket, int own_life)
 {
-    if (nchildren == room) {
-        size_t more = room ? room * 2 : 64;
+    if (nchildren + ORPHANS >= room) {
+        size_t more = room ? room * 2 : (size_t)4 * ORPHANS;
         struct child *grown = realloc(children, more * sizeof *grown);
         if (!grown)
             return -1;
         children = grown;
         room = more;
     }
-    return 0;
-}
-
-static int remember(pid_t pid, int channel, const struct prepare_msg *p, int said, int socket, int own_life)
-{
-    if (make_room() < 0)
-        return -1;
     int wrapped = (p->flags & PREPARE_WRAPPED) != 0;
     children[nchildren++] = (struct child){.seq = ++made, .pid = pid, .channel = channel, .id = p->id, .said = said,
                                            .socket = socket, .life = own_life,
@@ -118,7 +112,8 @@ static void pass_on(const struct child *c, int status)
 }
 
 /* Without a pid namespace, what a killed runner leaves behind comes to us, one generation at a time. So does the child of a
- * bwrap that was killed just as it had made it. All of it is killed; until it is reaped it counts as its channel's. */
+ * bwrap that was killed just as it had made it. All of it is killed; until it is reaped it counts as its channel's, as far
+ * as there is room to list it. */
 static void adopt_orphans(int channel, uint64_t seq)
 {
     pid_t pids[512];
@@ -126,7 +121,7 @@ static void adopt_orphans(int channel, uint64_t seq)
         return;
     int n = list_children(pids, (int)(sizeof pids / sizeof *pids));
     for (int i = 0; i < n; i++)
-        if (!is_listed(pids[i]) && make_room() == 0)
+        if (!is_listed(pids[i]) && nchildren < room)
             children[nchildren++] = (struct child){.seq = seq, .pid = pids[i], .channel = channel, .said = -1,
                                                    .socket = -1, .life = -1, .leaves = 1};
 }
@@ -451,6 +446,23 @@ static int move_up(int fd)
     return moved;
 }
 
+/* Bounded: a process that cannot be killed ends as soon as it can, without us. */
+static void end_all(int signals)
+{
+    struct timespec now, begun;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    while (clock_gettime(CLOCK_MONOTONIC, &now) == 0 && now.tv_sec - begun.tv_sec < LAST_S &&
+           kill_children(SIGKILL, NULL) > 0) {
+        struct pollfd ended = {.fd = signals, .events = POLLIN};
+        struct signalfd_siginfo info;
+        reap();
+        poll(&ended, 1, LAST_LOOK_MS);
+        while (read(signals, &info, sizeof info) > 0)
+            ;
+        reap();
+    }
+}
+
 int main(int argc, char **argv)
 {
     (void)argv;
@@ -512,18 +524,6 @@ int main(int argc, char **argv)
         }
     }
 end:
-    /* Bounded: a process that cannot be killed ends as soon as it can, without us. */
-    struct timespec now, begun;
-    clock_gettime(CLOCK_MONOTONIC, &begun);
-    while (clock_gettime(CLOCK_MONOTONIC, &now) == 0 && now.tv_sec - begun.tv_sec < LAST_S &&
-           kill_children(SIGKILL, NULL) > 0) {
-        struct pollfd ended = {.fd = signals, .events = POLLIN};
-        struct signalfd_siginfo info;
-        reap();
-        poll(&ended, 1, LAST_LOOK_MS);
-        while (read(signals, &info, sizeof info) > 0)
-            ;
-        reap();
-    }
+    end_all(signals);
     return 0;
 }
