@@ -75,7 +75,7 @@ async def test_a_file_replaced_while_mounted_weakens_no_id(
         assert session.isolation.ids == "unprivileged"
         proc = await session.run(["sleep", "60"], background=True, network_mode="open")
         assert _owners() - {0}, "the command runs"
-        status = await attack(session, "out['uid'] = os.getuid()")
+        status = await attack(session, "out['uid'] = os.getuid()", network_mode="open")
         assert status == {"uid": 1000}
         assert proc.isolation.ids == "unprivileged"
         proc.kill()
