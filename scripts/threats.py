@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "threats.md"
@@ -22,7 +22,7 @@ HEAD = """\
 
 How sandboxes break, and the tests that try it here. Each test attacks from inside, or from the
 network where the server is meant, and shows by a control that the attack would be noticed.
-`make test` ends with a line that says how many rows held.
+`make test` ends with the number of rows that held.
 
 Made by `python scripts/threats.py` from `tests/escape/catalogue.py` and the marks of the tests.
 """
@@ -38,16 +38,37 @@ def _definitions(tree: ast.Module) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
+def _rows(marks: Iterable[ast.AST]) -> set[int]:
+    """Return the rows that threat marks name."""
+    found: set[int] = set()
+    for mark in marks:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.threat":
+            found.update(ast.literal_eval(argument) for argument in mark.args)
+    return found
+
+
+def _of_module(tree: ast.Module) -> set[int]:
+    """Return the rows that `pytestmark` gives to every test of a module."""
+    values = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    )
+    return {row for value in values for row in _rows(ast.walk(value))}
+
+
 def marked(source: str) -> dict[str, set[int]]:
     """Return the rows that each test in `source` names."""
     found: dict[str, set[int]] = {}
     tree = ast.parse(source) if "mark.threat" in source else ast.Module([], [])
+    of_module = _of_module(tree)
     for node in _definitions(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for mark in node.decorator_list:
-                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.threat":
-                    rows = found.setdefault(node.name, set())
-                    rows.update(ast.literal_eval(argument) for argument in mark.args)
+            rows = _rows(node.decorator_list)
+            if node.name.startswith("test_"):
+                rows |= of_module
+            if rows:
+                found[node.name] = rows
     return found
 
 

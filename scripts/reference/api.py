@@ -144,7 +144,7 @@ def page() -> str:
         value = getattr(sb, name)
         if name in MODULES or name in told or _is_error(value):
             continue
-        proper = getattr(value, "__name__", name)
+        proper = getattr(value, "__name__", name) if inspect.isclass(value) else name
         (aliases if proper != name and proper in sb.__all__ else more).append(name)
     groups = {**GROUPS, "More": more}
     parts = [INTRO]
