@@ -137,6 +137,8 @@ def test_the_mount_table_is_the_planned_one_and_nothing_more(live: Live) -> None
                 # What is kept at hand comes from there, with what it brought along.
                 kept = step.source.startswith(HELD_DIR)
                 planned.update([] if kept else _brought_along(step))
+            case p.Hide():
+                planned[step.path] += 1
             case p.Tmpfs() | p.Proc() | p.Devpts():
                 planned[step.path] += 1
                 kinds[step.path] = type(step).__name__.lower()

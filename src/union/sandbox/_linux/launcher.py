@@ -210,9 +210,9 @@ class Launcher:
     def _why_it_ended(self) -> OSError:
         kind, error = 0, 0
         try:
-            self._control.settimeout(0)
-            kind, _, error, _ = _SIMPLE.unpack(self._control.recv(_SIMPLE.size))
-            self._control.settimeout(_PATIENCE_S)
+            # Without waiting: a launcher that is still there has nothing to report.
+            data = self._control.recv(_SIMPLE.size, socket.MSG_DONTWAIT)
+            kind, _, error, _ = _SIMPLE.unpack(data)
         except (OSError, struct.error):
             pass  # it was killed, or another session has noticed before
         if kind == _FAILED:
