@@ -211,10 +211,13 @@ class Launcher:
         kind, error = 0, 0
         try:
             # Without waiting: a launcher that is still there has nothing to report.
-            data = self._control.recv(_SIMPLE.size, socket.MSG_DONTWAIT)
-            kind, _, error, _ = _SIMPLE.unpack(data)
+            self._control.settimeout(0)
+            kind, _, error, _ = _SIMPLE.unpack(self._control.recv(_SIMPLE.size))
         except (OSError, struct.error):
             pass  # it was killed, or another session has noticed before
+        finally:
+            if self._control.fileno() >= 0:
+                self._control.settimeout(_PATIENCE_S)
         if kind == _FAILED:
             return OSError(error, f"the launcher could not set itself up: {os.strerror(error)}")
         return OSError(errno.EPIPE, "the launcher has ended, or was killed")
