@@ -15,7 +15,7 @@ from tests.posture.looks import NAMESPACES, filters, namespace, sandboxes, statu
 from union import sandbox as sb
 from union.sandbox._core import plan as p
 from union.sandbox._core.seccomp import digest, filter_program
-from union.sandbox._core.view import HELD_DIR, own_steps, shared_steps
+from union.sandbox._core.view import HELD_DIR, hiding_steps, own_steps, shared_steps
 from union.sandbox._linux import cgroup, kernel
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _steps(jail: sb.Session) -> list[p.Step]:
     view, shares = posture.view, posture.plan.shared is not None
     steps = [*shared_steps(view, hold=shares), *own_steps(view, held=shares)]
     if shares and view.fresh_proc:
-        steps.append(p.Proc("/proc"))
+        steps += [p.Proc("/proc"), *hiding_steps(view)]
     return steps
 
 
