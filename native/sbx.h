@@ -18,7 +18,7 @@ enum { MAX_STEPS = 768, MAX_FDS = 64, MAX_LISTENERS = 8, MAX_SLOTS = 2, MAX_MESS
 /* In a0 of OP_BIND: the target is there, and nothing is made in its place. */
 #define BIND_EXISTING (UINT64_C(1) << 63)
 
-/* Operations of a plan. The numbers are the wire format shared with _core/plan.py. */
+/* Operations of a plan. The numbers are the wire format shared with _plan/plan.py. */
 enum op {
     OP_BIND = 1,     /* a0 attrs, a1 dev, a2 ino (0: unchecked), a3 idmap index + 1 << 32 | source index + 1; source, target */
     OP_ROOT = 2,     /* mount point, tmpfs options: what becomes the private root */

@@ -33,7 +33,7 @@ GROUPS = {
     "What comes back": [
         "ExecResult",
         "Usage",
-        "_core.decision.Decision",
+        "_policy.decision.Decision",
         "Isolation",
         "FileInfo",
         "Transfer",

@@ -10,7 +10,8 @@ from pathlib import Path
 from scripts.reference.docstrings import prose
 
 from union.sandbox import errors
-from union.sandbox._core import extras, file_errors
+from union.sandbox._core import file_errors
+from union.sandbox._core import optional_deps as extras
 from union.sandbox.errors import SandboxError
 
 SRC = Path(__file__).resolve().parents[2] / "src" / "union" / "sandbox"

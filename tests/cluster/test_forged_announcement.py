@@ -15,7 +15,7 @@ import pytest
 from tests.remote.hostile import HostileServer
 
 from union import sandbox as sb
-from union.sandbox._core.wire import VERSION
+from union.sandbox._wire.frames import VERSION
 from union.sandbox.cluster import _find
 from union.sandbox.cluster._announce import Announcement, announce, new_signing_key
 from union.sandbox.cluster._find import Search

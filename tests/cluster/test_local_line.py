@@ -16,9 +16,9 @@ from tests.cluster.local import LONG_S, home_of, request, server_of
 from tests.conftest import eventually
 
 from union import sandbox as sb
-from union.sandbox._core import wire
-from union.sandbox._core.wire import Kind, to_json
-from union.sandbox._session.line import Line
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import Kind, to_json
+from union.sandbox._wire.message_stream import Line
 from union.sandbox.cluster._keys import session_name
 from union.sandbox.remote._websocket import WebSocket
 

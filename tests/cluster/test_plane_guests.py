@@ -16,7 +16,7 @@ import pytest
 from tests.plane.sandboxes import LONG_S, in_task, sandbox_plane, settled, until
 
 from union import sandbox as sb
-from union.sandbox._core.endpoint import parse_endpoint
+from union.sandbox._wire.endpoint import parse_endpoint
 from union.sandbox.remote._http import Http
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ async def test_another_certificate_is_not_believed(plane: Plane):
 
 async def test_what_others_announce_is_not_believed(plane: Plane):
     """A line of another run, an old one, one for this run with another key, and an edited one."""
-    from union.sandbox._core.wire import VERSION
+    from union.sandbox._wire.frames import VERSION
     from union.sandbox.cluster._announce import PREFIX, Announcement, announce, new_signing_key
 
     elsewhere = f"https://127.0.0.1:9#sha256={'0' * 64}"

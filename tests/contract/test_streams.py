@@ -13,7 +13,7 @@ from tests.conftest import eventually, host_dir, sandbox_processes
 
 from union import sandbox as sb
 from union.sandbox import constants
-from union.sandbox._core.wire import WINDOW
+from union.sandbox._wire.frames import WINDOW
 
 if TYPE_CHECKING:
     from tests.conftest import OpenSession

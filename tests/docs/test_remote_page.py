@@ -88,7 +88,7 @@ def test_every_block_does_what_the_page_says(tmp_path: Path):
 
 
 def test_the_page_on_the_wire_names_what_there_is():
-    from union.sandbox._core.wire import PROTOCOL, Kind
+    from union.sandbox._wire.frames import PROTOCOL, Kind
 
     text = (ROOT / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) ([A-Z_]+) \|", text, re.MULTILINE)

@@ -11,7 +11,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from union.sandbox._core.syscalls import numbers
+from union.sandbox._seccomp.syscalls import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,8 +19,8 @@ from tests.escape.inside import attack, outside, program
 from tests.escape.plants import SECRET, drive, snapshot
 
 from union import sandbox as sb
-from union.sandbox._core.view import HELD_DIR
 from union.sandbox._linux.launcher import BINARY
+from union.sandbox._plan.rootfs import HELD_DIR
 
 if TYPE_CHECKING:
     from tests.conftest import OpenSession

@@ -15,7 +15,7 @@ from union.sandbox._linux import host, kernel
 from union.sandbox.on_device import _probe
 
 if TYPE_CHECKING:
-    from union.sandbox._core.view import Shown
+    from union.sandbox._plan.rootfs import Shown
 
 pytestmark = [
     pytest.mark.spec("G1", "G2"),

@@ -14,9 +14,9 @@ from tests.conftest import descriptors, eventually, held_by_launcher, session_of
 
 from union.sandbox._core.events import Exited, Failed
 from union.sandbox._linux import launcher as launchers
-from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.launcher import Channel, Launcher, sealed_memfd
 from union.sandbox._linux.prepared import Sandbox
+from union.sandbox._linux.reader_set import Ears
 from union.sandbox._linux.run import LocalRun
 from union.sandbox.on_device import _probe
 

@@ -18,9 +18,9 @@ from tests.conftest import eventually, sandbox_processes, session_of
 from tests.faults.strace import ODD, Strace
 
 from union import sandbox as sb
-from union.sandbox._core.plan import OP_NAMES
 from union.sandbox._linux import launcher as launchers
 from union.sandbox._linux.launcher import Launcher
+from union.sandbox._plan.plan import OP_NAMES
 from union.sandbox.on_device import _probe
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import pytest
 from tests.conftest import ISOLATED, descriptors, eventually, session_of
 
 from union import sandbox as sb
-from union.sandbox._linux import ears as ears_module
-from union.sandbox._linux.ears import Ears
+from union.sandbox._linux import reader_set as ears_module
+from union.sandbox._linux.reader_set import Ears
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,18 +15,20 @@ from typing import Final
 from tests.fuzz import archives
 from tests.fuzz.targets_wire import BACKENDS, ISOLATION, NEXT_MESSAGE, SESSION
 
-from union.sandbox._core import dns, wire, wire_values
-from union.sandbox._core import plan as p
-from union.sandbox._core.decision import Decision
+from union.sandbox._codecs import dns
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._core.file_errors import SandboxFileNotFoundError
 from union.sandbox._core.files import FileInfo
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resources import Resources
-from union.sandbox._core.wire import Kind, Offsets, Taken
-from union.sandbox._core.wire_errors import error_to
 from union.sandbox._linux import launcher, run
 from union.sandbox._linux.command import Command, packed_rlimits
+from union.sandbox._plan import plan as p
+from union.sandbox._policy.decision import Decision
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire import values as wire_values
+from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.frames import Kind, Offsets, Taken
 from union.sandbox.errors import PolicyError
 
 HERE: Final = Path(__file__).parent

@@ -7,16 +7,9 @@ import contextlib
 import ipaddress
 from typing import TYPE_CHECKING, Any
 
-from union.sandbox._core import dns, tls
-from union.sandbox._core.hosts import (
-    NetworkRules,
-    decide_name,
-    decide_server_name,
-    first_uncovered,
-    parse_entries,
-    parse_host,
-)
-from union.sandbox._core.http1 import (
+from union.sandbox._codecs import dns
+from union.sandbox._codecs import tls_greeting as tls
+from union.sandbox._codecs.http1 import (
     ChunkedBody,
     HttpFormatError,
     body_length,
@@ -25,16 +18,24 @@ from union.sandbox._core.http1 import (
     parse_response_head,
     split_authority,
 )
-from union.sandbox._core.names import NameSyntaxError, normalise_name
-from union.sandbox._core.synthetic import SyntheticNames
-from union.sandbox._core.tls import TlsFormatError, read_hello
-from union.sandbox._net.decide import Connected, DialError, RefusedError
+from union.sandbox._codecs.tls_greeting import TlsFormatError, read_hello
+from union.sandbox._net.dialer import Connected, DialError, RefusedError
 from union.sandbox._net.dns import Resolution
 from union.sandbox._net.http_proxy import HttpDoor
 from union.sandbox._net.ledger import Ledger
 from union.sandbox._net.policy import Policy
 from union.sandbox._net.socks import SocksDoor
 from union.sandbox._net.stream import Stream
+from union.sandbox._policy.names import NameSyntaxError, normalise_name
+from union.sandbox._policy.policy import (
+    NetworkRules,
+    decide_name,
+    decide_server_name,
+    first_uncovered,
+    parse_entries,
+    parse_host,
+)
+from union.sandbox._policy.synthetic import SyntheticNames
 from union.sandbox.errors import PolicyError
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import shutil
 import tempfile
 from urllib.parse import urlsplit
 
-from union.sandbox._core.endpoint import parse_endpoint, parse_fingerprint
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.resources import Resources, limits_from
-from union.sandbox._core.upstream import parse_upstream
-from union.sandbox._linux.beneath import open_beneath
+from union.sandbox._linux.openat2 import open_beneath
+from union.sandbox._policy.upstream import parse_upstream
+from union.sandbox._wire.endpoint import parse_endpoint, parse_fingerprint
 from union.sandbox.errors import PolicyError, SandboxUsageError
 
 WORK_DIRS = ("/tmp/work", "/", "/a//b/./c/")

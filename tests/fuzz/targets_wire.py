@@ -8,16 +8,17 @@ import socket
 import types
 from typing import Any
 
-from union.sandbox._core import wire, wire_values
 from union.sandbox._core.events import Exited, Failed, Started
 from union.sandbox._core.isolation import Isolation
-from union.sandbox._core.replay import RunLog, StreamLog
 from union.sandbox._core.spec import RunSpec, SessionSpec
-from union.sandbox._core.wire import Kind, Offsets, WireError, parse_json
-from union.sandbox._core.wire_errors import error_from, error_to
 from union.sandbox._linux.prepared import Sandbox
 from union.sandbox._linux.run import LocalRun
-from union.sandbox._session.line import Line
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire import values as wire_values
+from union.sandbox._wire.errors import error_from, error_to
+from union.sandbox._wire.frames import Kind, Offsets, WireError, parse_json
+from union.sandbox._wire.message_stream import Line
+from union.sandbox._wire.run_log import RunLog, StreamLog
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.remote._run import RemoteRun
 from union.sandbox.server._auth import Authority, Grant, Guest, Verifier

@@ -15,7 +15,7 @@ from tests.fuzz import archives, native, page, seeds
 from tests.fuzz.drive import SLOW, blind, known_inputs
 from tests.fuzz.targets import PYTHON
 
-from union.sandbox._core import plan as p
+from union.sandbox._plan import plan as p
 
 if TYPE_CHECKING:
     from pathlib import Path

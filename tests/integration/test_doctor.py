@@ -11,8 +11,9 @@ import pytest
 from tests.conftest import ISOLATED, WAYS, descriptors, sandbox_processes, session_of
 
 from union import sandbox as sb
-from union.sandbox._linux import intruder, kernel, launcher
+from union.sandbox._linux import kernel, launcher
 from union.sandbox.on_device import _doctor
+from union.sandbox.on_device import _escape_probe as intruder
 
 if TYPE_CHECKING:
     from union.sandbox._core.diagnosis import BackendReport

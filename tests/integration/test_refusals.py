@@ -10,8 +10,8 @@ import pytest
 from tests.conftest import ISOLATED
 
 from union import sandbox as sb
-from union.sandbox._core.seccomp import filter_program
 from union.sandbox._linux import kernel
+from union.sandbox._seccomp.filter import filter_program
 
 PROJECT = Path(__file__).parents[2]
 

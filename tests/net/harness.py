@@ -7,12 +7,12 @@ import contextlib
 import ipaddress
 import socket
 
-from union.sandbox._core.hosts import NetworkRules, parse_entries
-from union.sandbox._core.upstream import Upstream
 from union.sandbox._net.budget import Budget
+from union.sandbox._net.egress import Egress
 from union.sandbox._net.policy import Policy
-from union.sandbox._net.server import Egress
 from union.sandbox._net.upstream import UpstreamDialer
+from union.sandbox._policy.policy import NetworkRules, parse_entries
+from union.sandbox._policy.upstream import Upstream
 
 
 def rules(allow=(), deny=()):

@@ -12,7 +12,7 @@ import socket
 import struct
 import sys
 
-from union.sandbox._core.netlink import egress_setup
+from union.sandbox._codecs.netlink import egress_setup
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000
 MS_BIND, MS_PRIVATE_REC = 0x1000, 0x44000

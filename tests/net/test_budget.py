@@ -11,7 +11,7 @@ import pytest
 from tests.net.harness import echo, policy, read_all, rules, serving
 
 from union.sandbox._net.budget import PER_CONNECTION, Budget
-from union.sandbox._net.connect import connect_any
+from union.sandbox._net.happy_eyeballs import connect_any
 
 LOOPBACK = "127.0.0.0/8"
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 from tests.conftest import ISOLATED, session_of
 
-from union.sandbox._net.connect import HostResolver
+from union.sandbox._net.happy_eyeballs import HostResolver
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import time
 import pytest
 from tests.net.harness import FakeResolver, echo, rules, serving
 
-from union.sandbox._core import netlink
+from union.sandbox._codecs import netlink
+from union.sandbox._net.egress import Egress
 from union.sandbox._net.policy import Policy
-from union.sandbox._net.server import Egress
 
 CHILD = os.path.join(os.path.dirname(__file__), "namespace_child.py")
 SOURCES = os.path.abspath(os.path.join(os.path.dirname(netlink.__file__), "../../.."))
@@ -93,7 +93,7 @@ class Inside:
 
 def interpreter_for(uid):
     """An interpreter that this user can start, with a user namespace; None if there is none."""
-    code = f"import sys; sys.path.insert(0, {SOURCES!r}); import union.sandbox._core.netlink"
+    code = f"import sys; sys.path.insert(0, {SOURCES!r}); import union.sandbox._codecs.netlink"
     for path in (sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin")):
         if path is None:
             continue

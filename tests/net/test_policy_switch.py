@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.net.harness import echo, policy, read_all, rules, serving
-from tests.net.test_dns_door import ask, query
+from tests.net.test_dns_frontend import ask, query
 
 LOOPBACK = "127.0.0.0/8"
 TABLE = {"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]}

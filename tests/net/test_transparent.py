@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.net.harness import echo, read_all, rules, serving
-from tests.unit.test_tls import greeting
+from tests.unit.test_tls_greeting import greeting
 
 LOOPBACK = "127.0.0.0/8"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.net.harness import FakeResolver, echo, rules, serving
 
-from union.sandbox._core.upstream import parse_upstream
 from union.sandbox._net.own_server import OwnServer
 from union.sandbox._net.upstream import UpstreamDialer
+from union.sandbox._policy.upstream import parse_upstream
 
 LOOPBACK = "127.0.0.0/8"
 

@@ -12,7 +12,7 @@ from tests.conftest import ISOLATED, session_of
 from tests.network.services import services
 
 from union import sandbox as sb
-from union.sandbox._net import decide
+from union.sandbox._net import dialer as decide
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -17,7 +17,7 @@ from tests.conftest import session_of
 from tests.network.services import PACKAGE
 
 from union import sandbox as sb
-from union.sandbox._core.addresses import internal_range
+from union.sandbox._policy.addresses import internal_range
 
 if TYPE_CHECKING:
     from tests.network.conftest import Resolver

@@ -9,7 +9,7 @@ import pytest
 from tests.network.inside import look
 
 from union import sandbox as sb
-from union.sandbox._core.netlink import NETLINK_NETFILTER
+from union.sandbox._codecs.netlink import NETLINK_NETFILTER
 from union.sandbox.on_device import _network, _probe
 
 if TYPE_CHECKING:

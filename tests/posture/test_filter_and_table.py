@@ -13,10 +13,10 @@ from tests.conftest import ISOLATED, session_of
 from tests.posture.looks import NAMESPACES, filters, namespace, sandboxes, status
 
 from union import sandbox as sb
-from union.sandbox._core import plan as p
-from union.sandbox._core.seccomp import digest, filter_program
-from union.sandbox._core.view import HELD_DIR, own_steps, shared_steps
 from union.sandbox._linux import cgroup, kernel
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.rootfs import HELD_DIR, own_steps, shared_steps
+from union.sandbox._seccomp.filter import digest, filter_program
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

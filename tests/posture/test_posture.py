@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import ISOLATED, eventually, sandbox_processes, session_of
 
-from union.sandbox._core import plan as p
-from union.sandbox._core.view import HELD_DIR, RUN_DIR, own_steps, shared_steps
 from union.sandbox._linux.host import CA_VARIABLES
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.rootfs import HELD_DIR, RUN_DIR, own_steps, shared_steps
 from union.sandbox.constants import (
     DEFAULT_FILE_SIZE_MIB,
     DEFAULT_OPEN_FILES,

@@ -21,9 +21,9 @@ from tests.posture.looks import (
     status,
 )
 
-from union.sandbox._core.seccomp import digest, filter_program
 from union.sandbox._linux import kernel
 from union.sandbox._linux.host import CA_VARIABLES
+from union.sandbox._seccomp.filter import digest, filter_program
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -22,8 +22,8 @@ from tests.remote.test_protocol import raw, start_of
 from tests.servers import ServerProcess
 
 from union import sandbox as sb
-from union.sandbox._core import wire
-from union.sandbox._core.wire import Kind, Offsets
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import Kind, Offsets
 from union.sandbox.server._config import config_from_arguments
 
 if TYPE_CHECKING:

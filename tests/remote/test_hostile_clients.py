@@ -21,8 +21,8 @@ from tests.remote.conftest import is_idle, remote
 from tests.remote.test_protocol import start_of
 from tests.servers import ServerProcess
 
-from union.sandbox._core import wire
-from union.sandbox._core.wire import Kind, Offsets
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import Kind, Offsets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

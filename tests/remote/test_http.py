@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import eventually
 from tests.remote.conftest import is_idle
 
-from union.sandbox._core.wire import MAX_CHUNK, WINDOW
+from union.sandbox._wire.frames import MAX_CHUNK, WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

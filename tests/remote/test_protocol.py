@@ -19,10 +19,10 @@ from tests.conftest import eventually
 from tests.remote.conftest import is_idle, remote
 from tests.servers import ServerProcess
 
-from union.sandbox._core import wire
 from union.sandbox._core.resolve import resolve_run, resolve_session
-from union.sandbox._core.wire import MAX_CHUNK, WINDOW, Kind, Offsets
-from union.sandbox._core.wire_values import MAX_START, run_to
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import MAX_CHUNK, WINDOW, Kind, Offsets
+from union.sandbox._wire.values import MAX_START, run_to
 from union.sandbox.server._runs import LEAST_ROOM
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
-from union.sandbox._core.addresses import (
+from union.sandbox._policy.addresses import (
     canonical,
     embedded,
     host_and_port,

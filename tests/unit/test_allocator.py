@@ -11,7 +11,7 @@ PROGRAM = """
     import resource
     import sys
 
-    from union.sandbox._linux.allocator import keep_freed
+    from union.sandbox.server._allocator import keep_freed
 
     MIB = 1 << 20
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.bpf_machine import execute, seccomp_data, unpack
 
-from union.sandbox._core.bpf import (
+from union.sandbox._seccomp.bpf import (
     ALLOW,
     EPERM,
     JEQ,

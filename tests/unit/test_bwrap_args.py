@@ -9,9 +9,9 @@ import pytest
 from union.sandbox._backends.base import Identity, Setting, Wrapper
 from union.sandbox._backends.bubblewrap import Bubblewrap
 from union.sandbox._backends.userns import Userns
-from union.sandbox._core import plan as p
-from union.sandbox._core.bwrap_args import NEEDED, divide, namespace_args, staged
-from union.sandbox._core.view import Shown, View
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.bwrap_args import NEEDED, divide, namespace_args, staged
+from union.sandbox._plan.rootfs import Shown, View
 
 VIEW = View(
     system=(Shown(source="/usr", path="/usr"),),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from union.sandbox._core.ceiling import check_narrower
 from union.sandbox._core.resolve import resolve_session
+from union.sandbox._policy.ceiling import check_narrower
 from union.sandbox.errors import PolicyError
 
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from union import sandbox as sb
-from union.sandbox.cluster._hold import Found
 from union.sandbox.cluster._keys import Keys
+from union.sandbox.cluster._server_handle import Found
 
 NOW = datetime.now(UTC)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._core import dns
+from union.sandbox._codecs import dns
 
 
 def query(name=b"\x07example\x03com\0", *, kind=1, klass=1, flags=0x0100, extra=b"", counts=None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from union.sandbox._core.endpoint import Endpoint, parse_endpoint, parse_fingerprint
+from union.sandbox._wire.endpoint import Endpoint, parse_endpoint, parse_fingerprint
 from union.sandbox.errors import SandboxUsageError
 
 DIGEST = "ab" * 32

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._core.entries import first_uncovered, parse_entries
+from union.sandbox._policy.entries import first_uncovered, parse_entries
 from union.sandbox.constants import CLOUD_METADATA_DENY, PYPI_HOSTS
 from union.sandbox.errors import PolicyError
 

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from union import sandbox as sb
-from union.sandbox._core.entries import parse_entries
+from union.sandbox._policy.entries import parse_entries
 from union.sandbox.constants import HostList
 
 pytestmark = pytest.mark.spec("F6")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._core.http1 import (
+from union.sandbox._codecs.http1 import (
     ChunkedBody,
     HttpFormatError,
     body_length,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._core.names import NameSyntaxError, normalise_name
+from union.sandbox._policy.names import NameSyntaxError, normalise_name
 
 
 @settings(deadline=None)

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from union.sandbox._core.netlink import (
+from union.sandbox._codecs.netlink import (
     NETLINK_NETFILTER,
     NETLINK_ROUTE,
     egress_setup,

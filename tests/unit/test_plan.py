@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from union.sandbox._core import plan as p
-from union.sandbox._core.view import Shown, View, can_share, landlock_steps, own_steps, shared_steps
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.rootfs import (
+    Shown,
+    View,
+    can_share,
+    landlock_steps,
+    own_steps,
+    shared_steps,
+)
 
 CLASSES = [value for value in vars(p).values() if isinstance(value, type)]
 STEPS = [value for value in CLASSES if issubclass(value, p.Step) and value.op]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from union.sandbox._core import plan as p
-from union.sandbox._core.view import Shown
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.rootfs import Shown
 from union.sandbox.errors import PolicyError, SandboxExecutionError
 from union.sandbox.on_device._read_only import ReadOnly
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from union import sandbox as sb
 from union.sandbox._backends.sandbox_exec import unavailable
-from union.sandbox._core import seatbelt
+from union.sandbox._plan import seatbelt
 
 GOLDEN = Path(__file__).parent / "profiles"
 POSTURES = {

@@ -23,8 +23,8 @@ from tests.unit.bpf_machine import (
     verdict,
 )
 
-from union.sandbox._core.seccomp import digest, explain, filter_program
-from union.sandbox._core.syscalls import AUDIT_ARCH, MACHINES, NEWEST, numbers
+from union.sandbox._seccomp.filter import digest, explain, filter_program
+from union.sandbox._seccomp.syscalls import AUDIT_ARCH, MACHINES, NEWEST, numbers
 from union.sandbox.errors import SandboxUsageError
 
 NUMBERS = {machine: numbers(machine=machine) for machine in MACHINES}

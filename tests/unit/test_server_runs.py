@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from union.sandbox._core import wire
 from union.sandbox._core.events import Exited, Started, Usage
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.spec import RunSpec
-from union.sandbox._core.wire import WINDOW, Frame, Kind, Offsets, WireError
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import WINDOW, Frame, Kind, Offsets, WireError
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._runs import Buffers, ServerRun
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from union.sandbox._core.spec import RunSpec, SessionSpec
-from union.sandbox._core.wire import parse_json
-from union.sandbox._core.wire_values import session_to
+from union.sandbox._wire.frames import parse_json
+from union.sandbox._wire.values import session_to
 from union.sandbox.errors import SandboxExecutionError, SessionClosedError
 from union.sandbox.server._auth import Grant
 from union.sandbox.server._config import config_from_arguments

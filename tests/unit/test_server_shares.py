@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from union.sandbox._core import wire
 from union.sandbox._core.spec import RunSpec, SessionSpec
-from union.sandbox._core.wire import Kind, Offsets, WireError
-from union.sandbox._core.wire_values import MAX_START, run_to
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import Kind, Offsets, WireError
+from union.sandbox._wire.values import MAX_START, run_to
 from union.sandbox.errors import SandboxError, SandboxExecutionError
 from union.sandbox.server import _shares
 from union.sandbox.server._auth import Grant

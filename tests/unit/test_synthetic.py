@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from ipaddress import ip_address, ip_network
 
-from union.sandbox._core import synthetic
-from union.sandbox._core.synthetic import SyntheticNames
+from union.sandbox._policy import synthetic
+from union.sandbox._policy.synthetic import SyntheticNames
 
 
 def test_a_name_keeps_its_addresses_and_they_lead_back():

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from union.sandbox._core.syscalls import _TABLE, AUDIT_ARCH, MACHINES, NEWEST, numbers
+from union.sandbox._seccomp.syscalls import _TABLE, AUDIT_ARCH, MACHINES, NEWEST, numbers
 
 HEADERS = {
     "x86_64": (

@@ -23,8 +23,8 @@ from union.sandbox._core.file_errors import (
     SandboxNotRegularError,
     SandboxPathError,
 )
-from union.sandbox._files.new_file import NewFile
-from union.sandbox._linux import beneath
+from union.sandbox._files.writer import NewFile
+from union.sandbox._linux import openat2 as beneath
 from union.sandbox._linux import tree as tree_module
 from union.sandbox._linux.tree import WorkTree
 from union.sandbox.errors import SandboxUsageError, SessionClosedError

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from union.sandbox._core.upstream import Upstream, parse_upstream
+from union.sandbox._policy.upstream import Upstream, parse_upstream
 from union.sandbox.errors import PolicyError
 
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from union import sandbox as sb
 from union.sandbox import errors
 from union.sandbox._core import file_errors
-from union.sandbox._core import wire_values as values
-from union.sandbox._core.decision import Decision
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._core.files import FileInfo
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.resolve import resolve_run, resolve_session
-from union.sandbox._core.wire import WireError, parse_json, to_json
-from union.sandbox._core.wire_errors import error_from, error_to
+from union.sandbox._policy.decision import Decision
+from union.sandbox._wire import values
+from union.sandbox._wire.errors import error_from, error_to
+from union.sandbox._wire.frames import WireError, parse_json, to_json
 
 BACKENDS = ("userns", "none")
 SESSIONS = [

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from union.sandbox._core.extras import MissingExtraError
     from union.sandbox._core.file_errors import (
         SandboxFileAccessError,
         SandboxFileError,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         SandboxNotRegularError,
         SandboxPathError,
     )
+    from union.sandbox._core.optional_deps import MissingExtraError
     from union.sandbox._session.process import ExecResult
 
 __all__ = [
@@ -73,7 +73,7 @@ __all__ = [
     "UnknownArgumentError",
 ]
 
-_ELSEWHERE = {"MissingExtraError": "union.sandbox._core.extras"}
+_ELSEWHERE = {"MissingExtraError": "union.sandbox._core.optional_deps"}
 
 
 def __getattr__(name: str) -> Any:

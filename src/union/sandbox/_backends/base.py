@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
-    from union.sandbox._core.plan import Plan, Step
-    from union.sandbox._core.view import View
+    from union.sandbox._plan.plan import Plan, Step
+    from union.sandbox._plan.rootfs import View
 
 __all__ = ["Backend", "Identity", "NetworkShape", "Setting", "Wrapper"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from union.sandbox._backends.userns import NEW, Userns
-from union.sandbox._core import plan as p
-from union.sandbox._core.bwrap_args import divide, namespace_args, staged
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.bwrap_args import divide, namespace_args, staged
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Setting

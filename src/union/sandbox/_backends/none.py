@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from union.sandbox._core import plan as p
 from union.sandbox._core.isolation import Isolation
+from union.sandbox._plan import plan as p
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Setting

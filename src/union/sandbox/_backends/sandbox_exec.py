@@ -1,4 +1,4 @@
-"""``sandbox-exec``: macOS's own sandbox. The profile is made in ``_core/seatbelt``.
+"""``sandbox-exec``: macOS's own sandbox. The profile is made in ``_plan/seatbelt``.
 
 No session runs with it yet: commands are started, limited and ended by the launcher, which is a
 program for Linux. So asking for this backend is refused everywhere, with the reason.
@@ -6,7 +6,7 @@ program for Linux. So asking for this backend is refused everywhere, with the re
 
 from __future__ import annotations
 
-from union.sandbox._core.seatbelt import PROGRAM
+from union.sandbox._plan.seatbelt import PROGRAM
 from union.sandbox.errors import BackendUnavailableError
 
 __all__ = ["unavailable"]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core import plan as p
 from union.sandbox._core.isolation import Isolation
-from union.sandbox._core.seccomp import digest
-from union.sandbox._core.view import (
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.rootfs import (
     can_share,
     hiding_steps,
     landlock_steps,
     own_steps,
     shared_steps,
 )
+from union.sandbox._seccomp.filter import digest
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Setting

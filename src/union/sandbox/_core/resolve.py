@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from union.sandbox import constants
-from union.sandbox._core.ceiling import check_narrower
 from union.sandbox._core.literals import NetworkMode
 from union.sandbox._core.resources import limits_from
 from union.sandbox._core.spec import (
@@ -22,11 +21,12 @@ from union.sandbox._core.spec import (
     SessionSpec,
     StreamMode,
 )
+from union.sandbox._policy.ceiling import check_narrower
 from union.sandbox.constants import Stream
 from union.sandbox.errors import PolicyError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from union.sandbox._core.hosts import Entry
+    from union.sandbox._policy.policy import Entry
 
 __all__ = [
     "resolve_run",
@@ -156,7 +156,7 @@ def _absolute(argument: str, value: object) -> str:
 def _entries(argument: str, value: object) -> tuple[Entry, ...]:
     if value is None:
         return ()
-    from union.sandbox._core.hosts import parse_entries
+    from union.sandbox._policy.policy import parse_entries
 
     return parse_entries(value, argument=argument)
 

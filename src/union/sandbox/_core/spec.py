@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from union.sandbox import constants
 
 if TYPE_CHECKING:
-    from union.sandbox._core.hosts import Entry
     from union.sandbox._core.literals import NetworkMode
+    from union.sandbox._policy.policy import Entry
 
 __all__ = ["WARM", "CallPosture", "Limits", "NetworkSpec", "RunSpec", "SessionSpec", "StreamMode"]
 

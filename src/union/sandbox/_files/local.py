@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox import constants
 from union.sandbox._core.refusals import translated
 from union.sandbox._files.listing import entries_of
-from union.sandbox._files.new_file import NewFile
-from union.sandbox._files.old_file import OldFile, read_whole
+from union.sandbox._files.reader import OldFile, read_whole
+from union.sandbox._files.writer import NewFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ import subprocess
 from dataclasses import dataclass
 from typing import Final
 
-from union.sandbox._core.bwrap_args import NEEDED
 from union.sandbox._linux import host_programs
 from union.sandbox._linux.pinning import Places
+from union.sandbox._plan.bwrap_args import NEEDED
 from union.sandbox.errors import BackendUnavailableError
 
 __all__ = ["Bwrap", "find"]

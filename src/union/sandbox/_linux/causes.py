@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from union.sandbox._core.plan import OP_NAMES
 from union.sandbox._linux import kernel
+from union.sandbox._plan.plan import OP_NAMES
 from union.sandbox.errors import BackendUnavailableError
 
 if TYPE_CHECKING:

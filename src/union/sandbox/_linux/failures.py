@@ -7,7 +7,7 @@ import os
 from typing import Final
 
 from union.sandbox._core.events import Failed
-from union.sandbox._core.plan import OP_NAMES
+from union.sandbox._plan.plan import OP_NAMES
 
 __all__ = ["WRAP", "explain", "in_its_words"]
 

@@ -12,9 +12,9 @@ import sysconfig
 from dataclasses import dataclass
 from typing import Final
 
-from union.sandbox._core.view import BIN_DIR, Shown
 from union.sandbox._linux import owner_packages
 from union.sandbox._linux.pinning import LinkInWritablePlaceError, Places, pin
+from union.sandbox._plan.rootfs import BIN_DIR, Shown
 from union.sandbox.constants import CA_VARIABLES
 from union.sandbox.errors import BackendUnavailableError, SandboxUsageError
 

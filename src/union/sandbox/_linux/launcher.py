@@ -29,8 +29,8 @@ from union.sandbox.errors import BackendUnavailableError, SandboxExecutionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from union.sandbox._core.plan import Plan
-    from union.sandbox._linux.ears import Ears
+    from union.sandbox._linux.reader_set import Ears
+    from union.sandbox._plan.plan import Plan
 
 __all__ = [
     "BINARY",

@@ -16,9 +16,9 @@ from union.sandbox._linux.terminal import read_some
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from union.sandbox._core.decision import Decision
     from union.sandbox._core.events import Event
-    from union.sandbox._linux.ears import Ears
+    from union.sandbox._linux.reader_set import Ears
+    from union.sandbox._policy.decision import Decision
     from union.sandbox._session.transport import Sink
 
 __all__ = ["UNATTACHED", "OutputPipes"]

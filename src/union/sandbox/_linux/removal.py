@@ -28,7 +28,7 @@ from union.sandbox._core.file_errors import (
     SandboxPathError,
 )
 from union.sandbox._core.paths import shown_path
-from union.sandbox._linux.beneath import open_beneath
+from union.sandbox._linux.openat2 import open_beneath
 
 __all__ = ["refuse_kept", "remove_entry", "remove_tree"]
 

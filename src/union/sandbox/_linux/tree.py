@@ -30,9 +30,9 @@ from union.sandbox._core.file_errors import (
 from union.sandbox._core.paths import shown_path
 from union.sandbox._core.refusals import translated
 from union.sandbox._files.listing import described, entries_of
-from union.sandbox._files.new_file import NewFile, Owner, bytes_of, temporary_name
-from union.sandbox._files.old_file import OldFile, read_whole
-from union.sandbox._linux.beneath import open_beneath, rename_noreplace
+from union.sandbox._files.reader import OldFile, read_whole
+from union.sandbox._files.writer import NewFile, Owner, bytes_of, temporary_name
+from union.sandbox._linux.openat2 import open_beneath, rename_noreplace
 from union.sandbox._linux.removal import refuse_kept, remove_entry
 from union.sandbox.errors import SandboxUsageError, SessionClosedError
 

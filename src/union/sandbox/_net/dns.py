@@ -11,20 +11,20 @@ import time
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core import dns
-from union.sandbox._core.hosts import parse_host
-from union.sandbox._core.names import NameSyntaxError
+from union.sandbox._codecs import dns
 from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.stream import EndOfStreamError
+from union.sandbox._policy.names import NameSyntaxError
+from union.sandbox._policy.policy import parse_host
 
 if TYPE_CHECKING:
     import socket
 
-    from union.sandbox._core.hosts import Verdict
-    from union.sandbox._core.synthetic import SyntheticNames
+    from union.sandbox._net.egress import Connection
     from union.sandbox._net.ledger import Ledger
     from union.sandbox._net.policy import Policy
-    from union.sandbox._net.server import Connection
+    from union.sandbox._policy.policy import Verdict
+    from union.sandbox._policy.synthetic import SyntheticNames
 
 __all__ = ["DnsDoor", "Resolution"]
 

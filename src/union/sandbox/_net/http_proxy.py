@@ -7,25 +7,25 @@ import base64
 import hmac
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.hosts import Verdict, parse_host
-from union.sandbox._core.http1 import (
+from union.sandbox._codecs.http1 import (
     MAX_HEAD_BYTES,
     HttpFormatError,
     parse_request_head,
     split_authority,
 )
-from union.sandbox._core.names import NameSyntaxError
-from union.sandbox._net.decide import DialError, RefusedError
-from union.sandbox._net.exchange import PlainExchange
+from union.sandbox._net.dialer import DialError, RefusedError
+from union.sandbox._net.http_forward import PlainExchange
 from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.relay import tunnel
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError
+from union.sandbox._policy.names import NameSyntaxError
+from union.sandbox._policy.policy import Verdict, parse_host
 
 if TYPE_CHECKING:
     import socket
 
-    from union.sandbox._core.http1 import RequestHead
-    from union.sandbox._net.server import Connection
+    from union.sandbox._codecs.http1 import RequestHead
+    from union.sandbox._net.egress import Connection
 
 __all__ = ["HttpDoor"]
 

@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.decision import Decision
+from union.sandbox._policy.decision import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from union.sandbox._core.decision import Door
-    from union.sandbox._core.hosts import Verdict
+    from union.sandbox._policy.decision import Door
+    from union.sandbox._policy.policy import Verdict
 
 __all__ = ["Attempt", "Ledger"]
 

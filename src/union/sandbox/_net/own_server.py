@@ -11,13 +11,13 @@ import socket
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.addresses import canonical, embedded
-from union.sandbox._core.netlink import NETLINK_ROUTE, encode_route_query, is_local_route
+from union.sandbox._codecs.netlink import NETLINK_ROUTE, encode_route_query, is_local_route
+from union.sandbox._policy.addresses import canonical, embedded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from union.sandbox._core.addresses import Address
+    from union.sandbox._policy.addresses import Address
 
 __all__ = ["OwnServer", "is_local"]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from union.sandbox._core.hosts import (
+from union.sandbox._policy.names import NameSyntaxError
+from union.sandbox._policy.policy import (
     Verdict,
     decide_address,
     decide_name,
     decide_server_name,
     parse_host,
 )
-from union.sandbox._core.names import NameSyntaxError
 
 if TYPE_CHECKING:
-    from union.sandbox._core.addresses import Address
-    from union.sandbox._core.hosts import NetworkRules
     from union.sandbox._net.own_server import OwnServer
+    from union.sandbox._policy.addresses import Address
+    from union.sandbox._policy.policy import NetworkRules
 
 __all__ = ["Policy"]
 

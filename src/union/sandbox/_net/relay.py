@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.hosts import Verdict
-from union.sandbox._core.tls import ClientGreetings, TlsFormatError
-from union.sandbox._net.decide import RefusedError
+from union.sandbox._codecs.tls_greeting import ClientGreetings, TlsFormatError
+from union.sandbox._net.dialer import RefusedError
+from union.sandbox._policy.policy import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from union.sandbox._net.decide import Connected
+    from union.sandbox._net.dialer import Connected
     from union.sandbox._net.ledger import Attempt
     from union.sandbox._net.policy import Policy
     from union.sandbox._net.stream import Stream

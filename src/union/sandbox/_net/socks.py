@@ -7,17 +7,17 @@ import hmac
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.addresses import canonical
-from union.sandbox._core.hosts import Verdict
-from union.sandbox._net.decide import DialError, RefusedError
+from union.sandbox._net.dialer import DialError, RefusedError
 from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.relay import tunnel
 from union.sandbox._net.stream import EndOfStreamError
+from union.sandbox._policy.addresses import canonical
+from union.sandbox._policy.policy import Verdict
 
 if TYPE_CHECKING:
     import socket
 
-    from union.sandbox._net.server import Connection
+    from union.sandbox._net.egress import Connection
     from union.sandbox._net.stream import Stream
 
 __all__ = ["SocksDoor"]

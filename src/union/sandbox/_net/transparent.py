@@ -1,6 +1,6 @@
 """The door that a program does not see: every TCP connection that it makes arrives here.
 
-The kernel redirected it (see ``_core/netlink.py``) and still knows where it was meant to go. That
+The kernel redirected it (see ``_codecs/netlink.py``) and still knows where it was meant to go. That
 is either an address that our resolver handed out for a name, or an address the program had.
 """
 
@@ -11,17 +11,17 @@ import struct
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.addresses import canonical
-from union.sandbox._core.hosts import Verdict
 from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.relay import tunnel
+from union.sandbox._policy.addresses import canonical
+from union.sandbox._policy.policy import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from union.sandbox._core.addresses import Address
-    from union.sandbox._core.synthetic import SyntheticNames
-    from union.sandbox._net.server import Connection
+    from union.sandbox._net.egress import Connection
+    from union.sandbox._policy.addresses import Address
+    from union.sandbox._policy.synthetic import SyntheticNames
 
     Destination = Callable[[socket.socket], tuple[Address, int]]
 

@@ -8,19 +8,19 @@ import ipaddress
 import struct
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.addresses import host_and_port, parse_address
-from union.sandbox._core.hosts import Verdict, decide_address
-from union.sandbox._core.http1 import MAX_HEAD_BYTES, HttpFormatError, parse_response_head
-from union.sandbox._net.connect import connect_any
-from union.sandbox._net.decide import RefusedError
+from union.sandbox._codecs.http1 import MAX_HEAD_BYTES, HttpFormatError, parse_response_head
+from union.sandbox._net.dialer import RefusedError
+from union.sandbox._net.happy_eyeballs import connect_any
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError, Stream
+from union.sandbox._policy.addresses import host_and_port, parse_address
+from union.sandbox._policy.policy import Verdict, decide_address
 
 if TYPE_CHECKING:
-    from union.sandbox._core.addresses import Address
-    from union.sandbox._core.hosts import NetworkRules
-    from union.sandbox._core.upstream import Upstream
-    from union.sandbox._net.connect import Resolver
+    from union.sandbox._net.happy_eyeballs import Resolver
     from union.sandbox._net.own_server import OwnServer
+    from union.sandbox._policy.addresses import Address
+    from union.sandbox._policy.policy import NetworkRules
+    from union.sandbox._policy.upstream import Upstream
 
 __all__ = ["UpstreamDialer"]
 

@@ -20,10 +20,10 @@ from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from union.sandbox._core.decision import Decision
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.literals import TerminationReason
     from union.sandbox._core.spec import RunSpec
+    from union.sandbox._policy.decision import Decision
     from union.sandbox._session.transport import Run
 
 __all__ = ["ExecResult", "ProcessStdin", "SandboxProcess"]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from union.sandbox._core.literals import BackendName, NetworkMode, ScriptType
     from union.sandbox._core.resources import AnyResources
     from union.sandbox._core.spec import RunSpec, SessionSpec
+    from union.sandbox._session.transfer import Progress
     from union.sandbox._session.transport import Transport
-    from union.sandbox._session.trees import Progress
     from union.sandbox.constants import Stream
 
     Paths = Sequence[str | os.PathLike[str]]
@@ -439,7 +439,7 @@ class Session:
         first byte. ``progress`` is called with the bytes so far, the bytes in all (None while they
         are counted) and the path below the top.
         """
-        from union.sandbox._session import trees
+        from union.sandbox._session import transfer as trees
 
         options = trees.checked_options(
             self._live,
@@ -466,7 +466,7 @@ class Session:
         followed, and no set-id bit arrives. A file that changes into something else meanwhile is
         not copied; the result names it.
         """
-        from union.sandbox._session import trees
+        from union.sandbox._session import transfer as trees
 
         options = trees.checked_options(
             self._live,

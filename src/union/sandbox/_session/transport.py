@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
 
-    from union.sandbox._core.decision import Decision
     from union.sandbox._core.events import Event
     from union.sandbox._core.files import FileInfo
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec
+    from union.sandbox._policy.decision import Decision
 
 __all__ = ["Files", "Run", "Sink", "Transport"]
 

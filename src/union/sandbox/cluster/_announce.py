@@ -17,7 +17,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from union.sandbox._core.endpoint import parse_endpoint
+from union.sandbox._wire.endpoint import parse_endpoint
 from union.sandbox.errors import SandboxUsageError
 
 __all__ = ["PREFIX", "Announcement", "announce", "new_signing_key", "parse_announcement"]

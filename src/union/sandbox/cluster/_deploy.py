@@ -13,7 +13,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.extras import MissingExtraError, require
+from union.sandbox._core.optional_deps import MissingExtraError, require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

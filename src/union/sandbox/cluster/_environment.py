@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
-from union.sandbox._core.extras import require
+from union.sandbox._core.optional_deps import require
 from union.sandbox._core.resources import limits_from
 from union.sandbox.cluster._request import BACKENDS, DEFAULT_NAMES, MOST_S
 from union.sandbox.errors import SandboxUsageError

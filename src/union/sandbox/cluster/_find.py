@@ -18,10 +18,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from union.sandbox._core.wire import VERSION
-from union.sandbox._core.wire_errors import error_from
+from union.sandbox._wire.errors import error_from
+from union.sandbox._wire.frames import VERSION
 from union.sandbox.cluster._announce import parse_announcement
-from union.sandbox.cluster._hold import Found
+from union.sandbox.cluster._server_handle import Found
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ async def find_by_name(
     name: str, *, key: str, project: str | None, domain: str | None, expires: float
 ) -> Found:
     """For whoever got a session before its server was there."""
-    from union.sandbox._core.extras import require
+    from union.sandbox._core.optional_deps import require
 
     require("flyte", extra="flyte", what="a session that was passed before it was ready")
     import flyte

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from union.sandbox._core.extras import require
+from union.sandbox._core.optional_deps import require
 
 require("flyte", extra="flyte", what="base_sandbox_image")
 

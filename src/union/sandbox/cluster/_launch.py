@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._core.extras import require
+from union.sandbox._core.optional_deps import require
 from union.sandbox.cluster import _plain_calls
 from union.sandbox.cluster._place import check_local, place_of
 from union.sandbox.cluster._request import request_from
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from union.sandbox.cluster._environment import SandboxEnvironment
-    from union.sandbox.cluster._hold import Hold
     from union.sandbox.cluster._request import Request
+    from union.sandbox.cluster._server_handle import Hold
 
 __all__ = ["Launch", "session"]
 

@@ -17,9 +17,9 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._session import threads
-from union.sandbox.cluster._hold import Found
 from union.sandbox.cluster._keys import Keys, verifier_of
-from union.sandbox.cluster._orders import WORK_DIR, Orders
+from union.sandbox.cluster._launch_spec import WORK_DIR, Orders
+from union.sandbox.cluster._server_handle import Found
 from union.sandbox.cluster._supervisor import Supervisor
 from union.sandbox.errors import SandboxExecutionError, SessionClosedError
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from flyte import PodTemplate
 
-from union.sandbox._core.extras import require
+from union.sandbox._core.optional_deps import require
 from union.sandbox.cluster._request import MOST_S
 
 if TYPE_CHECKING:

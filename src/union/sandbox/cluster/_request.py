@@ -82,7 +82,7 @@ class Request:
     def session(self, *, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """What the server is told of the session."""
         # Not needed until a server has been started, which can be under way meanwhile.
-        from union.sandbox._core.wire_values import session_to
+        from union.sandbox._wire.values import session_to
 
         told = session_to(self.spec)
         if env:

@@ -9,11 +9,11 @@ import weakref
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self, get_type_hints
 
-from union.sandbox._core.extras import require
+from union.sandbox._core.optional_deps import require
 from union.sandbox._core.resolve import resolve_session
 from union.sandbox._session.session import Session
 from union.sandbox.cluster._keys import session_name
-from union.sandbox.cluster._orders import WORK_DIR
+from union.sandbox.cluster._launch_spec import WORK_DIR
 from union.sandbox.cluster._request import BACKENDS
 from union.sandbox.errors import SandboxError, SandboxUsageError, SessionClosedError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from union.sandbox._session.transport import Transport
-    from union.sandbox.cluster._hold import Hold
+    from union.sandbox.cluster._server_handle import Hold
     from union.sandbox.remote._access import Access
 
 __all__ = ["SandboxSession"]

@@ -20,8 +20,8 @@ from union.sandbox.errors import (
 )
 
 if TYPE_CHECKING:
-    from union.sandbox.cluster._hold import Found
     from union.sandbox.cluster._request import Request
+    from union.sandbox.cluster._server_handle import Found
     from union.sandbox.remote._http import Http
 
 __all__ = ["ClusterHold", "submit"]
@@ -193,7 +193,7 @@ class ClusterHold:
         """To the server; None if it was not found."""
         if self._finding.cancelled() or self._finding.exception() is not None:
             return None
-        from union.sandbox._core.endpoint import parse_endpoint
+        from union.sandbox._wire.endpoint import parse_endpoint
         from union.sandbox.remote._http import Http
 
         return Http(parse_endpoint(self._finding.result().endpoint), token=self.keys.owner, ca=None)

@@ -15,14 +15,14 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._core.wire_errors import error_from
-from union.sandbox.cluster._orders import clean_environment
+from union.sandbox._wire.errors import error_from
+from union.sandbox.cluster._launch_spec import clean_environment
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SessionClosedError
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
-    from union.sandbox.cluster._orders import Orders
+    from union.sandbox.cluster._launch_spec import Orders
 
 __all__ = ["Supervisor"]
 

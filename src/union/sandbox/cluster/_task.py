@@ -13,10 +13,10 @@ import time
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._core.wire import VERSION
-from union.sandbox._core.wire_errors import error_to
+from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.frames import VERSION
 from union.sandbox.cluster._announce import Announcement, announce
-from union.sandbox.cluster._orders import WORK_DIR, Orders
+from union.sandbox.cluster._launch_spec import WORK_DIR, Orders
 from union.sandbox.cluster._request import BACKENDS, MOST_S, OWNER_LEASE
 from union.sandbox.cluster._supervisor import Supervisor
 from union.sandbox.errors import SandboxError, SandboxUsageError

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import CallPosture, SessionSpec
-    from union.sandbox._core.view import Shown
+    from union.sandbox._plan.rootfs import Shown
     from union.sandbox.on_device._bring_up import Postures
     from union.sandbox.on_device._pool import Pool
     from union.sandbox.on_device._posture import Posture

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.files import VENV_DIR
 from union.sandbox._core.paths import work_path
-from union.sandbox._core.view import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
 from union.sandbox._linux import inherited, kernel
 from union.sandbox._linux.command import Command, packed_rlimits
+from union.sandbox._plan.rootfs import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
 from union.sandbox.on_device._network import proxy_variables, shape_of
 
 if TYPE_CHECKING:

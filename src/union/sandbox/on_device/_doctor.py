@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from union.sandbox._backends import registry
 from union.sandbox._core.diagnosis import Attack, BackendReport, DoctorReport
-from union.sandbox._linux import intruder, kernel
+from union.sandbox._linux import kernel
 from union.sandbox._version import __version__
+from union.sandbox.on_device import _escape_probe as intruder
 from union.sandbox.on_device import session
 from union.sandbox.on_device._availability import in_own_loop, try_backend
 from union.sandbox.on_device._layers import look_at_layers

@@ -9,10 +9,8 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core import plan as p
 from union.sandbox._core.diagnosis import Layer
 from union.sandbox._linux import bwrap, causes, cgroup, gpu, host_programs, kernel, programs
-from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.launcher import (
     BINARY,
     Channel,
@@ -21,6 +19,8 @@ from union.sandbox._linux.launcher import (
     sealed_memfd,
 )
 from union.sandbox._linux.pinning import Places
+from union.sandbox._linux.reader_set import Ears
+from union.sandbox._plan import plan as p
 from union.sandbox.errors import BackendUnavailableError
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._network import network_steps

@@ -15,23 +15,23 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core import plan as p
-from union.sandbox._core.hosts import NetworkRules
-from union.sandbox._core.netlink import egress_setup, loopback_setup
-from union.sandbox._core.upstream import parse_upstream
+from union.sandbox._codecs.netlink import egress_setup, loopback_setup
 from union.sandbox._net.budget import process_budget
-from union.sandbox._net.connect import HostResolver
+from union.sandbox._net.egress import Egress
+from union.sandbox._net.happy_eyeballs import HostResolver
 from union.sandbox._net.policy import Policy
-from union.sandbox._net.server import Egress
 from union.sandbox._net.upstream import UpstreamDialer
+from union.sandbox._plan import plan as p
+from union.sandbox._policy.policy import NetworkRules
+from union.sandbox._policy.upstream import parse_upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from union.sandbox._backends.base import NetworkShape
-    from union.sandbox._core.decision import Decision
     from union.sandbox._core.spec import NetworkSpec
     from union.sandbox._net.own_server import OwnServer
+    from union.sandbox._policy.decision import Decision
 
 __all__ = [
     "ServerRules",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.spec import RunSpec
-from union.sandbox._linux.ears import Ears
 from union.sandbox._linux.launcher import Channel
+from union.sandbox._linux.reader_set import Ears
 from union.sandbox.errors import SandboxError, SandboxExecutionError
 from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes

@@ -9,9 +9,9 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Setting, Wrapper
-from union.sandbox._core.seccomp import filter_program
 from union.sandbox._linux import cgroup, inherited, kernel
 from union.sandbox._linux.launcher import sealed_memfd
+from union.sandbox._seccomp.filter import filter_program
 from union.sandbox.errors import BackendUnavailableError
 from union.sandbox.on_device._kernel_files import has_own_counters
 from union.sandbox.on_device._network import network_steps
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from union.sandbox._backends.base import Backend, NetworkShape
-    from union.sandbox._core.plan import Plan
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux import bwrap
     from union.sandbox._linux.launcher import Channel
+    from union.sandbox._plan.plan import Plan
     from union.sandbox.on_device._probe import Facts
     from union.sandbox.on_device._programs import Programs
     from union.sandbox.on_device._session_id import SessionId

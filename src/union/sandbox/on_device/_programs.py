@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from union.sandbox._core.spec import SessionSpec
-    from union.sandbox._core.view import Shown
     from union.sandbox._linux.bwrap import Bwrap
     from union.sandbox._linux.host import Interpreter
+    from union.sandbox._plan.rootfs import Shown
     from union.sandbox.on_device._workdir import WorkDir
 
 __all__ = ["Programs", "note_shown", "owner_paths", "resolve"]

@@ -24,7 +24,7 @@ from union.sandbox.errors import PolicyError, SandboxExecutionError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from union.sandbox._core.view import Shown
+    from union.sandbox._plan.rootfs import Shown
 
 __all__ = ["ReadOnly"]
 

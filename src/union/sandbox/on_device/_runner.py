@@ -8,9 +8,9 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Started
-from union.sandbox._core.view import RUN_DIR
 from union.sandbox._linux import host
 from union.sandbox._linux.run import LocalRun, NotBuiltError
+from union.sandbox._plan.rootfs import RUN_DIR
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Identity
-from union.sandbox._core.view import Shown, View
 from union.sandbox._linux import cgroup, gpu, host, inherited, kernel
 from union.sandbox._linux.ids import id_range
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.pinning import LinkInWritablePlaceError, Places, identity_of, pin
+from union.sandbox._plan.rootfs import Shown, View
 from union.sandbox.errors import PolicyError, SandboxUsageError
 from union.sandbox.on_device._kernel_files import counters, guarded_proc, hidden_proc
 from union.sandbox.on_device._network import resolv_conf

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from union.sandbox._backends import registry
 from union.sandbox._core.paths import work_path
 from union.sandbox._session import threads
+from union.sandbox._session.async_files import TreeFiles
 from union.sandbox._session.threads import until_done
-from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.on_device import _programs
 from union.sandbox.on_device._bring_up import Postures
 from union.sandbox.on_device._network import SessionNetwork, shape_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.files import VENV_DIR
-from union.sandbox._core.view import RUN_DIR
+from union.sandbox._plan.rootfs import RUN_DIR
 from union.sandbox.errors import SandboxError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from union.sandbox._core.extras import require
+from union.sandbox._core.optional_deps import require
 from union.sandbox._core.resolve import resolve_session, settled_timeout
 from union.sandbox._session.session import Session
 from union.sandbox.errors import SandboxUsageError

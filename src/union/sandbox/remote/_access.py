@@ -6,13 +6,13 @@ import dataclasses
 import warnings
 from typing import TYPE_CHECKING
 
-from union.sandbox._core.endpoint import parse_endpoint, parse_fingerprint
+from union.sandbox._wire.endpoint import parse_endpoint, parse_fingerprint
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
     import socket
 
-    from union.sandbox._core.endpoint import Endpoint
+    from union.sandbox._wire.endpoint import Endpoint
 
 __all__ = ["Access", "access_from"]
 

@@ -9,8 +9,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._core.wire import VERSION, WireError, parse_json, to_json
-from union.sandbox._session.line import Line
+from union.sandbox._wire.frames import VERSION, WireError, parse_json, to_json
+from union.sandbox._wire.message_stream import Line
 from union.sandbox.errors import SandboxConnectionError
 from union.sandbox.remote._transport import RemoteTransport
 

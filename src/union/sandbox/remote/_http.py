@@ -16,8 +16,8 @@ from urllib.parse import quote_from_bytes
 import aiohttp
 from yarl import URL
 
-from union.sandbox._core.wire import MAX_MESSAGE, PROTOCOL, WireError, parse_json, to_json
-from union.sandbox._core.wire_errors import error_from
+from union.sandbox._wire.errors import error_from
+from union.sandbox._wire.frames import MAX_MESSAGE, PROTOCOL, WireError, parse_json, to_json
 from union.sandbox.errors import SandboxConnectionError, SandboxError, SandboxUsageError
 from union.sandbox.remote._upload import LAST, PIECE, Upload, finished
 from union.sandbox.remote._websocket import WebSocket
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from aiohttp import ClientTimeout as _Timeout
 
-    from union.sandbox._core.endpoint import Endpoint
+    from union.sandbox._wire.endpoint import Endpoint
 
 __all__ = ["MAX_LISTING", "Http"]
 

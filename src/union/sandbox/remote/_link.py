@@ -7,15 +7,15 @@ import contextlib
 import random
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core import wire
-from union.sandbox._core.wire import Kind, WireError
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import Kind, WireError
 from union.sandbox.errors import SandboxConnectionError, SandboxError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from union.sandbox._core.endpoint import Endpoint
-    from union.sandbox._session.line import Carrier
+    from union.sandbox._wire.endpoint import Endpoint
+    from union.sandbox._wire.message_stream import Carrier
     from union.sandbox.remote._run import RemoteRun
 
 __all__ = ["Link", "pauses"]

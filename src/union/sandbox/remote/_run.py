@@ -7,11 +7,11 @@ import errno
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._core import wire
 from union.sandbox._core.events import Failed
-from union.sandbox._core.wire import MAX_CHUNK, STDIN_WINDOW, WINDOW, Kind, Offsets, WireError
-from union.sandbox._core.wire_errors import error_from
-from union.sandbox._core.wire_values import event_from, isolation_from
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.errors import error_from
+from union.sandbox._wire.frames import MAX_CHUNK, STDIN_WINDOW, WINDOW, Kind, Offsets, WireError
+from union.sandbox._wire.values import event_from, isolation_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,9 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from union.sandbox._core.paths import work_path
-from union.sandbox._core.wire import VERSION, WireError
-from union.sandbox._core.wire_values import (
+from union.sandbox._files.writer import bytes_of, check_mode
+from union.sandbox._wire.frames import VERSION, WireError
+from union.sandbox._wire.values import (
     MAX_START,
     Facts,
     facts_from,
@@ -18,7 +19,6 @@ from union.sandbox._core.wire_values import (
     run_to,
     session_to,
 )
-from union.sandbox._files.new_file import bytes_of, check_mode
 from union.sandbox.constants import MAX_DIR_ENTRIES
 from union.sandbox.errors import (
     SandboxConnectionError,
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from union.sandbox._core.files import FileInfo
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec, SessionSpec
-    from union.sandbox._session.line import Carrier
     from union.sandbox._session.transport import Sink
+    from union.sandbox._wire.message_stream import Carrier
     from union.sandbox.remote._access import Access
     from union.sandbox.remote._http import Http
 

@@ -11,8 +11,8 @@ import asyncio
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._core.wire import to_json
-from union.sandbox._files.new_file import bytes_of
+from union.sandbox._files.writer import bytes_of
+from union.sandbox._wire.frames import to_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator

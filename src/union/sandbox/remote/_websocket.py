@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 import aiohttp
 
-from union.sandbox._core.wire import WireError
+from union.sandbox._wire.frames import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

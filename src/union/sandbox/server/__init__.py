@@ -10,7 +10,7 @@ def main() -> int:
     import gc
     import sys
 
-    from union.sandbox._core.extras import MissingExtraError, require
+    from union.sandbox._core.optional_deps import MissingExtraError, require
 
     try:
         require("aiohttp", extra="remote", what="sandbox-server")

@@ -15,10 +15,10 @@ from union.sandbox._core.file_errors import (
     SandboxFileNotFoundError,
     SandboxFileTooLargeError,
 )
-from union.sandbox._core.wire import MAX_MESSAGE, PROTOCOL, VERSION, WireError, to_json
-from union.sandbox._core.wire_errors import error_to
-from union.sandbox._core.wire_values import facts_to
 from union.sandbox._version import __version__
+from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.frames import MAX_MESSAGE, PROTOCOL, VERSION, WireError, to_json
+from union.sandbox._wire.values import facts_to
 from union.sandbox.errors import (
     BackendUnavailableError,
     PolicyError,

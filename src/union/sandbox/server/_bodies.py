@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._core.wire import parse_json
+from union.sandbox._wire.frames import parse_json
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends import registry
 from union.sandbox._core.resolve import resolve_session, settled_timeout
-from union.sandbox._core.upstream import parse_allowed_proxies
+from union.sandbox._policy.upstream import parse_allowed_proxies
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Verifier
 from union.sandbox.server._secret_files import read_secret
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping, Sequence
 
-    from union.sandbox._core.hosts import Entry
     from union.sandbox._core.spec import NetworkSpec
+    from union.sandbox._policy.policy import Entry
     from union.sandbox.server._auth import Guest
     from union.sandbox.server._supervised import FixedSession
 

@@ -11,9 +11,9 @@ from urllib.parse import parse_qs
 from aiohttp import web
 
 from union.sandbox import constants
-from union.sandbox._core.wire import WireError, parse_json, to_json
-from union.sandbox._core.wire_errors import error_to
-from union.sandbox._core.wire_values import file_to
+from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.frames import WireError, parse_json, to_json
+from union.sandbox._wire.values import file_to
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._bodies import HEADERS
 

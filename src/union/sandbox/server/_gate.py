@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from union.sandbox._core.wire import to_json
-from union.sandbox._core.wire_errors import error_to
+from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.frames import to_json
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._bodies import HEADERS
 

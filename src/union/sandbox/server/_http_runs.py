@@ -21,8 +21,8 @@ from aiohttp import web
 
 from union.sandbox._core.events import Failed
 from union.sandbox._core.resolve import resolve_run
-from union.sandbox._core.wire import WINDOW, Offsets, WireError, parse_json
-from union.sandbox._core.wire_values import event_to
+from union.sandbox._wire.frames import WINDOW, Offsets, WireError, parse_json
+from union.sandbox._wire.values import event_to
 from union.sandbox.constants import DEVNULL, PIPE
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Grant

@@ -10,10 +10,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._core.wire import VERSION, WireError, parse_json, to_json
-from union.sandbox._core.wire_errors import error_to
-from union.sandbox._core.wire_values import facts_to
-from union.sandbox._session.line import Line
+from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.frames import VERSION, WireError, parse_json, to_json
+from union.sandbox._wire.message_stream import Line
+from union.sandbox._wire.values import facts_to
 from union.sandbox.errors import PolicyError, SandboxConnectionError, SandboxError
 from union.sandbox.server._link import Link
 

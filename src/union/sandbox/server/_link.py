@@ -7,16 +7,16 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core import wire
-from union.sandbox._core.wire import Kind, WireError
-from union.sandbox._core.wire_errors import error_to
-from union.sandbox._core.wire_values import MAX_START
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.frames import Kind, WireError
+from union.sandbox._wire.values import MAX_START
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._sessions import short
 from union.sandbox.server._shares import busy
 
 if TYPE_CHECKING:
-    from union.sandbox._session.line import Carrier
+    from union.sandbox._wire.message_stream import Carrier
     from union.sandbox.server._auth import Grant
     from union.sandbox.server._metrics import Metrics
     from union.sandbox.server._runs import ServerRun

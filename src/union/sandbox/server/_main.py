@@ -15,14 +15,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.wire import WINDOW
-from union.sandbox._core.wire_errors import error_to
-from union.sandbox._linux.allocator import keep_freed
 from union.sandbox._linux.owned_dir import OwnedDir
 from union.sandbox._net.own_server import OwnServer
+from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.frames import WINDOW
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.on_device._workdir import sweep_in_background
 from union.sandbox.server._addresses import own_entries
+from union.sandbox.server._allocator import keep_freed
 from union.sandbox.server._auth import Authority
 from union.sandbox.server._config import TOKEN_VARIABLE, config_from_arguments
 from union.sandbox.server._connections import raise_file_limit

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
-from union.sandbox._core.wire import to_json
 from union.sandbox._version import __version__
+from union.sandbox._wire.frames import to_json
 from union.sandbox.errors import SandboxExecutionError, SessionClosedError
 from union.sandbox.server._bodies import HEADERS
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from union.sandbox._core.addresses import host_and_port
-from union.sandbox._core.hosts import NetworkRules, decide_name
-from union.sandbox._core.upstream import parse_upstream
+from union.sandbox._policy.addresses import host_and_port
+from union.sandbox._policy.policy import NetworkRules, decide_name
+from union.sandbox._policy.upstream import parse_upstream
 from union.sandbox.errors import PolicyError
 
 if TYPE_CHECKING:
-    from union.sandbox._core.hosts import Entry
     from union.sandbox._core.spec import NetworkSpec
+    from union.sandbox._policy.policy import Entry
 
 __all__ = ["check_proxies"]
 

@@ -15,16 +15,16 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.events import Exited, Failed
-from union.sandbox._core.wire import parse_json
+from union.sandbox._wire.frames import parse_json
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from union.sandbox._core.decision import Decision
     from union.sandbox._core.events import Started, Usage
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec
+    from union.sandbox._policy.decision import Decision
 
 __all__ = ["History", "RunRecord", "SessionRecord", "Tail"]
 

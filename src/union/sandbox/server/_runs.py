@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from union.sandbox._core import wire
 from union.sandbox._core.events import Exited, Failed, Started
-from union.sandbox._core.replay import RunLog, StreamLog
 from union.sandbox._core.resolve import settled_window
-from union.sandbox._core.wire import (
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.frames import (
     MAX_CHUNK,
     STDIN_WINDOW,
     WINDOW,
@@ -18,8 +18,8 @@ from union.sandbox._core.wire import (
     Taken,
     WireError,
 )
-from union.sandbox._core.wire_errors import error_to
-from union.sandbox._core.wire_values import decision_to, event_to, started_to
+from union.sandbox._wire.run_log import RunLog, StreamLog
+from union.sandbox._wire.values import decision_to, event_to, started_to
 from union.sandbox.errors import SandboxError, SandboxExecutionError
 from union.sandbox.server._auth import Grant
 from union.sandbox.server._records import RunRecord
@@ -27,10 +27,10 @@ from union.sandbox.server._records import RunRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from union.sandbox._core.decision import Decision
     from union.sandbox._core.events import Event
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec
+    from union.sandbox._policy.decision import Decision
     from union.sandbox._session.transport import Run, Transport
 
 __all__ = ["LEAST_ROOM", "Buffers", "Listener", "ServerRun"]

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
-from union.sandbox._core.wire_values import MAX_START
+from union.sandbox._wire.values import MAX_START
 from union.sandbox.errors import SandboxExecutionError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from aiohttp import WSCloseCode, WSMsgType
 
-from union.sandbox._core.wire import WireError
+from union.sandbox._wire.frames import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

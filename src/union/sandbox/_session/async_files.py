@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
 
     from union.sandbox._core.files import FileInfo
-    from union.sandbox._files.new_file import NewFile
-    from union.sandbox._files.old_file import OldFile
+    from union.sandbox._files.reader import OldFile
+    from union.sandbox._files.writer import NewFile
 
 __all__ = ["BlockingTree", "TreeFiles"]
 

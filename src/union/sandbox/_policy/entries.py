@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
-from union.sandbox._core.addresses import host_and_port, ipv4_spelling, looks_numeric
-from union.sandbox._core.names import NameSyntaxError, normalise_name
+from union.sandbox._policy.addresses import host_and_port, ipv4_spelling, looks_numeric
+from union.sandbox._policy.names import NameSyntaxError, normalise_name
 from union.sandbox.errors import PolicyError
 
 if TYPE_CHECKING:
-    from union.sandbox._core.addresses import Network
+    from union.sandbox._policy.addresses import Network
 
 __all__ = ["Entry", "first_uncovered", "parse_entries"]
 

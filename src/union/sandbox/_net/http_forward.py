@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.addresses import host_and_port
-from union.sandbox._core.hosts import Verdict, parse_host
-from union.sandbox._core.http1 import (
+from union.sandbox._codecs.http1 import (
     MAX_HEAD_BYTES,
     ChunkedBody,
     HttpFormatError,
@@ -15,13 +13,15 @@ from union.sandbox._core.http1 import (
     forwarded_headers,
     parse_response_head,
 )
-from union.sandbox._net.decide import DialError, RefusedError
+from union.sandbox._net.dialer import DialError, RefusedError
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError
+from union.sandbox._policy.addresses import host_and_port
+from union.sandbox._policy.policy import Verdict, parse_host
 
 if TYPE_CHECKING:
-    from union.sandbox._core.http1 import RequestHead, ResponseHead
+    from union.sandbox._codecs.http1 import RequestHead, ResponseHead
+    from union.sandbox._net.egress import Connection
     from union.sandbox._net.ledger import Attempt
-    from union.sandbox._net.server import Connection
     from union.sandbox._net.stream import Stream
 
 __all__ = ["PlainExchange"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._core.tls import (
+from union.sandbox._codecs.tls_greeting import (
     ClientGreetings,
     TlsFormatError,
     looks_like_tls,

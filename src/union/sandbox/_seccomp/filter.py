@@ -24,7 +24,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from union.sandbox._core.bpf import (
+from union.sandbox._seccomp.bpf import (
     ALLOW,
     ARCH,
     EINVAL,
@@ -41,7 +41,7 @@ from union.sandbox._core.bpf import (
     Node,
     assemble,
 )
-from union.sandbox._core.syscalls import AUDIT_ARCH, MACHINES, NEWEST, X32_BIT, numbers
+from union.sandbox._seccomp.syscalls import AUDIT_ARCH, MACHINES, NEWEST, X32_BIT, numbers
 from union.sandbox.errors import SandboxUsageError
 
 __all__ = ["Rule", "digest", "explain", "filter_program"]

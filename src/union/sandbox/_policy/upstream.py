@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from union.sandbox._core.addresses import host_and_port
-from union.sandbox._core.entries import Entry, parse_entries
+from union.sandbox._policy.addresses import host_and_port
+from union.sandbox._policy.entries import Entry, parse_entries
 from union.sandbox.errors import PolicyError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from union.sandbox._linux import beneath
+from union.sandbox._linux import openat2 as beneath
 
 
 @pytest.fixture(autouse=True)

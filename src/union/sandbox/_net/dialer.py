@@ -12,18 +12,18 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.addresses import canonical, parse_address
-from union.sandbox._core.hosts import Verdict, parse_host
-from union.sandbox._net.connect import connect_any
+from union.sandbox._net.happy_eyeballs import connect_any
 from union.sandbox._net.stream import Stream
+from union.sandbox._policy.addresses import canonical, parse_address
+from union.sandbox._policy.policy import Verdict, parse_host
 from union.sandbox._session.threads import PoolFullError
 
 if TYPE_CHECKING:
-    from union.sandbox._core.addresses import Address
     from union.sandbox._net.budget import Share
-    from union.sandbox._net.connect import Resolver
+    from union.sandbox._net.happy_eyeballs import Resolver
     from union.sandbox._net.policy import Policy
     from union.sandbox._net.upstream import UpstreamDialer
+    from union.sandbox._policy.addresses import Address
 
 __all__ = ["Connected", "DialError", "Dialer", "RefusedError"]
 

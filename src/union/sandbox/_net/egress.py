@@ -13,31 +13,31 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Final, Protocol
 
-from union.sandbox._core.addresses import parse_address
-from union.sandbox._core.hosts import Verdict
-from union.sandbox._core.synthetic import SyntheticNames
 from union.sandbox._net.budget import process_budget
-from union.sandbox._net.connect import HostResolver
-from union.sandbox._net.decide import Dialer, DialError, RefusedError
+from union.sandbox._net.dialer import Dialer, DialError, RefusedError
 from union.sandbox._net.dns import DnsDoor, Resolution
+from union.sandbox._net.happy_eyeballs import HostResolver
 from union.sandbox._net.http_proxy import HttpDoor
 from union.sandbox._net.ledger import Attempt, Ledger
 from union.sandbox._net.socks import SocksDoor
 from union.sandbox._net.stream import Stream, peer_is_gone
 from union.sandbox._net.transparent import TransparentDoor, original_destination
+from union.sandbox._policy.addresses import parse_address
+from union.sandbox._policy.policy import Verdict
+from union.sandbox._policy.synthetic import SyntheticNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from union.sandbox._core.decision import Decision
-    from union.sandbox._core.decision import Door as DoorName
-    from union.sandbox._core.hosts import NetworkRules
     from union.sandbox._net.budget import Share
-    from union.sandbox._net.connect import Resolver
-    from union.sandbox._net.decide import Connected
+    from union.sandbox._net.dialer import Connected
+    from union.sandbox._net.happy_eyeballs import Resolver
     from union.sandbox._net.policy import Policy
     from union.sandbox._net.transparent import Destination
     from union.sandbox._net.upstream import UpstreamDialer
+    from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.decision import Door as DoorName
+    from union.sandbox._policy.policy import NetworkRules
 
 __all__ = ["Connection", "Egress"]
 

@@ -12,8 +12,8 @@ from union.sandbox._session.threads import names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from union.sandbox._core.addresses import Address
     from union.sandbox._net.budget import Share
+    from union.sandbox._policy.addresses import Address
 
 __all__ = ["HostResolver", "Resolver", "connect_any"]
 

@@ -13,15 +13,15 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from union.sandbox._core.decision import Decision, Door
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._core.files import FileInfo, FileKind
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resolve_call import RESOURCE_OF
 from union.sandbox._core.resources import Resources
-from union.sandbox._core.wire import WireError, parse_json, to_json
-from union.sandbox._core.wire_errors import clean_text
+from union.sandbox._policy.decision import Decision, Door
+from union.sandbox._wire.errors import clean_text
+from union.sandbox._wire.frames import WireError, parse_json, to_json
 from union.sandbox.constants import DEVNULL, PIPE, Stream
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._core.replay import EventLog, RunLog, StreamLog
-from union.sandbox._core.wire import MAX_CHUNK, Offsets, WireError
+from union.sandbox._wire.frames import MAX_CHUNK, Offsets, WireError
+from union.sandbox._wire.run_log import EventLog, RunLog, StreamLog
 
 
 class Client:

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.wire import MAX_CHUNK, Offsets, WireError
+from union.sandbox._wire.frames import MAX_CHUNK, Offsets, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core import plan as p
+from union.sandbox._plan import plan as p
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

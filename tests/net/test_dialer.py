@@ -8,9 +8,9 @@ import socket
 import pytest
 from tests.net.harness import FakeResolver, echo, policy, serving
 
-from union.sandbox._net import decide
-from union.sandbox._net.connect import HostResolver
-from union.sandbox._net.decide import Dialer, DialError, RefusedError
+from union.sandbox._net import dialer as decide
+from union.sandbox._net.dialer import Dialer, DialError, RefusedError
+from union.sandbox._net.happy_eyeballs import HostResolver
 
 
 @pytest.mark.threat(91, 92)

@@ -12,7 +12,7 @@ from union import sandbox as sb
 from union.sandbox._core.file_errors import SandboxFileTooLargeError
 from union.sandbox._core.files import FileInfo
 from union.sandbox._files.local import LocalTree
-from union.sandbox._files.new_file import NewFile
+from union.sandbox._files.writer import NewFile
 from union.sandbox.testing import ScriptedTransport, scripted_session
 
 pytestmark = pytest.mark.spec("E3")
@@ -154,7 +154,7 @@ async def test_a_full_disk_of_the_caller_leaves_nothing(tmp_path, monkeypatch):
     async with scripted_session({}, files={"t/f": b"x" * 1_000_000, "t/g": b"x"}) as sbx:
         for name in ("t", "t/f", "t/g"):
             with monkeypatch.context() as patch:
-                patch.setattr("union.sandbox._files.new_file.os.write", full)
+                patch.setattr("union.sandbox._files.writer.os.write", full)
                 with pytest.raises(sb.SandboxError, match="No space left"):
                     await sbx.download(name, tmp_path / name)
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

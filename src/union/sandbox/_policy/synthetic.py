@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from union.sandbox._core.addresses import Address
+    from union.sandbox._policy.addresses import Address
 
 __all__ = ["MAX_NAMES", "SyntheticNames"]
 

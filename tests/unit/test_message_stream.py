@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from union.sandbox._core.wire import MAX_MESSAGE, WireError
-from union.sandbox._session.line import Line
+from union.sandbox._wire.frames import MAX_MESSAGE, WireError
+from union.sandbox._wire.message_stream import Line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -98,7 +98,7 @@ async def test_who_is_asked_answers(bare):
 
 
 async def test_silence_is_the_end_for_who_asks(monkeypatch):
-    monkeypatch.setattr("union.sandbox._session.line._DOUBT_S", 0.05)
+    monkeypatch.setattr("union.sandbox._wire.message_stream._DOUBT_S", 0.05)
     ours, theirs = socket.socketpair()
     with theirs:
         line = await Line.over(ours, asks_every_s=0.05)
@@ -124,7 +124,7 @@ async def test_answers_keep_it_up():
 
 
 async def test_who_was_busy_does_not_blame_the_other_side(monkeypatch):
-    monkeypatch.setattr("union.sandbox._session.line._DOUBT_S", 0.3)
+    monkeypatch.setattr("union.sandbox._wire.message_stream._DOUBT_S", 0.3)
     ours, theirs = socket.socketpair()
     line, other = await Line.over(ours, asks_every_s=0.1), await Line.over(theirs)
     answering = asyncio.create_task(anext(other, b"nothing"))
@@ -138,7 +138,7 @@ async def test_who_was_busy_does_not_blame_the_other_side(monkeypatch):
 
 
 async def test_a_side_that_takes_nothing_does_not_hold_up_the_end(bare, monkeypatch):
-    monkeypatch.setattr("union.sandbox._session.line._GOODBYE_S", 0.1)
+    monkeypatch.setattr("union.sandbox._wire.message_stream._GOODBYE_S", 0.1)
     line, _ = bare
     sending = asyncio.create_task(line.send((bytes(MAX_MESSAGE),)))
     await asyncio.sleep(0.05)

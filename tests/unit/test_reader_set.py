@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from union.sandbox._linux.ears import Ears
+from union.sandbox._linux.reader_set import Ears
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

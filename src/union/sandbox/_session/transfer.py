@@ -34,7 +34,7 @@ from union.sandbox._core.refusals import not_a_file, translated
 from union.sandbox._files.listing import described
 from union.sandbox._files.local import LocalTree
 from union.sandbox._session import threads
-from union.sandbox._session.tree_files import TreeFiles
+from union.sandbox._session.async_files import TreeFiles
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import struct
 import pytest
 from tests.net.harness import rules
 
-from union.sandbox._core import dns
+from union.sandbox._codecs import dns
 
 OPT = struct.pack(">BHHIH", 0, 41, 1232, 0, 0)
 

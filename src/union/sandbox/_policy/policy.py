@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from union.sandbox._core.addresses import (
+from union.sandbox._policy.addresses import (
     canonical,
     embedded,
     host_and_port,
@@ -20,11 +20,11 @@ from union.sandbox._core.addresses import (
     parse_address,
     unreachable_range,
 )
-from union.sandbox._core.entries import Entry, first_uncovered, parse_entries
-from union.sandbox._core.names import NameSyntaxError, normalise_name
+from union.sandbox._policy.entries import Entry, first_uncovered, parse_entries
+from union.sandbox._policy.names import NameSyntaxError, normalise_name
 
 if TYPE_CHECKING:
-    from union.sandbox._core.addresses import Address
+    from union.sandbox._policy.addresses import Address
 
 __all__ = [
     "Entry",

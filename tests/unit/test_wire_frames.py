@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from union.sandbox._core import wire
-from union.sandbox._core.wire import MAX_CHUNK, MAX_MESSAGE, Frame, Kind, Offsets, Taken, WireError
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import (
+    MAX_CHUNK,
+    MAX_MESSAGE,
+    Frame,
+    Kind,
+    Offsets,
+    Taken,
+    WireError,
+)
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)

@@ -11,7 +11,7 @@ import asyncio
 import struct
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from union.sandbox._core.wire import MAX_MESSAGE, WireError
+from union.sandbox._wire.frames import MAX_MESSAGE, WireError
 
 if TYPE_CHECKING:
     import socket
