@@ -21,6 +21,7 @@ from scripts.soaking.state import State, descendants, left_by, measure, started_
 
 from union import sandbox as sb
 from union.sandbox._linux.launcher import Launcher
+from union.sandbox._session import threads
 
 if TYPE_CHECKING:
     import random
@@ -101,8 +102,11 @@ class Soak:
         self._service = await asyncio.start_server(_answer, "127.0.0.1", 0)
         self.port = self._service.sockets[0].getsockname()[1]
         self.server = OwnServer()
-        # All threads that the loop's pool may have, now: later they would look like growth.
+        # Start every thread that a pool may have: later ones would look like growth.
         await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.05) for _ in range(64)))
+        for pool in (threads.files, threads.names, threads.outputs, threads.removal):
+            # A call with a key of its own gets a thread of its own, up to the pool's limit.
+            await asyncio.gather(*(pool.run(object(), time.sleep, 0.05) for _ in range(64)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
