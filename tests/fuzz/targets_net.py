@@ -27,7 +27,7 @@ from union.sandbox._net.policy import Policy
 from union.sandbox._net.socks import SocksDoor
 from union.sandbox._net.stream import Stream
 from union.sandbox._policy.names import NameSyntaxError, normalise_name
-from union.sandbox._policy.policy import (
+from union.sandbox._policy.rules import (
     NetworkRules,
     decide_name,
     decide_server_name,

@@ -11,7 +11,7 @@ from union.sandbox._net.budget import Budget
 from union.sandbox._net.egress import Egress
 from union.sandbox._net.policy import Policy
 from union.sandbox._net.upstream import UpstreamDialer
-from union.sandbox._policy.policy import NetworkRules, parse_entries
+from union.sandbox._policy.rules import NetworkRules, parse_entries
 from union.sandbox._policy.upstream import Upstream
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._policy.policy import (
+from union.sandbox._policy.rules import (
     NetworkRules,
     decide_address,
     decide_name,

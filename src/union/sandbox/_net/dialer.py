@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._net.happy_eyeballs import connect_any
 from union.sandbox._net.stream import Stream
 from union.sandbox._policy.addresses import canonical, parse_address
-from union.sandbox._policy.policy import Verdict, parse_host
+from union.sandbox._policy.rules import Verdict, parse_host
 from union.sandbox._session.threads import PoolFullError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from union.sandbox._codecs import dns
 from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.stream import EndOfStreamError
 from union.sandbox._policy.names import NameSyntaxError
-from union.sandbox._policy.policy import parse_host
+from union.sandbox._policy.rules import parse_host
 
 if TYPE_CHECKING:
     import socket
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from union.sandbox._net.egress import Connection
     from union.sandbox._net.ledger import Ledger
     from union.sandbox._net.policy import Policy
-    from union.sandbox._policy.policy import Verdict
+    from union.sandbox._policy.rules import Verdict
     from union.sandbox._policy.synthetic import SyntheticNames
 
 __all__ = ["DnsDoor", "Resolution"]

@@ -23,7 +23,7 @@ from union.sandbox._net.socks import SocksDoor
 from union.sandbox._net.stream import Stream, peer_is_gone
 from union.sandbox._net.transparent import TransparentDoor, original_destination
 from union.sandbox._policy.addresses import parse_address
-from union.sandbox._policy.policy import Verdict
+from union.sandbox._policy.rules import Verdict
 from union.sandbox._policy.synthetic import SyntheticNames
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from union.sandbox._net.upstream import UpstreamDialer
     from union.sandbox._policy.decision import Decision
     from union.sandbox._policy.decision import Door as DoorName
-    from union.sandbox._policy.policy import NetworkRules
+    from union.sandbox._policy.rules import NetworkRules
 
 __all__ = ["Connection", "Egress"]
 

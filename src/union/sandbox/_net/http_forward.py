@@ -16,7 +16,7 @@ from union.sandbox._codecs.http1 import (
 from union.sandbox._net.dialer import DialError, RefusedError
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError
 from union.sandbox._policy.addresses import host_and_port
-from union.sandbox._policy.policy import Verdict, parse_host
+from union.sandbox._policy.rules import Verdict, parse_host
 
 if TYPE_CHECKING:
     from union.sandbox._codecs.http1 import RequestHead, ResponseHead

@@ -19,7 +19,7 @@ from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.relay import tunnel
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError
 from union.sandbox._policy.names import NameSyntaxError
-from union.sandbox._policy.policy import Verdict, parse_host
+from union.sandbox._policy.rules import Verdict, parse_host
 
 if TYPE_CHECKING:
     import socket

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from union.sandbox._policy.decision import Door
-    from union.sandbox._policy.policy import Verdict
+    from union.sandbox._policy.rules import Verdict
 
 __all__ = ["Attempt", "Ledger"]
 

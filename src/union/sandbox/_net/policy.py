@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from union.sandbox._policy.names import NameSyntaxError
-from union.sandbox._policy.policy import (
+from union.sandbox._policy.rules import (
     Verdict,
     decide_address,
     decide_name,
@@ -16,7 +16,7 @@ from union.sandbox._policy.policy import (
 if TYPE_CHECKING:
     from union.sandbox._net.own_server import OwnServer
     from union.sandbox._policy.addresses import Address
-    from union.sandbox._policy.policy import NetworkRules
+    from union.sandbox._policy.rules import NetworkRules
 
 __all__ = ["Policy"]
 

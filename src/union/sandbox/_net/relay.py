@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._codecs.tls_greeting import ClientGreetings, TlsFormatError
 from union.sandbox._net.dialer import RefusedError
-from union.sandbox._policy.policy import Verdict
+from union.sandbox._policy.rules import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,7 +12,7 @@ from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.relay import tunnel
 from union.sandbox._net.stream import EndOfStreamError
 from union.sandbox._policy.addresses import canonical
-from union.sandbox._policy.policy import Verdict
+from union.sandbox._policy.rules import Verdict
 
 if TYPE_CHECKING:
     import socket

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.relay import tunnel
 from union.sandbox._policy.addresses import canonical
-from union.sandbox._policy.policy import Verdict
+from union.sandbox._policy.rules import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

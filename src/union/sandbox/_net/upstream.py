@@ -13,13 +13,13 @@ from union.sandbox._net.dialer import RefusedError
 from union.sandbox._net.happy_eyeballs import connect_any
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError, Stream
 from union.sandbox._policy.addresses import host_and_port, parse_address
-from union.sandbox._policy.policy import Verdict, decide_address
+from union.sandbox._policy.rules import Verdict, decide_address
 
 if TYPE_CHECKING:
     from union.sandbox._net.happy_eyeballs import Resolver
     from union.sandbox._net.own_server import OwnServer
     from union.sandbox._policy.addresses import Address
-    from union.sandbox._policy.policy import NetworkRules
+    from union.sandbox._policy.rules import NetworkRules
     from union.sandbox._policy.upstream import Upstream
 
 __all__ = ["UpstreamDialer"]

@@ -31,7 +31,7 @@ def check_narrower(asked: NetworkSpec, *, ceiling: NetworkSpec, of: str = "the s
             hint=_HINTS.get(of, ""),
         )
     if asked.mode == "allowlist" and ceiling.mode == "allowlist":
-        from union.sandbox._policy.policy import first_uncovered
+        from union.sandbox._policy.rules import first_uncovered
 
         wider = first_uncovered(asked.allow, ceiling=ceiling.allow)
         if wider is not None:

@@ -22,7 +22,7 @@ from union.sandbox._net.happy_eyeballs import HostResolver
 from union.sandbox._net.policy import Policy
 from union.sandbox._net.upstream import UpstreamDialer
 from union.sandbox._plan import plan as p
-from union.sandbox._policy.policy import NetworkRules
+from union.sandbox._policy.rules import NetworkRules
 from union.sandbox._policy.upstream import parse_upstream
 
 if TYPE_CHECKING:

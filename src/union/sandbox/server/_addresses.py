@@ -10,7 +10,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._policy.policy import Entry, parse_entries
+from union.sandbox._policy.rules import Entry, parse_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from union.sandbox._policy.addresses import host_and_port
-from union.sandbox._policy.policy import NetworkRules, decide_name
+from union.sandbox._policy.rules import NetworkRules, decide_name
 from union.sandbox._policy.upstream import parse_upstream
 from union.sandbox.errors import PolicyError
 
 if TYPE_CHECKING:
     from union.sandbox._core.spec import NetworkSpec
-    from union.sandbox._policy.policy import Entry
+    from union.sandbox._policy.rules import Entry
 
 __all__ = ["check_proxies"]
 
