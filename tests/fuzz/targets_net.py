@@ -1,4 +1,4 @@
-"""What a program inside can say to the network's doors, and what a caller can write on a list."""
+"""What a program inside can say to the network's harness, and what a caller can write on a list."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import contextlib
 import ipaddress
 from typing import TYPE_CHECKING, Any
 
+from union.sandbox._codecs import client_hello as tls
 from union.sandbox._codecs import dns
-from union.sandbox._codecs import tls_greeting as tls
+from union.sandbox._codecs.client_hello import TlsFormatError, read_hello
 from union.sandbox._codecs.http1 import (
     ChunkedBody,
     HttpFormatError,
@@ -18,13 +19,12 @@ from union.sandbox._codecs.http1 import (
     parse_response_head,
     split_authority,
 )
-from union.sandbox._codecs.tls_greeting import TlsFormatError, read_hello
-from union.sandbox._net.dialer import Connected, DialError, RefusedError
-from union.sandbox._net.dns import Resolution
-from union.sandbox._net.http_proxy import HttpDoor
+from union.sandbox._net.dialer import DialError, OutboundConnection, RefusedError
+from union.sandbox._net.dns import StubResolver
+from union.sandbox._net.http_proxy import HttpFrontend
 from union.sandbox._net.ledger import Ledger
 from union.sandbox._net.policy import Policy
-from union.sandbox._net.socks import SocksDoor
+from union.sandbox._net.socks import SocksFrontend
 from union.sandbox._net.stream import Stream
 from union.sandbox._policy.names import NameSyntaxError, normalise_name
 from union.sandbox._policy.rules import (
@@ -221,7 +221,7 @@ class _Stream(Stream):
         self._buffer = bytearray()
         self._loop = self.wire  # type: ignore[assignment]
 
-    def end_writing(self) -> None: ...
+    def shutdown_write(self) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -229,7 +229,7 @@ class _Stream(Stream):
 
 
 class _Connection:
-    """A door's connection whose every destination answers, if policy lets it be asked."""
+    """A frontend's connection whose every destination answers, if policy lets it be asked."""
 
     policy = Policy(RULES)
     upstream = None
@@ -240,36 +240,36 @@ class _Connection:
         self.dialled: list[tuple[str, int, _Stream]] = []
         self.accounted: list[Attempt] = []
 
-    def account(self, attempt: Attempt) -> Attempt:
+    def begin_attempt(self, attempt: Attempt) -> Attempt:
         self.accounted.append(attempt)
         return attempt
 
-    def settled(self) -> None: ...
+    def request_received(self) -> None: ...
 
-    async def dial(self, attempt: Attempt) -> Connected:
-        attempt.verdict = self.policy.judge_name(attempt.host, attempt.port)
+    async def dial(self, attempt: Attempt) -> OutboundConnection:
+        attempt.verdict = self.policy.decide_name(attempt.host, attempt.port)
         if not attempt.verdict.allowed:
             raise RefusedError(attempt.verdict)
         server = _Stream(self.answer)
         self.dialled.append((attempt.host, attempt.port, server))
         assert may_reach(parse_host(attempt.host), attempt.port)
-        return Connected(stream=server, address="", name=None, verdict=attempt.verdict)
+        return OutboundConnection(stream=server, address="", name=None, verdict=attempt.verdict)
 
     async def linger(self) -> None: ...
 
 
-class _NoTunnel(HttpDoor):
+class _NoTunnel(HttpFrontend):
     async def _tunnel(self, connection: Any, attempt: Attempt) -> None:
         await connection.dial(attempt)
 
 
-def http_door(data: bytes) -> None:
+def http_proxy(data: bytes) -> None:
     """A client of the proxy, and behind four NULs what the server answers it."""
     step = 1 + (data[0] if data else 0) * 16
     request, _, answer = data[1:].partition(b"\0\0\0\0")
     connection = _Connection(request, answer, step)
-    door = _NoTunnel("me:secret" if data[:1] == b"\xff" else None)
-    LOOP.run_until_complete(door.serve(connection))  # type: ignore[arg-type]
+    frontend = _NoTunnel("me:secret" if data[:1] == b"\xff" else None)
+    LOOP.run_until_complete(frontend.serve(connection))  # type: ignore[arg-type]
     for host, port, server in connection.dialled:
         if server.wire.sent:
             _check_passed_on(server.wire.sent, host, port)
@@ -301,16 +301,16 @@ def _check_passed_on(sent: bytes, host: str, port: int) -> None:
 
 
 class _RefusedSocks(_Connection):
-    async def dial(self, attempt: Attempt) -> Connected:
+    async def dial(self, attempt: Attempt) -> OutboundConnection:
         connected = await super().dial(attempt)
         raise DialError("nobody is there", verdict=connected.verdict)
 
 
 def socks(data: bytes) -> None:
-    """A client of the SOCKS5 door."""
+    """A client of the SOCKS5 frontend."""
     login = "me:secret" if data[:1] == b"\1" else None
     connection = _RefusedSocks(data[1:], b"", 1 + len(data) % 7)
-    LOOP.run_until_complete(SocksDoor(login).serve(connection))  # type: ignore[arg-type]
+    LOOP.run_until_complete(SocksFrontend(login).serve(connection))  # type: ignore[arg-type]
     replied = connection.stream.wire.sent
     assert replied[:1] in {b"", b"\5"}
     if connection.dialled:
@@ -325,8 +325,8 @@ def socks(data: bytes) -> None:
 def dns_query(data: bytes) -> None:
     """A datagram for the resolver: an address comes back only for a name that is allowed."""
     recorded: list[object] = []
-    resolution = Resolution(Policy(RULES), SyntheticNames(), Ledger(recorded.append), ipv6=True)
-    answer = resolution.answer(data)
+    stub = StubResolver(Policy(RULES), SyntheticNames(), Ledger(recorded.append), ipv6=True)
+    answer = stub.answer(data)
     if answer is None:
         assert len(data) < 12 or data[2] & 0x80
         return

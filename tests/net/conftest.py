@@ -1,19 +1,19 @@
 from __future__ import annotations
 
 import pytest
-from tests.net.harness import Doors
+from tests.net.harness import EgressHarness
 
 
 @pytest.fixture
-async def open_doors():
+async def open_egress():
     """Make doors; all are closed at the end."""
     made = []
 
     def make(judge, **options):
-        doors = Doors(judge, **options)
-        made.append(doors)
-        return doors
+        harness = EgressHarness(judge, **options)
+        made.append(harness)
+        return harness
 
     yield make
-    for doors in made:
-        await doors.aclose()
+    for harness in made:
+        await harness.aclose()

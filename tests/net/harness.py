@@ -31,10 +31,10 @@ class FakeResolver:
 
     def __init__(self, table):
         self.table = table
-        self.asked = []
+        self.queries = []
 
     async def resolve(self, name):
-        self.asked.append(name)
+        self.queries.append(name)
         if name not in self.table:
             raise socket.gaierror(socket.EAI_NONAME, "no such name")
         answers = self.table[name]
@@ -52,8 +52,8 @@ def listener(host="127.0.0.1", kind=socket.SOCK_STREAM):
     return sock
 
 
-class Doors:
-    """An Egress with all its doors, and how to knock at them."""
+class EgressHarness:
+    """An Egress with all its harness, and how to knock at them."""
 
     def __init__(self, judge, *, table=None, destination=None, upstream=None, **options):
         self.decisions = []
@@ -87,12 +87,12 @@ class Doors:
         host, port = self.destination
         return ipaddress.ip_address(host), port
 
-    async def knock(self, door):
-        return await asyncio.open_connection("127.0.0.1", self.ports[door])
+    async def connect(self, frontend):
+        return await asyncio.open_connection("127.0.0.1", self.ports[frontend])
 
     async def http(self, data, *, end=True):
-        """Send bytes to the HTTP door and return all that comes back."""
-        reader, writer = await self.knock("http")
+        """Send bytes to the HTTP frontend and return all that comes back."""
+        reader, writer = await self.connect("http")
         writer.write(data)
         if end:
             writer.write_eof()

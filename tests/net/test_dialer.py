@@ -8,7 +8,6 @@ import socket
 import pytest
 from tests.net.harness import FakeResolver, echo, policy, serving
 
-from union.sandbox._net import dialer as decide
 from union.sandbox._net.dialer import Dialer, DialError, RefusedError
 from union.sandbox._net.happy_eyeballs import HostResolver
 
@@ -21,7 +20,7 @@ async def test_only_addresses_that_pass_are_dialled():
         connected = await dialer.dial("a.example", port)
         assert (connected.address, connected.name) == ("127.0.0.1", "a.example")
         assert connected.verdict.rule == "127.0.0.1"
-        assert resolver.asked == ["a.example"]
+        assert resolver.queries == ["a.example"]
         connected.stream.close()
 
 
@@ -63,7 +62,7 @@ async def test_an_address_that_never_answers_is_overtaken(monkeypatch):
 
 @pytest.mark.threat(92)
 async def test_a_resolver_that_hangs_or_fails_means_no(monkeypatch):
-    monkeypatch.setattr(decide, "RESOLVE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("union.sandbox._net.dialer.RESOLVE_TIMEOUT_S", 0.05)
 
     class Hanging:
         async def resolve(self, name):

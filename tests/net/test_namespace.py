@@ -168,7 +168,7 @@ async def test_everything_else_fails_at_once_and_visibly(inside):
                 attempt("tcp", six, tcp, (address, {port}))
             attempt("own", four, tcp, ("127.0.0.1", {port}))
             attempt("own", six, tcp, ("::1", {port}))
-            attempt("door", four, tcp, ("127.0.0.1", 12345))
+            attempt("frontend", four, tcp, ("127.0.0.1", 12345))
             attempt("udp", four, udp, ("8.8.8.8", 53))
             attempt("udp", six, udp, ("2001:4860:4860::8888", 53))
             try:
@@ -185,13 +185,13 @@ async def test_everything_else_fails_at_once_and_visibly(inside):
     # fe80::1 has no zone: the kernel refuses it before anybody else.
     assert {value for what, value in lines if what == "tcp"} <= {"ConnectionResetError", "OSError"}
     assert [value for what, value in lines if what == "own"] == ["ConnectionRefusedError"] * 2
-    assert ["door", "ConnectionResetError"] in lines
+    assert ["frontend", "ConnectionResetError"] in lines
     assert [value for what, value in lines if what == "udp"] == ["ConnectionRefusedError"] * 2
     assert ["name", "True"] in lines
     assert ["ping", "PermissionError"] in lines
     assert len(lines) == 16
     assert took < 5
-    assert ns.resolver.asked == []
+    assert ns.resolver.queries == []
     assert not any(d.allowed for d in ns.decisions)
     assert {"203.0.113.5", "169.254.169.254", "2001:db8::1", "evil.example"} <= {
         d.host for d in ns.decisions
@@ -217,7 +217,7 @@ async def test_curl_with_and_without_proxy_variables(inside, proxies):
         out = await ns.run(curl, "-sS", "-f", "-m", "5", f"http://b.example:{port}/", env=proxies)
         assert "hello" not in out
         assert "timed out" not in out
-    assert ns.resolver.asked == ["a.example"]
+    assert ns.resolver.queries == ["a.example"]
 
 
 async def test_two_namespaces_with_different_lists_do_not_meet(inside):

@@ -12,7 +12,7 @@ from tests.conftest import ISOLATED, session_of
 from tests.network.services import services
 
 from union import sandbox as sb
-from union.sandbox._net import dialer as decide
+from union.sandbox._net import dialer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -62,7 +62,7 @@ class Resolver:
     def __init__(self) -> None:
         self.table: dict[str, list[str]] = {}
         self.turns: dict[str, list[list[str]]] = {}
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         self._real = socket.getaddrinfo
 
     def __call__(self, host, port, *args, **options):
@@ -74,7 +74,7 @@ class Resolver:
             pass
         else:
             return self._real(host, port, *args, **options)
-        self.asked.append(host)
+        self.queries.append(host)
         turns = self.turns.get(host)
         answers = turns.pop(0) if turns else self.table.get(host)
         if answers is None:
@@ -114,8 +114,8 @@ class Dialled:
 @pytest.fixture
 def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
     """Watch what the doors dial."""
-    found = Dialled(decide.connect_any)
-    monkeypatch.setattr(decide, "connect_any", found)
+    found = Dialled(dialer.connect_any)
+    monkeypatch.setattr(dialer, "connect_any", found)
     return found
 
 

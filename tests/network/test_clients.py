@@ -124,7 +124,7 @@ async def test_an_allowed_name_works_and_another_fails_at_once(
     assert {(d.door, d.allowed, d.host) for d in refused.network} == {
         ("http" if through == "http" else "dns", False, "other.test")
     }
-    assert "other.test" not in resolver.asked
+    assert "other.test" not in resolver.queries
     assert not [line for line in served.https.requests if "other.test" in line]
 
 
@@ -147,7 +147,7 @@ async def test_socks_clients_are_served_by_name(
 @pytest.mark.threat(82)
 async def test_plain_http_is_judged_too(net: sb.Session, served: Services) -> None:
     """Not only CONNECT."""
-    for proxy, door in (("", "http"), ("--noproxy '*'", "tcp")):
+    for proxy, frontend in (("", "http"), ("--noproxy '*'", "tcp")):
         proc = await net.run(
             f"curl -sS {proxy} http://allowed.test:{served.http.port}/hello; "
             f"curl -sS --fail-with-body {proxy} http://other.test:{served.http.port}/hello",
@@ -158,7 +158,7 @@ async def test_plain_http_is_judged_too(net: sb.Session, served: Services) -> No
         stdout, _ = await proc.communicate_text()
         assert stdout.startswith(f"hello from allowed.test:{served.http.port}")
         assert proc.returncode in {6, 22}
-        assert [d.door for d in proc.network if d.allowed] == [door]
+        assert [d.door for d in proc.network if d.allowed] == [frontend]
         assert [d.host for d in proc.network if not d.allowed] == ["other.test"]
     assert len(served.http.requests) == 2
 

@@ -24,14 +24,14 @@ ALLOW = ["allowed.test", "127.0.0.1"]
 POLICY = {"network_mode": "allowlist", "network_allowlist": ALLOW}
 
 
-@pytest.mark.parametrize("door", ["tcp", "http"])
+@pytest.mark.parametrize("frontend", ["tcp", "http"])
 async def test_two_hundred_connections_at_once(
-    net: sb.Session, served: Services, door: str
+    net: sb.Session, served: Services, frontend: str
 ) -> None:
     """All open before the first byte is sent; each gets its own bytes back."""
     code = """
     def opened():
-        if given["door"] == "http":
+        if given["frontend"] == "http":
             return tunnel("allowed.test", given["port"])
         return socket.create_connection(("allowed.test", given["port"]), timeout=20)
     held = [opened() for _ in range(200)]
@@ -40,7 +40,7 @@ async def test_two_hundred_connections_at_once(
         s.shutdown(socket.SHUT_WR)
     out["right"] = sum(read_all(s) == f"connection {n}bye".encode() for n, s in enumerate(held))
     """
-    given = {"port": served.echo.port, "door": door}
+    given = {"port": served.echo.port, "frontend": frontend}
     begun = time.monotonic()
     seen = await look(net, code, allow=ALLOW, given=given)
     assert seen.out == {"right": 200}
@@ -50,15 +50,15 @@ async def test_two_hundred_connections_at_once(
     assert time.monotonic() - begun < 15
 
 
-@pytest.mark.parametrize("door", ["tcp", "http", "socks"])
+@pytest.mark.parametrize("frontend", ["tcp", "http", "socks"])
 async def test_a_half_closed_connection_still_answers(
-    net: sb.Session, served: Services, door: str
+    net: sb.Session, served: Services, frontend: str
 ) -> None:
     """The server sees the end of what is sent, and its last words come back."""
     code = """
-    if given["door"] == "tcp":
+    if given["frontend"] == "tcp":
         s = socket.create_connection(("allowed.test", given["port"]), timeout=5)
-    elif given["door"] == "http":
+    elif given["frontend"] == "http":
         s = tunnel("allowed.test", given["port"])
     else:
         s = socket.create_connection(SOCKS, timeout=5)
@@ -69,17 +69,21 @@ async def test_a_half_closed_connection_still_answers(
     s.shutdown(socket.SHUT_WR)
     out["rest"] = read_all(s).decode()
     """  # noqa: E501
-    seen = await look(net, code, allow=ALLOW, given={"port": served.echo.port, "door": door})
+    seen = await look(
+        net, code, allow=ALLOW, given={"port": served.echo.port, "frontend": frontend}
+    )
     assert seen.out == {"echo": "one", "rest": "bye"}
 
 
-@pytest.mark.parametrize("door", ["tcp", "http"])
-async def test_64_mib_both_ways_arrive_intact(net: sb.Session, served: Services, door: str) -> None:
+@pytest.mark.parametrize("frontend", ["tcp", "http"])
+async def test_64_mib_both_ways_arrive_intact(
+    net: sb.Session, served: Services, frontend: str
+) -> None:
     code = """
     import hashlib, random
     block = random.Random(7).randbytes(1 << 20)
     size = 64 << 20
-    s = tunnel("allowed.test", given["port"]) if given["door"] == "http" else socket.create_connection(("allowed.test", given["port"]))
+    s = tunnel("allowed.test", given["port"]) if given["frontend"] == "http" else socket.create_connection(("allowed.test", given["port"]))
     def send():
         for number in range(64):
             s.sendall(number.to_bytes(4, "big") + block[4:])
@@ -95,7 +99,7 @@ async def test_64_mib_both_ways_arrive_intact(net: sb.Session, served: Services,
         total += len(piece)
     out["total"], out["same"] = total, sent.digest() == got.digest()
     """  # noqa: E501
-    given = {"port": served.echo.port, "door": door}
+    given = {"port": served.echo.port, "frontend": frontend}
     seen = await look(net, code, allow=ALLOW, given=given)
     assert seen.out == {"total": (64 << 20) + 3, "same": True}
     [decision] = seen.grants

@@ -62,7 +62,7 @@ for name in given["names"]:
     for name, (found, took) in seen.out.items():
         assert found == expected[name.split()[0]], (name, found)
         assert took < 2
-    assert resolver.asked == []
+    assert resolver.queries == []
     assert {d.host.lower() for d in seen.refusals} == {name.lower() for name in names}
 
 
@@ -79,16 +79,16 @@ async def test_an_allowed_name_is_resolved_only_when_it_is_connected_to(
     """
     allow = ["allowed.test", "127.0.0.1"]
     seen = await look(net, code, allow=allow, given={"port": served.echo.port})
-    assert resolver.asked == []
+    assert resolver.queries == []
     assert seen.out["again"] in seen.out["addresses"]
     assert seen.out["reverse"] == "allowed.test"
     assert not {"127.0.0.1", "::1"} & set(seen.out["addresses"])
 
 
 @pytest.mark.threat(91)
-@pytest.mark.parametrize("door", ["tcp", "http", "socks"])
+@pytest.mark.parametrize("frontend", ["tcp", "http", "socks"])
 async def test_a_name_that_leads_inwards_is_refused(
-    net: sb.Session, served: Services, resolver: Resolver, dialled: Dialled, door: str
+    net: sb.Session, served: Services, resolver: Resolver, dialled: Dialled, frontend: str
 ) -> None:
     """Loopback, private, link-local, unspecified, and their IPv6 spellings."""
     inner = ["127.0.0.1", "10.1.2.3", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.1.1",
@@ -100,14 +100,14 @@ async def test_a_name_that_leads_inwards_is_refused(
             "http": lambda name: tunnel(name, given["port"]).recv(10),
             "socks": lambda name: socks(name, given["port"])}
     for name in given["names"]:
-        out[name] = attempt(ways[given["door"]], name)
+        out[name] = attempt(ways[given["frontend"]], name)
     """
-    given = {"names": names, "port": served.echo.port, "door": door}
+    given = {"names": names, "port": served.echo.port, "frontend": frontend}
     seen = await look(net, code, allow=["*.allowed.test"], given=given)
-    expected = {"tcp": "ECONNRESET", "http": "EACCES", "socks": 2}[door]
+    expected = {"tcp": "ECONNRESET", "http": "EACCES", "socks": 2}[frontend]
     assert {found for found, _ in seen.out.values()} == {expected}, seen.out
     assert max(took for _, took in seen.out.values()) < 2
-    assert {(d.door, d.rule) for d in seen.refusals} == {(door, "internal")}
+    assert {(d.door, d.rule) for d in seen.refusals} == {(frontend, "internal")}
     assert all(d.suggestion for d in seen.refusals)
     assert dialled.addresses == []
     assert served.echo.connections == 0
@@ -128,7 +128,7 @@ async def test_rebinding_is_refused(
     seen = await look(net, code, allow=["rebind.test"], given={"port": served.echo.port})
     found = [found for found, _ in seen.out.values()]
     assert found == ["hellobye", "ECONNRESET", "hellobye", "ECONNRESET"]
-    assert resolver.asked == ["rebind.test"] * 4
+    assert resolver.queries == ["rebind.test"] * 4
     assert dialled.addresses == [PUBLIC, PUBLIC], "never the second answer"
 
 
@@ -155,7 +155,7 @@ async def test_rebinding_is_refused(
 async def test_which_names_an_entry_covers(
     net: sb.Session, served: Services, resolver: Resolver, entry: str, asked: str, *, reached: bool
 ) -> None:
-    """The same answer at every door."""
+    """The same answer at every frontend."""
     for name in ("suballowed.test", "notallowed.test", "allowed.test.other.test", "allowed-test"):
         resolver.table[name] = ["127.0.0.1"]
     code = """

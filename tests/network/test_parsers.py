@@ -111,7 +111,7 @@ async def test_the_proxy_and_the_policy_read_the_same(
     assert max(took for _, took in seen.out.values()) < 2
     assert _others(served) == []
     assert len(served.http.requests) == (len(OK) if requests is OK else 0)
-    assert "other.test" not in resolver.asked
+    assert "other.test" not in resolver.queries
     assert len(seen.refusals) == (0 if requests is OK else len(REFUSED))
 
 
@@ -140,26 +140,26 @@ async def test_each_request_of_a_connection_is_judged(net: sb.Session, served: S
 
 
 @pytest.mark.threat(94)
-@pytest.mark.parametrize("door", ["http", "tcp"])
+@pytest.mark.parametrize("frontend", ["http", "tcp"])
 @pytest.mark.parametrize(
     "server_name, wanted",
     [("allowed.test", "ok"), ("other.test", "refused"), ("bücher.test", "ok"),
      ("allowed.test.other.test", "refused")],
 )  # fmt: skip
 async def test_the_tls_server_name_must_be_allowed_too(
-    net: sb.Session, served: Services, door: str, server_name: str, wanted: str
+    net: sb.Session, served: Services, frontend: str, server_name: str, wanted: str
 ) -> None:
     """An allowed front does not open the hosts behind it."""
     code = """
     def greet():
-        raw = tunnel("allowed.test", given["port"]) if given["door"] == "http" else socket.create_connection(("allowed.test", given["port"]))
+        raw = tunnel("allowed.test", given["port"]) if given["frontend"] == "http" else socket.create_connection(("allowed.test", given["port"]))
         context = ssl.create_default_context()
         context.check_hostname = False
         with context.wrap_socket(raw, server_hostname=given["name"]):
             return "ok"
     out["greet"] = attempt(greet)
     """
-    given = {"port": served.https.port, "name": server_name, "door": door}
+    given = {"port": served.https.port, "name": server_name, "frontend": frontend}
     allow = ["allowed.test", "bücher.test", "127.0.0.1"]
     seen = await look(net, code, allow=allow, given=given)
     found, took = seen.out["greet"]
@@ -169,7 +169,7 @@ async def test_the_tls_server_name_must_be_allowed_too(
         assert not seen.refusals
     else:
         assert found in {"ECONNRESET", "SSLError", "SSLEOFError", "SSLZeroReturnError"}
-        assert [d.door for d in seen.refusals] == [door]
+        assert [d.door for d in seen.refusals] == [frontend]
         assert "server name" in seen.refusals[0].reason
 
 
@@ -197,7 +197,7 @@ async def test_socks_names_are_read_whole(
     # Allowed by name, and it leads to loopback: refused for that.
     assert seen.out.pop("good")[0] == 2
     assert {found for found, _ in seen.out.values()} == {2}, seen.out
-    assert resolver.asked == ["allowed.test"]
+    assert resolver.queries == ["allowed.test"]
     assert served.echo.connections == 0
 
 

@@ -185,7 +185,7 @@ async def test_what_an_open_call_leaves_behind_cannot_serve_a_blocked_one(
 async def test_a_deny_list_comes_first(
     jailed: OpenSession, served: Services, resolver: Resolver, dialled: Dialled, mode: str
 ) -> None:
-    """By name, by pattern, by range; an allowed name that leads there; all doors."""
+    """By name, by pattern, by range; an allowed name that leads there; all harness."""
     dialled.to_loopback |= {PUBLIC}
     resolver.table |= {
         "allowed.test": [PUBLIC],
@@ -280,7 +280,7 @@ async def test_arguments_are_checked_before_anything_starts(
 @pytest.mark.threat(96)
 @pytest.mark.spec("B6")
 async def test_a_closed_session_leaves_no_door(jailed: OpenSession, served: Services) -> None:
-    """A background run ends with its session, and so do its doors."""
+    """A background run ends with its session, and so do its harness."""
     async with jailed() as session:
         proc = await session.run(
             program(

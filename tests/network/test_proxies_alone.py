@@ -80,7 +80,7 @@ async def test_the_proxies_serve_and_nothing_else_does(
     assert (found.pop("proxy refused"), found.pop("socks refused")) == ("EACCES", 2)
     assert set(found.values()) <= {"ENETUNREACH", "ECONNREFUSED", "gaierror"}, found
     assert dialled.addresses == ["127.0.0.1"] * 2
-    assert set(resolver.asked) == {"allowed.test"}
+    assert set(resolver.queries) == {"allowed.test"}
 
 
 @pytest.mark.usefixtures("no_nf_tables")

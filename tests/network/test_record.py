@@ -46,32 +46,32 @@ async def test_an_allowed_connection_is_recorded_with_its_bytes_and_time(
     assert decision.suggestion == decision.error == ""
 
 
-@pytest.mark.parametrize("door", ["dns", "tcp", "http", "socks"])
+@pytest.mark.parametrize("frontend", ["dns", "tcp", "http", "socks"])
 async def test_a_refusal_says_what_would_have_allowed_it(
     net: sb.Session,
     served: Services,
     resolver: Resolver,
     caplog: pytest.LogCaptureFixture,
-    door: str,
+    frontend: str,
 ) -> None:
     """And that entry does allow it; one line in the log, with the same words."""
-    host = "127.0.0.1" if door == "tcp" else "other.test"
+    host = "127.0.0.1" if frontend == "tcp" else "other.test"
     code = """
     ways = {"dns": lambda: ask(("other.test", given["port"])),
             "tcp": lambda: ask(("allowed.test", given["port"])),
             "http": lambda: tunnel("other.test", given["port"]).close(),
             "socks": lambda: socks("other.test", given["port"])}
-    out["found"] = attempt(ways[given["door"]])
+    out["found"] = attempt(ways[given["frontend"]])
     """
-    given = {"door": door, "port": served.echo.port}
-    allow = ["allowed.test"] if door == "tcp" else ["127.0.0.1"]
+    given = {"frontend": frontend, "port": served.echo.port}
+    allow = ["allowed.test"] if frontend == "tcp" else ["127.0.0.1"]
     with caplog.at_level(logging.WARNING, logger=LOGGER):
         seen = await look(net, code, allow=allow, given=given)
     assert seen.out["found"][1] < 2
     [refusal] = seen.refusals
-    suggestion = host if door == "dns" else f"{host}:{served.echo.port}"
-    assert (refusal.door, refusal.suggestion) == (door, suggestion)
-    assert refusal.rule == ("internal" if door == "tcp" else "default")
+    suggestion = host if frontend == "dns" else f"{host}:{served.echo.port}"
+    assert (refusal.door, refusal.suggestion) == (frontend, suggestion)
+    assert refusal.rule == ("internal" if frontend == "tcp" else "default")
     assert host in refusal.reason
     [record] = [record for record in caplog.records if record.name == LOGGER]
     assert suggestion in record.getMessage()

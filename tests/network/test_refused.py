@@ -77,7 +77,7 @@ async def test_a_raw_connect_to_an_address_that_is_not_allowed(
     assert {found for found, _ in seen.out.values()} <= FAILED, seen.out
     assert max(took for _, took in seen.out.values()) < 2
     assert dialled.addresses == []
-    assert resolver.asked == []
+    assert resolver.queries == []
     assert not seen.grants
 
 
@@ -140,7 +140,7 @@ async def test_the_proxies_refuse_addresses_in_every_spelling(
         assert found in ({2} if name.startswith("socks") else {403, 400}), (name, found)
         assert took < 2
     assert dialled.addresses == []
-    assert resolver.asked == []
+    assert resolver.queries == []
     assert served.http.connections == 0
 
 
@@ -247,7 +247,7 @@ async def test_unix_sockets_of_the_host_are_unreachable(net: sb.Session, plants)
 
 
 async def test_the_door_itself_leads_nowhere(net: sb.Session, dialled: Dialled) -> None:
-    """A connection to the transparent door, not through it."""
+    """A connection to the transparent frontend, not through it."""
     code = """
     out["v4"] = attempt(ask, ("127.0.0.1", 3129))
     out["v6"] = attempt(ask, ("::1", 3129))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spec("F7")
 
 _ARGUMENT = {"http": "network_proxy_url", "socks": "network_socks_url"}
 _SCHEME = {"http": "http", "socks": "socks5h"}
-_EACH_DOOR = """
+_EACH_FRONTEND = """
 def connect(name):
     with tunnel(name, given["port"]) as s:
         s.sendall(b"hello")
@@ -44,7 +44,7 @@ async def test_allowed_connections_go_through_it(
             network_allowlist=["allowed.test", "*.proxy.test", "127.0.0.1"],
             **{_ARGUMENT[kind]: f"{_SCHEME[kind]}://127.0.0.1:{proxy.port}"},
         ) as session:
-            seen = await look(session, _EACH_DOOR, given=given)
+            seen = await look(session, _EACH_FRONTEND, given=given)
     good = ["hellobye", "hellobye", 0]
     assert seen.out == {
         "allowed.test": good,
@@ -56,7 +56,7 @@ async def test_allowed_connections_go_through_it(
         f"{name}:{served.echo.port}" for name in sorted(given["names"][:2] * 3)
     ]
     assert dialled.addresses == [], "nothing goes around it"
-    assert "other.test" not in resolver.asked
+    assert "other.test" not in resolver.queries
 
 
 @pytest.mark.threat(91)
@@ -74,7 +74,7 @@ async def test_our_rules_stay_before_it(
             network_denylist=["denied.test", "169.254.0.0/16"],
             **{_ARGUMENT[kind]: f"{_SCHEME[kind]}://127.0.0.1:{proxy.port}"},
         ) as session:
-            seen = await look(session, _EACH_DOOR, given=given)
+            seen = await look(session, _EACH_FRONTEND, given=given)
     for tcp, http, socks in seen.out.values():
         assert tcp in {"gaierror", "ECONNRESET"}
         assert (http, socks) == ("EACCES", 2)
@@ -93,7 +93,7 @@ async def test_with_open_and_a_deny_list_it_is_used_and_hidden(
         async with jailed(
             network_mode="open", network_denylist=["denied.test"], **{_ARGUMENT[kind]: url}
         ) as session:
-            seen = await look(session, _EACH_DOOR, given=given)
+            seen = await look(session, _EACH_FRONTEND, given=given)
             shown = (await session.exec("env")).stdout
     assert seen.out["allowed.test"] == ["hellobye", "hellobye", 0]
     assert seen.out["denied.test"] == ["gaierror", "EACCES", 2]
@@ -127,7 +127,7 @@ async def test_one_that_is_not_there_is_an_error_of_the_connection(
         network_proxy_url="http://127.0.0.1:1",
     ) as session:
         seen = await look(
-            session, _EACH_DOOR, given={"names": ["allowed.test"], "port": served.echo.port}
+            session, _EACH_FRONTEND, given={"names": ["allowed.test"], "port": served.echo.port}
         )
     assert seen.out == {"allowed.test": ["ECONNRESET", "EACCES", 4]}
     assert [d.allowed for d in seen.proc.network] == [True] * 3

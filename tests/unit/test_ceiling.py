@@ -44,14 +44,14 @@ WIDER = [
 
 
 @pytest.mark.spec("C9")
-@pytest.mark.parametrize("asked, ceiling", NARROWER)
-def test_as_wide_or_narrower(asked, ceiling):
-    check_narrower(asked, ceiling=ceiling)
+@pytest.mark.parametrize("requested, ceiling", NARROWER)
+def test_as_wide_or_narrower(requested, ceiling):
+    check_narrower(requested, ceiling=ceiling)
 
 
 @pytest.mark.spec("C9")
-@pytest.mark.parametrize("asked, ceiling, argument", WIDER)
-def test_wider(asked, ceiling, argument):
+@pytest.mark.parametrize("requested, ceiling, argument", WIDER)
+def test_wider(requested, ceiling, argument):
     with pytest.raises(PolicyError, match=argument) as caught:
-        check_narrower(asked, ceiling=ceiling)
+        check_narrower(requested, ceiling=ceiling)
     assert caught.value.argument == argument

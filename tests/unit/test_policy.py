@@ -1,4 +1,4 @@
-"""One policy for every door: deny first, then allow, then no; and no spelling walks around it."""
+"""One policy for every frontend: deny entries, allow entries, then the default."""
 
 from __future__ import annotations
 

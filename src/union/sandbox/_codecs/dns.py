@@ -22,9 +22,9 @@ __all__ = [
     "A",
     "DnsFormatError",
     "Query",
-    "encode_answer",
-    "encode_failure",
+    "encode_error_response",
     "encode_name",
+    "encode_response",
     "parse_query",
 ]
 
@@ -49,8 +49,8 @@ _OPCODE: Final = 0x7800
 _EXTENDED_ERROR: Final = 15
 _PROHIBITED: Final = 18
 _EDNS_SIZE: Final = 1232
-_LONGEST_WIRE_NAME: Final = 255
-_LONGEST_QUERY: Final = 4096
+_MAX_NAME_BYTES: Final = 255
+_MAX_QUERY_BYTES: Final = 4096
 _TTL_S: Final = 60
 
 
@@ -81,7 +81,7 @@ def parse_query(data: bytes) -> Query:
         DnsFormatError: anything but one ordinary question in the internet class.
 
     """
-    if len(data) < _HEADER.size or len(data) > _LONGEST_QUERY:
+    if len(data) < _HEADER.size or len(data) > _MAX_QUERY_BYTES:
         raise DnsFormatError("not the size of a query")
     ident, flags, questions, answers, authorities, additional = _HEADER.unpack_from(data)
     if flags & _RESPONSE:
@@ -112,8 +112,8 @@ def parse_query(data: bytes) -> Query:
     )
 
 
-def encode_answer(
-    query: Query, *, rcode: int = NOERROR, records: tuple[bytes, ...] = (), why: str = ""
+def encode_response(
+    query: Query, *, rcode: int = NOERROR, records: tuple[bytes, ...] = (), extended_error: str = ""
 ) -> bytes:
     """Answer with ``records`` (data of the kind that was asked for); ``why`` explains a refusal."""
     body = b"".join(
@@ -125,8 +125,8 @@ def encode_answer(
     opt = b""
     if query.edns:
         option = b""
-        if why:
-            text = why.encode("utf-8", "replace")[:200]
+        if extended_error:
+            text = extended_error.encode("utf-8", "replace")[:200]
             option = struct.pack(">HHH", _EXTENDED_ERROR, 2 + len(text), _PROHIBITED) + text
         opt = struct.pack(">BHHIH", 0, _OPT, _EDNS_SIZE, 0, len(option)) + option
     flags = (
@@ -139,7 +139,7 @@ def encode_answer(
     return header + query.question + body + opt
 
 
-def encode_failure(data: bytes, rcode: int) -> bytes | None:
+def encode_error_response(data: bytes, rcode: int) -> bytes | None:
     """Answer bytes that are no good query; None for what must not be answered at all."""
     if len(data) < _HEADER.size:
         return None
@@ -174,7 +174,7 @@ def _read_name(data: bytes, offset: int) -> tuple[list[str], int]:
             raise DnsFormatError("compressed or extended label in a question")
         label = data[offset : offset + length]
         offset += length
-        if len(label) != length or offset - start >= _LONGEST_WIRE_NAME:
+        if len(label) != length or offset - start >= _MAX_NAME_BYTES:
             raise DnsFormatError("name cut short, or too long")
         # A dot inside a label would read as two labels once the name is text.
         if b"." in label or not all(0x20 < byte < 0x7F for byte in label):

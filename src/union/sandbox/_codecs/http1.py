@@ -32,8 +32,8 @@ _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\
 _LENGTH: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 _PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
 _CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e]*)?")
-_LONGEST_CHUNK_LINE: Final = 1024
-_LONGEST_TRAILERS: Final = 16 * 1024
+_MAX_CHUNK_LINE_BYTES: Final = 1024
+_MAX_TRAILER_BYTES: Final = 16 * 1024
 _HOP_BY_HOP: Final = frozenset(
     {
         "connection",
@@ -249,7 +249,7 @@ class ChunkedBody:
         elif line:
             self._trailers += len(line)
             _parse_field(line)
-            if self._trailers > _LONGEST_TRAILERS:
+            if self._trailers > _MAX_TRAILER_BYTES:
                 raise HttpFormatError("the trailers are too long")
         else:
             out += b"0\r\n\r\n"
@@ -270,7 +270,7 @@ class ChunkedBody:
     def _line(self) -> bytes | None:
         end = self._buffer.find(b"\n")
         if end < 0:
-            if len(self._buffer) > _LONGEST_CHUNK_LINE:
+            if len(self._buffer) > _MAX_CHUNK_LINE_BYTES:
                 raise HttpFormatError("a chunk's size line is too long")
             return None
         if end == 0 or self._buffer[end - 1] != 0x0D:

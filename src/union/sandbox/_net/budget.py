@@ -16,7 +16,7 @@ __all__ = ["PER_CONNECTION", "Budget", "Share", "process_budget"]
 PER_CONNECTION: Final = 2
 """The sandbox's side and the destination's side."""
 _MAX_DESCRIPTORS: Final = 8192
-_LEAST: Final = 32
+_MIN_DESCRIPTORS: Final = 32
 _USED_BY_OTHERS: Final = 4
 """A quarter of the limit, at least, is left to everything else in the process."""
 
@@ -57,7 +57,7 @@ class Budget:
             self._held += count
             return True
 
-    def give_back(self, count: int) -> None:
+    def release(self, count: int) -> None:
         """Return descriptors to the budget."""
         with self._lock:
             self._held -= count
@@ -77,17 +77,17 @@ class Share:
         self.held += count
         return True
 
-    def give_back(self, count: int = PER_CONNECTION) -> None:
+    def release(self, count: int = PER_CONNECTION) -> None:
         """Return descriptors that were taken."""
         self.held -= count
-        self._budget.give_back(count)
+        self._budget.release(count)
 
 
 def _from_limit() -> int:
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MAX_DESCRIPTORS
-    return max(_LEAST, min(_MAX_DESCRIPTORS, soft - soft // _USED_BY_OTHERS))
+    return max(_MIN_DESCRIPTORS, min(_MAX_DESCRIPTORS, soft - soft // _USED_BY_OTHERS))
 
 
 process_budget: Final = Budget()

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from union.sandbox._net.upstream import UpstreamDialer
     from union.sandbox._policy.addresses import Address
 
-__all__ = ["Connected", "DialError", "Dialer", "RefusedError"]
+__all__ = ["DialError", "Dialer", "OutboundConnection", "RefusedError"]
 
 RESOLVE_TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 20.0
 _UPSTREAM_RESOLVE_TIMEOUT_S: Final = 2.0
-_MOST_ADDRESSES: Final = 8
+_MAX_ADDRESSES: Final = 8
 
 
 class RefusedError(Exception):
@@ -52,7 +52,7 @@ class DialError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connected:
+class OutboundConnection:
     """A connection that may be used; ``name`` is None when an address was asked for."""
 
     stream: Stream
@@ -77,7 +77,7 @@ class Dialer:
         self._resolver = resolver
         self._share = share
 
-    async def dial(self, host: str, port: int) -> Connected:
+    async def dial(self, host: str, port: int) -> OutboundConnection:
         """Judge and connect.
 
         Raises:
@@ -86,7 +86,7 @@ class Dialer:
 
         """
         generation = self._policy.generation
-        verdict = self._policy.judge_name(host, port)
+        verdict = self._policy.decide_name(host, port)
         if not verdict.allowed:
             raise RefusedError(verdict)
         parsed = parse_host(host)
@@ -97,13 +97,13 @@ class Dialer:
             try:
                 stream = await self.upstream.connect(str(parsed), port)
             except OSError as exc:
-                raise DialError(_why(exc), verdict=verdict) from exc
+                raise DialError(_error_text(exc), verdict=verdict) from exc
             if generation != self._policy.generation:
-                verdict = self._policy.judge_name(host, port)
+                verdict = self._policy.decide_name(host, port)
                 if not verdict.allowed:
                     stream.abort()
                     raise RefusedError(verdict)
-            return Connected(stream=stream, address="", name=name, verdict=verdict)
+            return OutboundConnection(stream=stream, address="", name=name, verdict=verdict)
         if isinstance(parsed, str):
             addresses, verdict = await self._checked(parsed, port, verdict)
         else:
@@ -115,27 +115,27 @@ class Dialer:
             raise DialError("timed out while connecting", verdict=verdict) from exc
         except OSError as exc:
             raise DialError(
-                _why(exc), verdict=verdict, refused=isinstance(exc, ConnectionRefusedError)
+                _error_text(exc), verdict=verdict, refused=isinstance(exc, ConnectionRefusedError)
             ) from exc
         stream = Stream(sock)
         refusal = self._refusal_once_connected(stream, address, port, name, generation)
         if refusal is not None:
             stream.abort()
             raise RefusedError(refusal)
-        return Connected(stream=stream, address=str(address), name=name, verdict=verdict)
+        return OutboundConnection(stream=stream, address=str(address), name=name, verdict=verdict)
 
     def _refusal_once_connected(
         self, stream: Stream, address: Address, port: int, name: str | None, generation: int
     ) -> Verdict | None:
         """Judge once more before a byte is carried: rules and addresses may have changed."""
         if generation != self._policy.generation:
-            verdict = self._policy.judge_again(
+            verdict = self._policy.recheck(
                 name or str(address), port, address=address, server_names=()
             )
             if not verdict.allowed:
                 return verdict
         peer = parse_address(str(stream.sock.getpeername()[0]).partition("%")[0])
-        return None if peer is None else self._policy.refusal_of_peer(peer, port)
+        return None if peer is None else self._policy.own_server_refusal(peer, port)
 
     async def check_before_upstream(self, name: str, port: int) -> None:
         """Refuse a name that leads, as far as this host can see, where policy says no.
@@ -151,7 +151,9 @@ class Dialer:
             # Not a name that is unknown here: the program itself has filled the queue.
             raise RefusedError(
                 Verdict(
-                    allowed=False, rule="budget", reason=f"{name} cannot be checked: {_why(exc)}"
+                    allowed=False,
+                    rule="budget",
+                    reason=f"{name} cannot be checked: {_error_text(exc)}",
                 )
             ) from exc
         except (OSError, UnicodeError):
@@ -160,7 +162,7 @@ class Dialer:
             address = parse_address(text.partition("%")[0])
             if address is None:
                 continue
-            verdict = self._policy.judge_address(address, port, name=name)
+            verdict = self._policy.decide_address(address, port, name=name)
             # The proxy may pick any of them: one that is refused is enough.
             if not verdict.allowed:
                 raise RefusedError(verdict)
@@ -174,7 +176,9 @@ class Dialer:
         except TimeoutError as exc:
             raise DialError("timed out while resolving the name", verdict=by_name) from exc
         except (OSError, UnicodeError) as exc:
-            raise DialError(f"cannot resolve the name: {_why(exc)}", verdict=by_name) from exc
+            raise DialError(
+                f"cannot resolve the name: {_error_text(exc)}", verdict=by_name
+            ) from exc
         passed: list[Address] = []
         refusal: Verdict | None = None
         deciding = by_name
@@ -183,20 +187,20 @@ class Dialer:
             if address is None or address in passed:
                 # An address with a zone is link-local: never one to dial for a name.
                 continue
-            verdict = self._policy.judge_address(address, port, name=name)
+            verdict = self._policy.decide_address(address, port, name=name)
             if verdict.allowed:
                 passed.append(canonical(address))
                 deciding = verdict
             else:
                 refusal = refusal or verdict
         if passed:
-            return passed[:_MOST_ADDRESSES], deciding
+            return passed[:_MAX_ADDRESSES], deciding
         if refusal is not None:
             raise RefusedError(refusal)
         raise DialError("the name has no usable address", verdict=by_name)
 
 
-def _why(exc: Exception) -> str:
+def _error_text(exc: Exception) -> str:
     # The loop's own text repeats the address; a resolver's errno is not an errno.
     if isinstance(exc, OSError) and exc.errno and not isinstance(exc, socket.gaierror):
         return os.strerror(exc.errno)

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from union.sandbox._policy.rules import Verdict
     from union.sandbox._policy.synthetic import SyntheticNames
 
-__all__ = ["DnsDoor", "Resolution"]
+__all__ = ["DnsFrontend", "StubResolver"]
 
 _IDLE_S: Final = 10.0
 _DATAGRAMS_PER_TURN: Final = 64
-_SAME_QUESTION_S: Final = 2.0
-_REMEMBERED: Final = 4096
+_REPEAT_WINDOW_S: Final = 2.0
+_MAX_RECENT_REFUSALS: Final = 4096
 
 
-class Resolution:
+class StubResolver:
     """Answers questions; needs no socket."""
 
     def __init__(
@@ -51,10 +51,10 @@ class Resolution:
         try:
             query = dns.parse_query(data)
         except dns.DnsFormatError as exc:
-            return dns.encode_failure(data, exc.rcode)
+            return dns.encode_error_response(data, exc.rcode)
         name = query.name.lower()
         if not name:
-            return dns.encode_answer(query)
+            return dns.encode_response(query)
         if name.endswith((".in-addr.arpa", ".ip6.arpa")):
             return self._reverse(query, name)
         if name == "localhost" or name.endswith(".localhost"):
@@ -63,23 +63,25 @@ class Resolution:
             parsed = parse_host(query.name)
         except NameSyntaxError:
             parsed = None
-        verdict = self._policy.judge_name(query.name, None)
+        verdict = self._policy.decide_name(query.name, None)
         if not isinstance(parsed, str) or not verdict.allowed:
             if not verdict.allowed:
                 self._record(parsed if isinstance(parsed, str) else query.name, verdict)
-            return dns.encode_answer(query, rcode=dns.NXDOMAIN, why=verdict.reason)
+            return dns.encode_response(query, rcode=dns.NXDOMAIN, extended_error=verdict.reason)
         addresses = self._names.addresses(parsed)
         if addresses is None:
-            return dns.encode_answer(query, rcode=dns.SERVFAIL, why="too many names in this run")
+            return dns.encode_response(
+                query, rcode=dns.SERVFAIL, extended_error="too many names in this run"
+            )
         return self._with_addresses(query, *addresses)
 
     def _with_addresses(self, query: dns.Query, four: IPv4Address, six: IPv6Address) -> bytes:
         if query.kind in {dns.A, dns.ANY}:
-            return dns.encode_answer(query, records=(four.packed,))
+            return dns.encode_response(query, records=(four.packed,))
         if query.kind == dns.AAAA and self._ipv6:
-            return dns.encode_answer(query, records=(six.packed,))
+            return dns.encode_response(query, records=(six.packed,))
         # The name exists and has nothing of that kind.
-        return dns.encode_answer(query)
+        return dns.encode_response(query)
 
     def _reverse(self, query: dns.Query, name: str) -> bytes:
         known = None
@@ -88,43 +90,43 @@ class Resolution:
             with contextlib.suppress(ValueError):
                 known = self._names.name(IPv4Address(".".join(reversed(parts))))
         if known is None:
-            return dns.encode_answer(query, rcode=dns.NXDOMAIN)
-        return dns.encode_answer(query, records=(dns.encode_name(known),))
+            return dns.encode_response(query, rcode=dns.NXDOMAIN)
+        return dns.encode_response(query, records=(dns.encode_name(known),))
 
     def _record(self, name: str, verdict: Verdict) -> None:
         # A and AAAA are asked together, and again: that is one attempt of the program.
         now = time.monotonic()
-        if now - self._refused.get(name, -_SAME_QUESTION_S) < _SAME_QUESTION_S:
+        if now - self._refused.get(name, -_REPEAT_WINDOW_S) < _REPEAT_WINDOW_S:
             return
-        if len(self._refused) >= _REMEMBERED:
+        if len(self._refused) >= _MAX_RECENT_REFUSALS:
             self._refused.clear()
         self._refused[name] = now
-        attempt = Attempt(door="dns", host=name, port=0)
+        attempt = Attempt(frontend="dns", host=name, port=0)
         attempt.verdict = verdict
         self._ledger.close(attempt)
 
 
-class DnsDoor:
-    """Carries questions to a Resolution, over UDP and TCP."""
+class DnsFrontend:
+    """Carries questions to a StubResolver, over UDP and TCP."""
 
     name: Final = "dns"
 
-    def __init__(self, resolution: Resolution) -> None:
-        self._resolution = resolution
+    def __init__(self, stub: StubResolver) -> None:
+        self._stub = stub
 
     def readable(self, sock: socket.socket) -> None:
         """Answer the datagrams that are waiting."""
         for _ in range(_DATAGRAMS_PER_TURN):
             try:
                 data, sender = sock.recvfrom(4096)
-                answer = self._resolution.answer(data)
+                answer = self._stub.answer(data)
                 if answer is not None:
                     sock.sendto(answer, sender)
             except OSError:
                 # Nothing (more) to read, or nobody there to read the answer: it is only UDP.
                 return
 
-    def asked_for(self, _sock: socket.socket) -> tuple[str, int]:
+    def destination_of(self, _sock: socket.socket) -> tuple[str, int]:
         """Return the destination of a connection that is not served: unknown yet."""
         return "", 0
 
@@ -134,8 +136,8 @@ class DnsDoor:
         with contextlib.suppress(EndOfStreamError, TimeoutError):
             while True:
                 async with asyncio.timeout(_IDLE_S):
-                    size = int.from_bytes(await stream.exactly(2), "big")
-                    answer = self._resolution.answer(await stream.exactly(size))
+                    size = int.from_bytes(await stream.read_exactly(2), "big")
+                    answer = self._stub.answer(await stream.read_exactly(size))
                     if answer is None:
                         return
                     await stream.send(len(answer).to_bytes(2, "big") + answer)

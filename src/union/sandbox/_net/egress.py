@@ -1,4 +1,4 @@
-"""The network of one run, seen from the host: its doors, their connections, and their end.
+"""The network of one run, seen from the host: its frontends, their connections, and their end.
 
 The listening sockets were made inside the sandbox's network namespace and handed out; only that
 run can reach them. They are served by the caller's own event loop: no thread, no process.
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from union.sandbox._net.budget import process_budget
 from union.sandbox._net.dialer import Dialer, DialError, RefusedError
-from union.sandbox._net.dns import DnsDoor, Resolution
+from union.sandbox._net.dns import DnsFrontend, StubResolver
 from union.sandbox._net.happy_eyeballs import HostResolver
-from union.sandbox._net.http_proxy import HttpDoor
+from union.sandbox._net.http_proxy import HttpFrontend
 from union.sandbox._net.ledger import Attempt, Ledger
-from union.sandbox._net.socks import SocksDoor
-from union.sandbox._net.stream import Stream, peer_is_gone
-from union.sandbox._net.transparent import TransparentDoor, original_destination
+from union.sandbox._net.socks import SocksFrontend
+from union.sandbox._net.stream import Stream, is_disconnect
+from union.sandbox._net.transparent import TransparentFrontend, original_destination
 from union.sandbox._policy.addresses import parse_address
 from union.sandbox._policy.rules import Verdict
 from union.sandbox._policy.synthetic import SyntheticNames
@@ -30,20 +30,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from union.sandbox._net.budget import Share
-    from union.sandbox._net.dialer import Connected
+    from union.sandbox._net.dialer import OutboundConnection
     from union.sandbox._net.happy_eyeballs import Resolver
     from union.sandbox._net.policy import Policy
     from union.sandbox._net.transparent import Destination
     from union.sandbox._net.upstream import UpstreamDialer
-    from union.sandbox._policy.decision import Decision
-    from union.sandbox._policy.decision import Door as DoorName
+    from union.sandbox._policy.decision import Decision, FrontendName
     from union.sandbox._policy.rules import NetworkRules
 
 __all__ = ["Connection", "Egress"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.network")
-_MOST_CONNECTIONS: Final = 512
-_MOST_HALF_OPEN: Final = 256
+_MAX_CONNECTIONS: Final = 512
+_MAX_HALF_OPEN: Final = 256
 _ACCEPTS_PER_TURN: Final = 64
 _NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_ACCEPT_S: Final = 0.1
@@ -51,15 +50,15 @@ _LINGER_S: Final = 1.0
 _LINGER_BYTES: Final = 256 * 1024
 
 
-class Door(Protocol):
+class Frontend(Protocol):
     """Serves the connections of one listener."""
 
     @property
-    def name(self) -> DoorName:
-        """What the door is called in decisions."""
+    def name(self) -> FrontendName:
+        """What the frontend is called in decisions."""
         ...
 
-    def asked_for(self, sock: socket.socket) -> tuple[str, int]:
+    def destination_of(self, sock: socket.socket) -> tuple[str, int]:
         """Return host and port that a connection was made for, as far as that is known."""
         ...
 
@@ -69,7 +68,7 @@ class Door(Protocol):
 
 
 class Connection:
-    """One accepted connection, and what a door may do with it."""
+    """One accepted connection, and what a frontend may do with it."""
 
     def __init__(self, egress: Egress, stream: Stream) -> None:
         self._egress = egress
@@ -79,18 +78,18 @@ class Connection:
         self.policy = egress.policy
         self.upstream = egress.dialer.upstream
 
-    def account(self, attempt: Attempt) -> Attempt:
+    def begin_attempt(self, attempt: Attempt) -> Attempt:
         """Begin an attempt; the one before it on this connection is over."""
         if not self._attempts or self._attempts[-1] is not attempt:
             self.end_attempts()
             self._attempts.append(attempt)
         return attempt
 
-    def settled(self) -> None:
+    def request_received(self) -> None:
         """Say that the client has asked for something: it is no longer half open."""
-        self._egress.settled(self)
+        self._egress.request_received(self)
 
-    async def dial(self, attempt: Attempt) -> Connected:
+    async def dial(self, attempt: Attempt) -> OutboundConnection:
         """Judge and connect, and write both outcomes into ``attempt``.
 
         Raises:
@@ -111,21 +110,21 @@ class Connection:
             raise
         attempt.verdict = connected.verdict
         attempt.address = connected.address
-        self.uses(connected.stream)
+        self.set_server(connected.stream)
         return connected
 
-    def uses(self, server: Stream) -> None:
+    def set_server(self, server: Stream) -> None:
         """Remember the destination's side; the one before it on this connection is over."""
         if self._server is not None:
             self._server.close()
         self._server = server
 
-    def judge_again(self) -> Verdict | None:
+    def recheck(self) -> Verdict | None:
         """Judge what is under way by the policy that is in force now; None if nothing is."""
         if not self._attempts:
             return None
         attempt = self._attempts[-1]
-        return self.policy.judge_again(
+        return self.policy.recheck(
             attempt.host,
             attempt.port,
             address=parse_address(attempt.address),
@@ -135,7 +134,7 @@ class Connection:
     def cut(self, reason: str) -> None:
         """Carry no further byte. The task that serves the connection closes it with a reset."""
         for attempt in self._attempts:
-            attempt.is_cut = True
+            attempt.is_revoked = True
             attempt.error = f"reset by a change of the network policy: {reason}"
         if self._server is not None:
             # What waits in a send() must not go out once the caller of switch() goes on.
@@ -158,11 +157,11 @@ class Connection:
     async def linger(self) -> None:
         """End our side and read on for a moment, so that what we sent is not lost in a reset."""
         self.end_attempts()
-        self.stream.end_writing()
+        self.stream.shutdown_write()
         left = _LINGER_BYTES
         try:
             async with asyncio.timeout(_LINGER_S):
-                while left > 0 and (data := await self.stream.some()):
+                while left > 0 and (data := await self.stream.read_some()):
                     left -= len(data)
         except TimeoutError:
             return
@@ -189,7 +188,7 @@ class Connection:
 
 
 class Egress:
-    """Serves one run's doors until closed. Owns the sockets that it was given."""
+    """Serves one run's frontends until closed. Owns the sockets that it was given."""
 
     def __init__(
         self,
@@ -218,30 +217,30 @@ class Egress:
             share=self._share,
         )
         names = SyntheticNames()
-        self._dns = DnsDoor(
-            Resolution(policy, names, self.ledger, ipv6=tcp_transparent6 is not None)
+        self._dns = DnsFrontend(
+            StubResolver(policy, names, self.ledger, ipv6=tcp_transparent6 is not None)
         )
-        transparent = TransparentDoor(names, destination=destination)
-        doors: tuple[tuple[socket.socket | None, Door], ...] = (
+        transparent = TransparentFrontend(names, destination=destination)
+        frontends: tuple[tuple[socket.socket | None, Frontend], ...] = (
             (tcp_transparent, transparent),
             (tcp_transparent6, transparent),
             (dns_tcp, self._dns),
-            (http, HttpDoor(credentials)),
-            (socks, SocksDoor(credentials)),
+            (http, HttpFrontend(credentials)),
+            (socks, SocksFrontend(credentials)),
         )
-        self._listeners = [(sock, door) for sock, door in doors if sock is not None]
+        self._listeners = [(sock, frontend) for sock, frontend in frontends if sock is not None]
         self._dns_udp = dns_udp
         self._loop = asyncio.get_running_loop()
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._half_open: dict[Connection, asyncio.Task[None]] = {}
-        self._most = _MOST_CONNECTIONS
+        self._max_connections = _MAX_CONNECTIONS
         self._closed = False
 
     def start(self) -> None:
         """Begin to serve, in the running loop."""
-        for sock, door in self._listeners:
+        for sock, frontend in self._listeners:
             sock.setblocking(False)
-            self._loop.add_reader(sock.fileno(), self._accept, sock, door)
+            self._loop.add_reader(sock.fileno(), self._accept, sock, frontend)
         if self._dns_udp is not None:
             self._dns_udp.setblocking(False)
             self._loop.add_reader(self._dns_udp.fileno(), self._dns.readable, self._dns_udp)
@@ -251,7 +250,7 @@ class Egress:
         if self._closed:
             return
         self._closed = True
-        listeners = [sock for sock, _door in self._listeners]
+        listeners = [sock for sock, _frontend in self._listeners]
         if self._dns_udp is not None:
             listeners.append(self._dns_udp)
         for sock in listeners:
@@ -274,7 +273,7 @@ class Egress:
         self.policy.replace(rules)
         self.ledger.renew()
         for task, connection in tuple(self._connections.items()):
-            verdict = connection.judge_again()
+            verdict = connection.recheck()
             if verdict is not None and not verdict.allowed:
                 connection.cut(verdict.reason)
                 task.cancel()
@@ -284,11 +283,11 @@ class Egress:
         """How many decisions were made after the most that are kept for one run."""
         return self.ledger.unrecorded
 
-    def settled(self, connection: Connection) -> None:
+    def request_received(self, connection: Connection) -> None:
         """Take a connection off the list of those that have not asked for anything yet."""
         self._half_open.pop(connection, None)
 
-    def _accept(self, listener: socket.socket, door: Door) -> None:
+    def _accept(self, listener: socket.socket, frontend: Frontend) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 sock, _address = listener.accept()
@@ -296,36 +295,38 @@ class Egress:
                 return
             except OSError as exc:
                 if exc.errno in _NO_DESCRIPTORS:
-                    self._pause(listener, door)
+                    self._pause(listener, frontend)
                     return
                 # The client was gone before it was accepted.
                 continue
             stream = Stream(sock)
-            if len(self._connections) >= self._most:
-                self._refuse(stream, door, f"this run has {self._most} connections open")
+            if len(self._connections) >= self._max_connections:
+                self._refuse(
+                    stream, frontend, f"this run has {self._max_connections} connections open"
+                )
                 continue
             if not self._share.take():
                 self._refuse(
                     stream,
-                    door,
+                    frontend,
                     f"this session's share of the process's file descriptors is used up: "
                     f"{self._share.held} are in use",
                 )
                 continue
             connection = Connection(self, stream)
-            task = self._loop.create_task(self._serve(connection, door))
+            task = self._loop.create_task(self._serve(connection, frontend))
             self._connections[task] = connection
             self._half_open[connection] = task
             task.add_done_callback(self._ended)
-            if len(self._half_open) > _MOST_HALF_OPEN:
+            if len(self._half_open) > _MAX_HALF_OPEN:
                 # A program that opens connections and sends nothing loses the oldest of them.
                 oldest = next(iter(self._half_open))
                 self._half_open.pop(oldest).cancel()
 
-    def _refuse(self, stream: Stream, door: Door, reason: str) -> None:
+    def _refuse(self, stream: Stream, frontend: Frontend, reason: str) -> None:
         """Reset a connection that there is no room for, and record why."""
-        host, port = door.asked_for(stream.sock)
-        attempt = Attempt(door=door.name, host=host, port=port)
+        host, port = frontend.destination_of(stream.sock)
+        attempt = Attempt(frontend=frontend.name, host=host, port=port)
         attempt.verdict = Verdict(allowed=False, rule="budget", reason=reason)
         stream.abort()
         self.ledger.close(attempt)
@@ -335,31 +336,31 @@ class Egress:
         self._half_open.pop(connection, None)
         # A task that is cancelled before its first step never gets to its own clean-up.
         connection.close(abort=True)
-        self._share.give_back()
+        self._share.release()
 
-    def _pause(self, listener: socket.socket, door: Door) -> None:
+    def _pause(self, listener: socket.socket, frontend: Frontend) -> None:
         """Leave a listener alone for a moment: a full table would make the loop spin."""
         self._loop.remove_reader(listener.fileno())
 
         def resume() -> None:
             if not self._closed:
-                self._loop.add_reader(listener.fileno(), self._accept, listener, door)
+                self._loop.add_reader(listener.fileno(), self._accept, listener, frontend)
 
         self._loop.call_later(_RETRY_ACCEPT_S, resume)
 
-    async def _serve(self, connection: Connection, door: Door) -> None:
+    async def _serve(self, connection: Connection, frontend: Frontend) -> None:
         abort = True
         try:
-            await door.serve(connection)
+            await frontend.serve(connection)
             abort = False
         except RefusedError as exc:
             connection.refused(exc)
         except DialError:
             pass
         except OSError as exc:
-            if not peer_is_gone(exc):
-                _LOGGER.warning("%s door: %s", door.name, exc)
+            if not is_disconnect(exc):
+                _LOGGER.warning("%s frontend: %s", frontend.name, exc)
         except Exception:
-            _LOGGER.exception("%s door: a connection ended by an error of ours", door.name)
+            _LOGGER.exception("%s frontend: a connection ended by an error of ours", frontend.name)
         finally:
             connection.close(abort=abort)

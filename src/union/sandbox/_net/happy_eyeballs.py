@@ -84,7 +84,7 @@ async def connect_any(
                 address = running.pop(task)
                 if extra and share is not None:
                     extra -= 1
-                    share.give_back(1)
+                    share.release(1)
                 try:
                     return task.result(), address
                 except OSError as exc:
@@ -92,7 +92,7 @@ async def connect_any(
         raise failure
     finally:
         if share is not None:
-            share.give_back(extra)
+            share.release(extra)
         for task in running:
             task.cancel()
         for outcome in await asyncio.gather(*running, return_exceptions=True):

@@ -15,7 +15,7 @@ from union.sandbox._codecs.http1 import (
 )
 from union.sandbox._net.dialer import DialError, RefusedError
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError
-from union.sandbox._policy.addresses import host_and_port
+from union.sandbox._policy.addresses import format_host_port
 from union.sandbox._policy.rules import Verdict, parse_host
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from union.sandbox._net.ledger import Attempt
     from union.sandbox._net.stream import Stream
 
-__all__ = ["PlainExchange"]
+__all__ = ["ForwardedRequest"]
 
-_PIECE: Final = 64 * 1024
+_READ_BYTES: Final = 64 * 1024
 _RESPONSE_TIMEOUT_S: Final = 300.0
-_MOST_INTERIM: Final = 16
+_MAX_INTERIM_RESPONSES: Final = 16
 
 
 class _ClientError(Exception):
@@ -38,7 +38,7 @@ class _ClientError(Exception):
 _CLIENT_FAILED: Final = (_ClientError, EndOfStreamError)
 
 
-class PlainExchange:
+class ForwardedRequest:
     """Carries one request to a server of its own, and the answer back."""
 
     def __init__(
@@ -106,7 +106,7 @@ class PlainExchange:
     def _authority(self) -> str:
         host, port = str(parse_host(self._attempt.host)), self._attempt.port
         if port != 80:
-            return host_and_port(host, port)
+            return format_host_port(host, port)
         return f"[{host}]" if ":" in host else host
 
     def _verdict(self) -> Verdict:
@@ -118,15 +118,15 @@ class PlainExchange:
         """Connect; return also the target to ask for."""
         attempt = self._attempt
         upstream = self._connection.upstream
-        if upstream is None or not upstream.takes_plain_http:
+        if upstream is None or not upstream.accepts_plain_http:
             return (await self._connection.dial(attempt)).stream, self._path
-        attempt.verdict = self._connection.policy.judge_name(attempt.host, attempt.port)
+        attempt.verdict = self._connection.policy.decide_name(attempt.host, attempt.port)
         if not attempt.verdict.allowed:
             raise RefusedError(attempt.verdict)
         parsed = parse_host(attempt.host)
         if isinstance(parsed, str):
             await self._connection.check_before_upstream(attempt, parsed)
-        host = host_and_port(str(parsed), attempt.port)
+        host = format_host_port(str(parsed), attempt.port)
         try:
             stream = await upstream.open()
         except RefusedError as exc:
@@ -135,11 +135,11 @@ class PlainExchange:
         except OSError as exc:
             attempt.error = str(exc)
             raise DialError(str(exc), verdict=attempt.verdict) from exc
-        self._connection.uses(stream)
+        self._connection.set_server(stream)
         return stream, f"http://{host}{self._path}"
 
     async def _send(self, server: Stream, data: bytes) -> None:
-        self._attempt.check_not_cut()
+        self._attempt.check_not_revoked()
         await server.send(data)
         self._attempt.bytes_up += len(data)
 
@@ -147,7 +147,7 @@ class PlainExchange:
         if isinstance(length, str):
             body = ChunkedBody()
             while not body.done:
-                data = await self._client.some(_PIECE)
+                data = await self._client.read_some(_READ_BYTES)
                 if not data:
                     raise EndOfStreamError
                 try:
@@ -158,14 +158,14 @@ class PlainExchange:
             self._client.unread(body.rest)
             return
         while length:
-            data = await self._client.some(min(_PIECE, length))
+            data = await self._client.read_some(min(_READ_BYTES, length))
             if not data:
                 raise EndOfStreamError
             await self._send(server, data)
             length -= len(data)
 
     async def _respond(self, server: Stream) -> bool:
-        for _ in range(_MOST_INTERIM):
+        for _ in range(_MAX_INTERIM_RESPONSES):
             async with asyncio.timeout(_RESPONSE_TIMEOUT_S):
                 head = parse_response_head(await server.read_head(MAX_HEAD_BYTES))
             if head.status == 101:
@@ -195,13 +195,13 @@ class PlainExchange:
                 await self._reply(data)
                 length -= len(data)
         else:
-            while data := await server.some(_PIECE):
+            while data := await server.read_some(_READ_BYTES):
                 await self._reply(data)
         return framed
 
     async def _reply(self, data: bytes) -> None:
         self._answered = True
-        self._attempt.check_not_cut()
+        self._attempt.check_not_revoked()
         await self._client.send(data)
         self._attempt.bytes_down += len(data)
 
@@ -214,8 +214,8 @@ class PlainExchange:
         return self._head.minor == 1 and "close" not in named
 
 
-async def _more(server: Stream, most: int = _PIECE) -> bytes:
-    data = await server.some(min(_PIECE, most))
+async def _more(server: Stream, most: int = _READ_BYTES) -> bytes:
+    data = await server.read_some(min(_READ_BYTES, most))
     if not data:
         raise EndOfStreamError
     return data

@@ -14,7 +14,7 @@ from union.sandbox._codecs.http1 import (
     split_authority,
 )
 from union.sandbox._net.dialer import DialError, RefusedError
-from union.sandbox._net.http_forward import PlainExchange
+from union.sandbox._net.http_forward import ForwardedRequest
 from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.relay import tunnel
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from union.sandbox._codecs.http1 import RequestHead
     from union.sandbox._net.egress import Connection
 
-__all__ = ["HttpDoor"]
+__all__ = ["HttpFrontend"]
 
 _HEAD_TIMEOUT_S: Final = 10.0
 _IDLE_TIMEOUT_S: Final = 60.0
 _SCHEME: Final = "http://"
-_ECHOING: Final = frozenset({"TRACE", "TRACK", "DEBUG"})
+_ECHO_METHODS: Final = frozenset({"TRACE", "TRACK", "DEBUG"})
 """Methods whose answer is the request as it was received."""
 _REASONS: Final = {
     400: "Bad Request",
@@ -46,7 +46,7 @@ _REASONS: Final = {
 }
 
 
-class HttpDoor:
+class HttpFrontend:
     """Serves one client of the proxy per connection."""
 
     name: Final = "http"
@@ -56,7 +56,7 @@ class HttpDoor:
             None if credentials is None else b"Basic " + base64.b64encode(credentials.encode())
         )
 
-    def asked_for(self, _sock: socket.socket) -> tuple[str, int]:
+    def destination_of(self, _sock: socket.socket) -> tuple[str, int]:
         """Return the destination of a connection that is not served: unknown yet."""
         return "", 0
 
@@ -64,7 +64,7 @@ class HttpDoor:
         """Serve requests until the client ends, is refused, or asks for a tunnel."""
         again, patience_s = True, _HEAD_TIMEOUT_S
         while again:
-            attempt = Attempt(door="http", host="", port=0)
+            attempt = Attempt(frontend="http", host="", port=0)
             try:
                 async with asyncio.timeout(patience_s):
                     data = await connection.stream.read_head(MAX_HEAD_BYTES)
@@ -75,7 +75,7 @@ class HttpDoor:
             except HttpFormatError as exc:
                 if attempt.verdict is None:
                     attempt.verdict = Verdict(allowed=False, rule="syntax", reason=f"HTTP: {exc}")
-                    connection.account(attempt)
+                    connection.begin_attempt(attempt)
                 await self._answer(connection, 400, str(exc))
                 return
             except HeadTooLongError:
@@ -94,7 +94,7 @@ class HttpDoor:
             attempt.verdict = Verdict(
                 allowed=False, rule="credentials", reason="wrong or missing proxy credentials"
             )
-            connection.account(attempt)
+            connection.begin_attempt(attempt)
             await self._answer(connection, 407, "this proxy belongs to another run")
             return False
         if head.method == "CONNECT":
@@ -103,9 +103,9 @@ class HttpDoor:
         else:
             attempt.host, attempt.port, path = _absolute(head.target)
         _same_host(head, attempt.host, attempt.port)
-        connection.account(attempt)
-        connection.settled()
-        if connection.upstream is not None and head.method.upper() in _ECHOING:
+        connection.begin_attempt(attempt)
+        connection.request_received()
+        if connection.upstream is not None and head.method.upper() in _ECHO_METHODS:
             attempt.verdict = Verdict(
                 allowed=False,
                 rule="method",
@@ -117,7 +117,7 @@ class HttpDoor:
             if head.method == "CONNECT":
                 await self._tunnel(connection, attempt)
                 return False
-            exchange = PlainExchange(connection, attempt, head, path=path)
+            exchange = ForwardedRequest(connection, attempt, head, path=path)
             return await exchange.run()
         except RefusedError as exc:
             await self._answer(connection, 403, _refusal(exc.verdict))

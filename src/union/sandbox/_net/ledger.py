@@ -13,27 +13,27 @@ from union.sandbox._policy.decision import Decision
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from union.sandbox._policy.decision import Door
+    from union.sandbox._policy.decision import FrontendName
     from union.sandbox._policy.rules import Verdict
 
 __all__ = ["Attempt", "Ledger"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.network")
-_MOST_LINES: Final = 1000
+_MAX_LOG_LINES: Final = 1000
 """Log lines about refusals in one run: the program inside must not fill the host's disk."""
-_MOST_DECISIONS: Final = 10_000
+_MAX_DECISIONS: Final = 10_000
 """Decisions of one run that are handed on: the owner keeps them, and must not run out of memory."""
-_SHOWN_HOST: Final = 255
+_MAX_HOST_CHARS: Final = 255
 
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
     """One connection while it lasts; becomes a Decision when it ends."""
 
-    door: Door
+    frontend: FrontendName
     host: str
     port: int
-    asked_at: float = field(default_factory=time.time)
+    requested_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.monotonic)
     address: str = ""
     verdict: Verdict | None = None
@@ -42,12 +42,12 @@ class Attempt:
     bytes_down: int = 0
     server_names: tuple[str, ...] = ()
     """TLS server names that were judged on this connection."""
-    is_cut: bool = False
+    is_revoked: bool = False
     """The policy changed and no longer allows it: no further byte is carried."""
 
-    def check_not_cut(self) -> None:
+    def check_not_revoked(self) -> None:
         """Raise ``ConnectionResetError`` once the policy no longer allows this connection."""
-        if self.is_cut:
+        if self.is_revoked:
             raise ConnectionResetError(errno.ECONNRESET, "the network policy changed")
 
 
@@ -71,8 +71,8 @@ class Ledger:
         if verdict is None:
             return
         decision = Decision(
-            time=attempt.asked_at,
-            door=attempt.door,
+            time=attempt.requested_at,
+            door=attempt.frontend,
             host=_printable(attempt.host),
             address=attempt.address,
             port=attempt.port,
@@ -87,7 +87,7 @@ class Ledger:
         )
         if not decision.allowed:
             self._log(decision)
-        if self._recorded >= _MOST_DECISIONS:
+        if self._recorded >= _MAX_DECISIONS:
             self.unrecorded += 1
             return
         self._recorded += 1
@@ -95,10 +95,10 @@ class Ledger:
 
     def _log(self, decision: Decision) -> None:
         self._lines += 1
-        if self._lines > _MOST_LINES + 1:
+        if self._lines > _MAX_LOG_LINES + 1:
             return
-        if self._lines > _MOST_LINES:
-            _LOGGER.warning("more than %d refusals in this run; not logging more", _MOST_LINES)
+        if self._lines > _MAX_LOG_LINES:
+            _LOGGER.warning("more than %d refusals in this run; not logging more", _MAX_LOG_LINES)
             return
         _LOGGER.warning(
             "refused %s to %s port %d: %s%s",
@@ -113,4 +113,4 @@ class Ledger:
 def _printable(host: str) -> str:
     # What the program inside wrote ends up in logs and terminals.
     text = host if host.isascii() and host.isprintable() else ascii(host)
-    return text[:_SHOWN_HOST]
+    return text[:_MAX_HOST_CHARS]

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._codecs.netlink import NETLINK_ROUTE, encode_route_query, is_local_route
-from union.sandbox._policy.addresses import canonical, embedded
+from union.sandbox._policy.addresses import canonical, embedded_ipv4
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -75,7 +75,7 @@ class OwnServer:
         if port not in self._ports:
             return ""
         address = canonical(address)
-        inner = embedded(address)
+        inner = embedded_ipv4(address)
         for candidate in (address, *(() if inner is None else (inner,))):
             if self._leads_here(candidate, port):
                 return f"{address} port {port} is the server that runs this sandbox"

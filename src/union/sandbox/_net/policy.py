@@ -48,7 +48,7 @@ class Policy:
         self._rules = rules
         self.generation += 1
 
-    def judge_name(self, host: str, port: int | None) -> Verdict:
+    def decide_name(self, host: str, port: int | None) -> Verdict:
         """Judge a destination as the program wrote it."""
         verdict = decide_name(self._rules, host, port)
         if verdict.allowed and port is not None and self._own_server is not None:
@@ -60,7 +60,7 @@ class Policy:
                 return self._unless_own(verdict, parsed, port)
         return verdict
 
-    def judge_address(self, address: Address, port: int, *, name: str | None) -> Verdict:
+    def decide_address(self, address: Address, port: int, *, name: str | None) -> Verdict:
         """Judge an address that was asked for (``name`` None) or that ``name`` resolved to.
 
         On a server this asks the kernel whether the address is local at this moment. So the
@@ -69,27 +69,27 @@ class Policy:
         verdict = decide_address(self._rules, address, port, name=name)
         return self._unless_own(verdict, address, port) if verdict.allowed else verdict
 
-    def judge_server_name(self, server_name: str, port: int, *, name: str | None) -> Verdict:
+    def decide_server_name(self, server_name: str, port: int, *, name: str | None) -> Verdict:
         """Judge the server name in a TLS greeting on a connection that was allowed."""
         return decide_server_name(self._rules, server_name, port, name=name)
 
-    def judge_again(
+    def recheck(
         self, host: str, port: int, *, address: Address | None, server_names: tuple[str, ...]
     ) -> Verdict:
         """Judge a connection that exists by the rules that are in force now."""
-        verdict = self.judge_name(host, port)
+        verdict = self.decide_name(host, port)
         if not verdict.allowed:
             return verdict
         parsed = parse_host(host)
         name = parsed if isinstance(parsed, str) else None
         if address is not None:
-            verdict = self.judge_address(address, port, name=name)
+            verdict = self.decide_address(address, port, name=name)
         for server_name in server_names:
             if verdict.allowed:
-                verdict = self.judge_server_name(server_name, port, name=name)
+                verdict = self.decide_server_name(server_name, port, name=name)
         return verdict
 
-    def refusal_of_peer(self, address: Address, port: int) -> Verdict | None:
+    def own_server_refusal(self, address: Address, port: int) -> Verdict | None:
         """Return the refusal of a connected peer that is the server itself, or None."""
         if self._own_server is None:
             return None
@@ -97,4 +97,4 @@ class Policy:
         return Verdict(allowed=False, rule="own-server", reason=reason) if reason else None
 
     def _unless_own(self, verdict: Verdict, address: Address, port: int) -> Verdict:
-        return self.refusal_of_peer(address, port) or verdict
+        return self.own_server_refusal(address, port) or verdict

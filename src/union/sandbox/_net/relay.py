@@ -9,28 +9,30 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._codecs.tls_greeting import ClientGreetings, TlsFormatError
+from union.sandbox._codecs.client_hello import ClientHelloTracker, TlsFormatError
 from union.sandbox._net.dialer import RefusedError
 from union.sandbox._policy.rules import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from union.sandbox._net.dialer import Connected
+    from union.sandbox._net.dialer import OutboundConnection
     from union.sandbox._net.ledger import Attempt
     from union.sandbox._net.policy import Policy
     from union.sandbox._net.stream import Stream
 
 __all__ = ["tunnel"]
 
-_PIECE: Final = 64 * 1024
-_PIECES_PER_TURN: Final = 16
+_READ_BYTES: Final = 64 * 1024
+_READS_PER_TURN: Final = 16
 """A socket that is always ready must not keep the event loop from other connections."""
 _HELLO_TIMEOUT_S: Final = 10.0
-_MOST_READS: Final = 1024
+_MAX_HELLO_READS: Final = 1024
 
 
-async def tunnel(client: Stream, connected: Connected, attempt: Attempt, *, policy: Policy) -> None:
+async def tunnel(
+    client: Stream, connected: OutboundConnection, attempt: Attempt, *, policy: Policy
+) -> None:
     """Carry bytes until both sides have ended. The streams stay the caller's to close.
 
     Raises:
@@ -39,7 +41,7 @@ async def tunnel(client: Stream, connected: Connected, attempt: Attempt, *, poli
 
     """
     server = connected.stream
-    greetings = ClientGreetings()
+    greetings = ClientHelloTracker()
     both = (
         asyncio.create_task(_up(client, connected, attempt, policy, greetings)),
         asyncio.create_task(_down(server, client, attempt, greetings)),
@@ -56,10 +58,10 @@ async def tunnel(client: Stream, connected: Connected, attempt: Attempt, *, poli
 
 async def _up(
     client: Stream,
-    connected: Connected,
+    connected: OutboundConnection,
     attempt: Attempt,
     policy: Policy,
-    greetings: ClientGreetings,
+    greetings: ClientHelloTracker,
 ) -> None:
     server = connected.stream
     while not greetings.is_over:
@@ -67,27 +69,27 @@ async def _up(
         if not data:
             greetings.is_over = True
             break
-        attempt.check_not_cut()
+        attempt.check_not_revoked()
         await server.send(data)
         attempt.bytes_up += len(data)
     # What was read along with the head comes before what is still in the socket.
     if rest := client.take_buffered():
-        attempt.check_not_cut()
+        attempt.check_not_revoked()
         await server.send(rest)
         attempt.bytes_up += len(rest)
     async for size in _pump(client, server, attempt):
         attempt.bytes_up += size
-    attempt.check_not_cut()
-    server.end_writing()
+    attempt.check_not_revoked()
+    server.shutdown_write()
 
 
 async def _down(
-    server: Stream, client: Stream, attempt: Attempt, greetings: ClientGreetings
+    server: Stream, client: Stream, attempt: Attempt, greetings: ClientHelloTracker
 ) -> None:
     # An upstream proxy may have sent the first bytes along with its own answer.
-    while not greetings.is_over and (data := await server.some(_PIECE)):
-        attempt.check_not_cut()
-        greetings.feed_answer(data)
+    while not greetings.is_over and (data := await server.read_some(_READ_BYTES)):
+        attempt.check_not_revoked()
+        greetings.feed_server(data)
         await client.send(data)
         attempt.bytes_down += len(data)
     if rest := server.take_buffered():
@@ -95,28 +97,32 @@ async def _down(
         attempt.bytes_down += len(rest)
     async for size in _pump(server, client, attempt):
         attempt.bytes_down += size
-    attempt.check_not_cut()
-    client.end_writing()
+    attempt.check_not_revoked()
+    client.shutdown_write()
 
 
 async def _pump(source: Stream, sink: Stream, attempt: Attempt) -> AsyncIterator[int]:
     """Carry bytes to the end of ``source``; yield how many went each time."""
     loop = asyncio.get_running_loop()
     pieces = 0
-    while piece := await loop.sock_recv(source.sock, _PIECE):
-        attempt.check_not_cut()
+    while piece := await loop.sock_recv(source.sock, _READ_BYTES):
+        attempt.check_not_revoked()
         await loop.sock_sendall(sink.sock, piece)
         yield len(piece)
         pieces += 1
-        if pieces % _PIECES_PER_TURN == 0:
+        if pieces % _READS_PER_TURN == 0:
             await asyncio.sleep(0)
 
 
 async def _judged(
-    client: Stream, greetings: ClientGreetings, name: str | None, attempt: Attempt, policy: Policy
+    client: Stream,
+    greetings: ClientHelloTracker,
+    name: str | None,
+    attempt: Attempt,
+    policy: Policy,
 ) -> bytes:
     """Return the next bytes that may be sent on; a greeting is held back until it is judged."""
-    data = await client.some()
+    data = await client.read_some()
     if not data:
         return data
     try:
@@ -125,9 +131,9 @@ async def _judged(
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
                 reads = 1
                 while greetings.is_waiting:
-                    more = await client.some()
+                    more = await client.read_some()
                     reads += 1
-                    if not more or reads > _MOST_READS:
+                    if not more or reads > _MAX_HELLO_READS:
                         raise TlsFormatError("it ends early, or comes in too many pieces")
                     data += more
                     found += greetings.feed(more)
@@ -136,7 +142,7 @@ async def _judged(
     except TlsFormatError as exc:
         raise RefusedError(_malformed(f"the TLS greeting is malformed: {exc}")) from exc
     for server_name in found:
-        verdict = policy.judge_server_name(server_name, attempt.port, name=name)
+        verdict = policy.decide_server_name(server_name, attempt.port, name=name)
         if not verdict.allowed:
             raise RefusedError(verdict)
         attempt.server_names += (server_name,)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from union.sandbox._net.egress import Connection
     from union.sandbox._net.stream import Stream
 
-__all__ = ["SocksDoor"]
+__all__ = ["SocksFrontend"]
 
 _HANDSHAKE_TIMEOUT_S: Final = 10.0
-_NO_LOGIN: Final = 0
+_NO_AUTHENTICATION: Final = 0
 _PASSWORD: Final = 2
 _NO_METHOD: Final = 0xFF
 _CONNECT: Final = 1
@@ -45,7 +45,7 @@ class _ProtocolError(Exception):
         self.code = code
 
 
-class SocksDoor:
+class SocksFrontend:
     """Serves one SOCKS5 client per connection."""
 
     name: Final = "socks"
@@ -53,29 +53,29 @@ class SocksDoor:
     def __init__(self, credentials: str | None) -> None:
         self._credentials = None if credentials is None else credentials.encode()
 
-    def asked_for(self, _sock: socket.socket) -> tuple[str, int]:
+    def destination_of(self, _sock: socket.socket) -> tuple[str, int]:
         """Return the destination of a connection that is not served: unknown yet."""
         return "", 0
 
     async def serve(self, connection: Connection) -> None:
         """Shake hands, judge, dial and relay."""
         stream = connection.stream
-        attempt = Attempt(door="socks", host="", port=0)
+        attempt = Attempt(frontend="socks", host="", port=0)
         try:
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
                 await self._log_in(stream)
                 attempt.host, attempt.port = await self._request(stream)
         except _ProtocolError as exc:
             attempt.verdict = Verdict(allowed=False, rule="syntax", reason=f"SOCKS: {exc}")
-            connection.account(attempt)
+            connection.begin_attempt(attempt)
             if exc.code is not None:
                 await self._reply(stream, exc.code)
             await connection.linger()
             return
         except (EndOfStreamError, TimeoutError):
             return
-        connection.account(attempt)
-        connection.settled()
+        connection.begin_attempt(attempt)
+        connection.request_received()
         try:
             connected = await connection.dial(attempt)
         except RefusedError:
@@ -90,40 +90,40 @@ class SocksDoor:
         await tunnel(stream, connected, attempt, policy=connection.policy)
 
     async def _log_in(self, stream: Stream) -> None:
-        version, count = await stream.exactly(2)
+        version, count = await stream.read_exactly(2)
         if version != 5:
             raise _ProtocolError("not version 5")
-        methods = await stream.exactly(count)
-        wanted = _NO_LOGIN if self._credentials is None else _PASSWORD
+        methods = await stream.read_exactly(count)
+        wanted = _NO_AUTHENTICATION if self._credentials is None else _PASSWORD
         if wanted not in methods:
             await stream.send(bytes((5, _NO_METHOD)))
             raise _ProtocolError("the client cannot log in as is asked of it")
         await stream.send(bytes((5, wanted)))
         if self._credentials is None:
             return
-        version, length = await stream.exactly(2)
-        username = await stream.exactly(length)
-        password = await stream.exactly((await stream.exactly(1))[0])
+        version, length = await stream.read_exactly(2)
+        username = await stream.read_exactly(length)
+        password = await stream.read_exactly((await stream.read_exactly(1))[0])
         if version != 1 or not hmac.compare_digest(username + b":" + password, self._credentials):
             await stream.send(b"\x01\x01")
             raise _ProtocolError("wrong user name or password")
         await stream.send(b"\x01\x00")
 
     async def _request(self, stream: Stream) -> tuple[str, int]:
-        version, command, reserved, kind = await stream.exactly(4)
+        version, command, reserved, kind = await stream.read_exactly(4)
         if version != 5 or reserved != 0:
             raise _ProtocolError("a malformed request", code=_FAILED)
         if kind == 1:
-            host = str(IPv4Address(await stream.exactly(4)))
+            host = str(IPv4Address(await stream.read_exactly(4)))
         elif kind == 4:
-            host = str(canonical(IPv6Address(await stream.exactly(16))))
+            host = str(canonical(IPv6Address(await stream.read_exactly(16))))
         elif kind == 3:
-            raw = await stream.exactly((await stream.exactly(1))[0])
+            raw = await stream.read_exactly((await stream.read_exactly(1))[0])
             # Clients send names of any script as UTF-8; the policy normalises or refuses them.
             host = raw.decode("utf-8", "backslashreplace")
         else:
             raise _ProtocolError("an unknown kind of address", code=_ADDRESS_UNKNOWN)
-        port = int.from_bytes(await stream.exactly(2), "big")
+        port = int.from_bytes(await stream.read_exactly(2), "big")
         if command != _CONNECT:
             raise _ProtocolError("only CONNECT is served", code=_COMMAND_UNKNOWN)
         if port == 0:

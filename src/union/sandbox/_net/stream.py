@@ -13,10 +13,10 @@ import socket
 import struct
 from typing import Final
 
-__all__ = ["EndOfStreamError", "HeadTooLongError", "Stream", "peer_is_gone"]
+__all__ = ["EndOfStreamError", "HeadTooLongError", "Stream", "is_disconnect"]
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
-_PIECE: Final = 16 * 1024
+_READ_BYTES: Final = 16 * 1024
 _GONE: Final = frozenset(
     {
         errno.ECONNABORTED,
@@ -39,7 +39,7 @@ class HeadTooLongError(Exception):
     """The end of a head was not found within its limit."""
 
 
-def peer_is_gone(exc: OSError) -> bool:
+def is_disconnect(exc: OSError) -> bool:
     """Whether this is one of the ordinary ways in which a connection ends badly."""
     return exc.errno in _GONE
 
@@ -72,14 +72,14 @@ class Stream:
             if len(self._buffer) >= limit:
                 raise HeadTooLongError
             searched = len(self._buffer)
-            data = await self._loop.sock_recv(self.sock, min(_PIECE, limit - searched))
+            data = await self._loop.sock_recv(self.sock, min(_READ_BYTES, limit - searched))
             if not data:
                 if not searched:
                     return b""
                 raise EndOfStreamError
             self._buffer += data
 
-    async def exactly(self, size: int) -> bytes:
+    async def read_exactly(self, size: int) -> bytes:
         """Read ``size`` bytes.
 
         Raises:
@@ -87,13 +87,13 @@ class Stream:
 
         """
         while len(self._buffer) < size:
-            data = await self._loop.sock_recv(self.sock, _PIECE)
+            data = await self._loop.sock_recv(self.sock, _READ_BYTES)
             if not data:
                 raise EndOfStreamError
             self._buffer += data
         return self._take(size)
 
-    async def some(self, size: int = _PIECE) -> bytes:
+    async def read_some(self, size: int = _READ_BYTES) -> bytes:
         """Return what is there, at most ``size`` bytes; empty at the end."""
         if self._buffer:
             return self._take(min(size, len(self._buffer)))
@@ -116,7 +116,7 @@ class Stream:
         """Put bytes back in front."""
         self._buffer[:0] = data
 
-    def end_writing(self) -> None:
+    def shutdown_write(self) -> None:
         """Tell the other side that nothing more will come."""
         with contextlib.suppress(OSError):  # it may be gone already, which tells it as well
             self.sock.shutdown(socket.SHUT_WR)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Destination = Callable[[socket.socket], tuple[Address, int]]
 
-__all__ = ["TransparentDoor", "original_destination"]
+__all__ = ["TransparentFrontend", "original_destination"]
 
 _SO_ORIGINAL_DST: Final = 80
 _SOL_IPV6: Final = 41
@@ -54,7 +54,7 @@ def original_destination(sock: socket.socket) -> tuple[Address, int]:
     return address, port
 
 
-class TransparentDoor:
+class TransparentFrontend:
     """Serves redirected connections."""
 
     name: Final = "tcp"
@@ -65,7 +65,7 @@ class TransparentDoor:
         self._names = names
         self._destination = destination
 
-    def asked_for(self, sock: socket.socket) -> tuple[str, int]:
+    def destination_of(self, sock: socket.socket) -> tuple[str, int]:
         """Return the destination of a connection that is not served, for its record."""
         try:
             address, port = self._destination(sock)
@@ -78,15 +78,15 @@ class TransparentDoor:
         try:
             address, port = self._destination(connection.stream.sock)
         except OSError:
-            attempt = Attempt(door="tcp", host="", port=0)
+            attempt = Attempt(frontend="tcp", host="", port=0)
             attempt.verdict = Verdict(
                 allowed=False, rule="syntax", reason="a connection without a destination"
             )
-            connection.account(attempt)
+            connection.begin_attempt(attempt)
             connection.stream.abort()
             return
         host = self._names.name(address) or str(address)
-        attempt = connection.account(Attempt(door="tcp", host=host, port=port))
-        connection.settled()
+        attempt = connection.begin_attempt(Attempt(frontend="tcp", host=host, port=port))
+        connection.request_received()
         connected = await connection.dial(attempt)
         await tunnel(connection.stream, connected, attempt, policy=connection.policy)

@@ -12,7 +12,7 @@ from union.sandbox._codecs.http1 import MAX_HEAD_BYTES, HttpFormatError, parse_r
 from union.sandbox._net.dialer import RefusedError
 from union.sandbox._net.happy_eyeballs import connect_any
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError, Stream
-from union.sandbox._policy.addresses import host_and_port, parse_address
+from union.sandbox._policy.addresses import format_host_port, parse_address
 from union.sandbox._policy.rules import Verdict, decide_address
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class UpstreamDialer:
         self._pinned: tuple[Address, ...] = ()
 
     @property
-    def takes_plain_http(self) -> bool:
+    def accepts_plain_http(self) -> bool:
         """Whether an ordinary request can be handed to it as it is.
 
         Not with credentials: they would be in a request whose answer the sandbox reads, and a
@@ -142,7 +142,7 @@ class UpstreamDialer:
             stream = await self.open()
             try:
                 if self._upstream.kind == "http":
-                    await self._connect_http(stream, host_and_port(host, port))
+                    await self._connect_http(stream, format_host_port(host, port))
                 else:
                     await self._connect_socks(stream, host, port)
             except (EndOfStreamError, HeadTooLongError, HttpFormatError) as exc:
@@ -168,23 +168,23 @@ class UpstreamDialer:
         up = self._upstream
         methods = b"\x00\x02" if up.username else b"\x00"
         await stream.send(bytes((5, len(methods))) + methods)
-        version, method = await stream.exactly(2)
+        version, method = await stream.read_exactly(2)
         if version != 5 or method not in methods:
             raise ConnectionError("the upstream proxy accepts no way of ours to log in")
         if method == 2:
             user, secret = up.username, up.password
             await stream.send(b"\x01" + bytes((len(user),)) + user + bytes((len(secret),)) + secret)
-            if (await stream.exactly(2))[1] != 0:
+            if (await stream.read_exactly(2))[1] != 0:
                 raise ConnectionError("the upstream proxy refused the user name or password")
         await stream.send(b"\x05\x01\x00" + _socks_address(host) + struct.pack(">H", port))
-        _version, reply, _reserved, kind = await stream.exactly(4)
+        _version, reply, _reserved, kind = await stream.read_exactly(4)
         if reply != 0:
             what = _SOCKS_FAILURES.get(reply, f"code {reply}")
             raise ConnectionError(f"the upstream proxy could not connect: {what}")
         length = {1: 4, 4: 16}.get(kind)
         if length is None:
-            length = (await stream.exactly(1))[0]
-        await stream.exactly(length + 2)
+            length = (await stream.read_exactly(1))[0]
+        await stream.read_exactly(length + 2)
 
 
 def _refused(reason: str) -> Verdict:

@@ -16,12 +16,12 @@ __all__ = [
     "Address",
     "Network",
     "canonical",
-    "embedded",
-    "host_and_port",
+    "embedded_ipv4",
+    "format_host_port",
     "internal_range",
-    "ipv4_spelling",
     "looks_numeric",
     "parse_address",
+    "parse_inet_aton",
     "unreachable_range",
 ]
 
@@ -30,7 +30,7 @@ Network = IPv4Network | IPv6Network
 
 _PART: Final = re.compile(r"0x[0-9a-f]+|0[0-7]*|[1-9][0-9]*", re.ASCII)
 _NUMERIC_LABEL: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
-_LONGEST_NUMBER: Final = 16
+_MAX_DIGITS: Final = 16
 """Digits in one part of an IPv4 address; more cannot be meant, and big numbers cost time."""
 
 _NAT64: Final = IPv6Network("64:ff9b::/96")
@@ -81,7 +81,7 @@ def canonical(address: Address) -> Address:
     return address
 
 
-def embedded(address: Address) -> IPv4Address | None:
+def embedded_ipv4(address: Address) -> IPv4Address | None:
     """Return the IPv4 address that a translator or tunnel would take from this IPv6 address."""
     if isinstance(address, IPv4Address):
         return None
@@ -120,7 +120,7 @@ def unreachable_range(address: Address) -> str:
 
     Loopback is the sandbox's own, never the host's; the others are no place to connect to.
     """
-    inner = embedded(address)
+    inner = embedded_ipv4(address)
     for candidate in (address, *(() if inner is None else (inner,))):
         kind = internal_range(candidate)
         if kind in _UNREACHABLE:
@@ -133,14 +133,14 @@ def looks_numeric(name: str) -> bool:
     return _NUMERIC_LABEL.fullmatch(name.rpartition(".")[2]) is not None
 
 
-def ipv4_spelling(text: str) -> IPv4Address | None:
+def parse_inet_aton(text: str) -> IPv4Address | None:
     """Read an IPv4 address as the C library does: one to four parts, hex, octal or decimal."""
     parts = text.split(".")
     if not 1 <= len(parts) <= 4:
         return None
     numbers = []
     for part in parts:
-        if len(part) > _LONGEST_NUMBER or _PART.fullmatch(part) is None:
+        if len(part) > _MAX_DIGITS or _PART.fullmatch(part) is None:
             return None
         base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
         numbers.append(int(part, base))
@@ -163,7 +163,7 @@ def parse_address(text: str) -> Address | None:
         return None
 
 
-def host_and_port(host: str, port: int | None) -> str:
+def format_host_port(host: str, port: int | None) -> str:
     """Write a host and a port as an entry of a list would be written."""
     if port is None:
         return host

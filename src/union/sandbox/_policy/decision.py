@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Decision", "Door"]
+__all__ = ["Decision", "FrontendName"]
 
-Door = Literal["tcp", "dns", "http", "socks"]
+FrontendName = Literal["tcp", "dns", "http", "socks"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Decision:
     """
 
     time: float
-    door: Door
+    door: FrontendName
     host: str
     address: str
     port: int

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
-from union.sandbox._policy.addresses import host_and_port, ipv4_spelling, looks_numeric
+from union.sandbox._policy.addresses import format_host_port, looks_numeric, parse_inet_aton
 from union.sandbox._policy.names import NameSyntaxError, normalise_name
 from union.sandbox.errors import PolicyError
 
@@ -30,7 +30,7 @@ _ACCEPTED: Final = (
 _DIGITS: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 _CIDR_START: Final = re.compile(r"[0-9.]+/|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*/", re.ASCII)
 _MAPPED: Final = IPv6Network("::ffff:0:0/96")
-_SHOWN: Final = 120
+_MAX_SHOWN_CHARS: Final = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class _Reader:
         name = self._name(host)
         if looks_numeric(name):
             return self._network(host, port)
-        return Entry(text=host_and_port(name, port), kind="name", name=name, port=port)
+        return Entry(text=format_host_port(name, port), kind="name", name=name, port=port)
 
     def _refuse(self, why: str, hint: str = _ACCEPTED) -> NoReturn:
         raise PolicyError(f"{self._where} {why}", argument=self._argument, hint=hint)
@@ -215,7 +215,7 @@ class _Reader:
                 "would match a whole top-level domain",
                 "name at least two labels: '*.example.com'",
             )
-        return Entry(text=host_and_port(f"*.{name}", port), kind="pattern", name=name, port=port)
+        return Entry(text=format_host_port(f"*.{name}", port), kind="pattern", name=name, port=port)
 
     def _network(self, host: str, port: int | None) -> Entry:
         base, slash, prefix = host.partition("/")
@@ -229,7 +229,7 @@ class _Reader:
             )
         else:
             length = int(prefix)
-        # host_and_port would write an IPv6 range in brackets as it does an address.
+        # format_host_port would write an IPv6 range in brackets as it does an address.
         network: Network
         if isinstance(address, IPv6Address):
             network = IPv6Network((address, length), strict=False)
@@ -248,7 +248,9 @@ class _Reader:
                 "use network_mode='open', with a network_denylist if some hosts are to be out",
             )
         written = str(address) if network.prefixlen == width else str(network)
-        return Entry(text=host_and_port(written, port), kind="network", network=network, port=port)
+        return Entry(
+            text=format_host_port(written, port), kind="network", network=network, port=port
+        )
 
     def _address(self, text: str) -> IPv4Address | IPv6Address:
         try:
@@ -259,7 +261,7 @@ class _Reader:
             self._refuse(
                 "is not an IPv6 address", "a port goes after brackets: '[2001:db8::1]:443'"
             )
-        spelled = ipv4_spelling(text.lower().removesuffix("."))
+        spelled = parse_inet_aton(text.lower().removesuffix("."))
         if spelled is None:
             self._refuse("ends in a number and is not an IPv4 address")
         return self._refuse("is an unusual spelling of an IPv4 address", f"write '{spelled}'")
@@ -267,4 +269,4 @@ class _Reader:
 
 def _shown(value: object) -> str:
     text = ascii(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."

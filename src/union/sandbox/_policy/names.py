@@ -15,8 +15,8 @@ from typing import Final
 __all__ = ["NameSyntaxError", "normalise_name"]
 
 _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
-_LONGEST_NAME: Final = 253
-_LONGEST_INPUT: Final = 1024
+_MAX_NAME_CHARS: Final = 253
+_MAX_INPUT_CHARS: Final = 1024
 _DEVIATIONS: Final = frozenset("\u00df\u1e9e\u03c2\u200c\u200d")
 """IDNA 2003 maps these away and IDNA 2008 keeps them: two different hosts for one spelling.
 
@@ -35,7 +35,7 @@ def normalise_name(text: str) -> str:
         NameSyntaxError: the text is not a name, or not one that all programs read alike.
 
     """
-    if len(text) > _LONGEST_INPUT:
+    if len(text) > _MAX_INPUT_CHARS:
         raise NameSyntaxError("is too long")
     if text.isascii():
         if " " in text or not text.isprintable():
@@ -49,8 +49,8 @@ def normalise_name(text: str) -> str:
         raise NameSyntaxError("is empty")
     labels = [_normalise_label(label) for label in name.split(".")]
     name = ".".join(labels)
-    if len(name) > _LONGEST_NAME:
-        raise NameSyntaxError(f"is longer than {_LONGEST_NAME} characters")
+    if len(name) > _MAX_NAME_CHARS:
+        raise NameSyntaxError(f"is longer than {_MAX_NAME_CHARS} characters")
     return name
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from union.sandbox._policy.addresses import (
     canonical,
-    embedded,
-    host_and_port,
+    embedded_ipv4,
+    format_host_port,
     internal_range,
-    ipv4_spelling,
     looks_numeric,
     parse_address,
+    parse_inet_aton,
     unreachable_range,
 )
 from union.sandbox._policy.entries import Entry, first_uncovered, parse_entries
@@ -79,7 +79,7 @@ def parse_host(host: str) -> Address | str:
     name = normalise_name(host)
     if not looks_numeric(name):
         return name
-    spelled = ipv4_spelling(name)
+    spelled = parse_inet_aton(name)
     if spelled is None:
         raise NameSyntaxError("ends in a number and is not an IPv4 address")
     return spelled
@@ -109,7 +109,7 @@ def decide_address(
             return Verdict(allowed=False, rule="syntax", reason="this is not an IP address")
         address = parsed
     address = canonical(address)
-    inner = embedded(address)
+    inner = embedded_ipv4(address)
     for entry in rules.deny:
         if _holds(entry, address, port) or (inner is not None and _holds(entry, inner, port)):
             return _denied(entry, f"{address} is denied by {entry.text}")
@@ -160,7 +160,7 @@ def _judge_unlisted_address(
 ) -> Verdict:
     """Judge an address that no entry names: only an allowed name can speak for it."""
     kind = internal_range(address)
-    suggestion = host_and_port(str(address), port)
+    suggestion = format_host_port(str(address), port)
     if by_name is None:
         what = f" ({kind})" if kind else ""
         return _unlisted(f"{address}{what} is not on the allow-list", suggestion)
@@ -183,7 +183,7 @@ def _judge_name(rules: NetworkRules, name: str, port: int | None) -> Verdict:
     for entry in rules.allow:
         if _names(entry, name) and (port is None or entry.port in {None, port}):
             return _allowed(entry)
-    return _unlisted(f"{name} is not on the allow-list", host_and_port(name, port))
+    return _unlisted(f"{name} is not on the allow-list", format_host_port(name, port))
 
 
 def _names(entry: Entry, name: str) -> bool:

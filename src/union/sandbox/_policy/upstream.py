@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from union.sandbox._policy.addresses import host_and_port
+from union.sandbox._policy.addresses import format_host_port
 from union.sandbox._policy.entries import Entry, parse_entries
 from union.sandbox.errors import PolicyError
 
@@ -52,7 +52,7 @@ def parse_allowed_proxies(values: Sequence[str], *, argument: str) -> tuple[Entr
                 argument=argument,
                 hint="write only scheme, host and port: http://proxy.example:3128",
             )
-        hosts.append(host_and_port(upstream.host, upstream.port))
+        hosts.append(format_host_port(upstream.host, upstream.port))
     return parse_entries(hosts, argument=argument)
 
 

@@ -46,7 +46,7 @@ _HTTP, _SOCKS, _TRANSPARENT, _DNS = 3128, 1080, 3129, 53
 _RESOLVER: Final = "127.0.0.53"
 _LOOPBACK, _LOOPBACK6 = "127.0.0.1", "::1"
 _BACKLOG: Final = 512
-_FEWEST_DOORS: Final = 5
+_MIN_LISTENERS: Final = 5
 """Without IPv6."""
 _NO_PROXY: Final = "localhost,127.0.0.1,::1"
 
@@ -145,7 +145,7 @@ class SessionNetwork:
         self, network: NetworkSpec, fds: list[int], on_decision: Callable[[Decision], None]
     ) -> Egress:
         """Serve the sockets that a sandbox handed out; owns them from here on."""
-        if len(fds) < _FEWEST_DOORS:
+        if len(fds) < _MIN_LISTENERS:
             for fd in fds:
                 os.close(fd)
             raise OSError(errno.EPROTO, f"a sandbox came with {len(fds)} doors")

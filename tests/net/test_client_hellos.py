@@ -83,8 +83,8 @@ class LenientFront:
             await writer.drain()
 
 
-async def reach(doors, port, pieces):
-    reader, writer = await doors.knock("http")
+async def reach(harness, port, pieces):
+    reader, writer = await harness.connect("http")
     writer.write(f"CONNECT {ALLOWED}:{port} HTTP/1.1\r\n\r\n".encode())
     assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     for piece in pieces:
@@ -128,17 +128,17 @@ def in_one_record(first, second):
 
 @pytest.mark.threat(163)
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_another_server_name_does_not_reach_a_lenient_front(open_doors, attack):
+async def test_another_server_name_does_not_reach_a_lenient_front(open_egress, attack):
     front = LenientFront()
     async with serving(front) as port:
-        doors = open_doors(rules([ALLOWED, "127.0.0.0/8"]), table={ALLOWED: ["127.0.0.1"]})
+        harness = open_egress(rules([ALLOWED, "127.0.0.0/8"]), table={ALLOWED: ["127.0.0.1"]})
         pieces = ATTACKS[attack](greeting(HIDDEN))
         with contextlib.suppress(ConnectionError):
-            await reach(doors, port, pieces)
+            await reach(harness, port, pieces)
         assert HIDDEN not in front.seen
-        await doors.aclose()
-        assert not doors.decisions[-1].allowed
-        # The control: sent to it without doors, the front reads the name in the same bytes.
+        await harness.aclose()
+        assert not harness.decisions[-1].allowed
+        # The control: sent to it without harness, the front reads the name in the same bytes.
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for piece in pieces:
             writer.write(piece)
@@ -197,18 +197,18 @@ async def second_greeting(reader, writer, name):
 
 
 @pytest.mark.threat(163)
-async def test_the_name_in_a_second_greeting_is_judged(open_doors, certificate):
+async def test_the_name_in_a_second_greeting_is_judged(open_egress, certificate):
     """Some servers choose the host by the second greeting. The first case is the control."""
     front = RetryingFront(certificate)
     async with serving(front) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await second_greeting(reader, writer, HIDDEN)
-        assert front.seen == [ALLOWED, HIDDEN], "without the doors, the server reads both names"
+        assert front.seen == [ALLOWED, HIDDEN], "without the harness, the server reads both names"
         writer.close()
         front.seen.clear()
-        doors = open_doors(rules([ALLOWED, "127.0.0.0/8"]), table={ALLOWED: ["127.0.0.1"]})
+        harness = open_egress(rules([ALLOWED, "127.0.0.0/8"]), table={ALLOWED: ["127.0.0.1"]})
         for name, wanted in ((ALLOWED, [ALLOWED] * 2), (HIDDEN, [ALLOWED])):
-            reader, writer = await doors.knock("http")
+            reader, writer = await harness.connect("http")
             writer.write(f"CONNECT {ALLOWED}:{port} HTTP/1.1\r\n\r\n".encode())
             assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
             assert bool(await second_greeting(reader, writer, name)) == (name == ALLOWED)
@@ -217,14 +217,14 @@ async def test_the_name_in_a_second_greeting_is_judged(open_doors, certificate):
             front.seen.clear()
 
 
-async def test_protocols_whose_first_bytes_resemble_tls_pass(open_doors):
+async def test_protocols_whose_first_bytes_resemble_tls_pass(open_egress):
     """Length-prefixed protocols: a length of 0x0116 or 0x0115 reads like a record type."""
 
     async def answer(reader, writer):
         writer.write(b"%d" % len(await reader.readexactly(0x115)))
 
     async with serving(answer) as port:
-        doors = open_doors(rules([ALLOWED, "127.0.0.0/8"]), table={ALLOWED: ["127.0.0.1"]})
+        harness = open_egress(rules([ALLOWED, "127.0.0.0/8"]), table={ALLOWED: ["127.0.0.1"]})
         for first in (0x14, 0x15, 0x16, 0x17, 0x18):
             message = bytes((first, 1, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0)).ljust(0x115, b"x")
-            assert await reach(doors, port, [message]) == b"277"
+            assert await reach(harness, port, [message]) == b"277"

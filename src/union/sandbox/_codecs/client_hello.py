@@ -7,8 +7,8 @@ from typing import Final
 
 __all__ = [
     "MAX_HELLO_BYTES",
-    "ClientGreetings",
     "ClientHello",
+    "ClientHelloTracker",
     "TlsFormatError",
     "looks_like_tls",
     "read_hello",
@@ -26,10 +26,10 @@ _RETRY: Final = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e0
 _CLIENT_HELLO: Final = 0x01
 _SERVER_NAME: Final = 0x0000
 _HOST_NAME: Final = 0x00
-_LARGEST_RECORD: Final = 16_384 + 256
-_ANSWER_BYTES: Final = _RECORD_HEADER + 4 + 2 + 32
+_MAX_RECORD_BYTES: Final = 16_384 + 256
+_SERVER_HELLO_BYTES: Final = _RECORD_HEADER + 4 + 2 + 32
 """Of a ServerHello: headers, version, random value."""
-_MOST_RECORDS: Final = 64
+_MAX_RECORDS: Final = 64
 """The greeting is read again whenever more of it arrives: crumbs must not add up to work."""
 
 
@@ -126,13 +126,13 @@ def _reassemble(data: bytes) -> tuple[bytes, int] | None:
     """
     message = bytearray()
     offset = 0
-    for _ in range(_MOST_RECORDS):
+    for _ in range(_MAX_RECORDS):
         if len(data) < offset + _RECORD_HEADER:
             _check_size(data)
             return None
         kind, major = data[offset], data[offset + 1]
         length = int.from_bytes(data[offset + 3 : offset + 5], "big")
-        if kind != _HANDSHAKE or major != 3 or not 1 <= length <= _LARGEST_RECORD:
+        if kind != _HANDSHAKE or major != 3 or not 1 <= length <= _MAX_RECORD_BYTES:
             raise TlsFormatError("not a handshake record")
         offset += _RECORD_HEADER
         declared = len(message) + length
@@ -159,7 +159,7 @@ def _check_size(data: bytes) -> None:
         raise TlsFormatError("the TLS greeting is too large")
 
 
-class ClientGreetings:
+class ClientHelloTracker:
     """Follows a client's bytes until no further greeting of it can reach the server.
 
     A client sends a second greeting if the server asks for one (HelloRetryRequest), and some
@@ -197,7 +197,7 @@ class ClientGreetings:
             pass
         return tuple(names)
 
-    def feed_answer(self, data: bytes) -> None:
+    def feed_server(self, data: bytes) -> None:
         """Read the first bytes of the server, before they are sent on to the client."""
         if self._is_decided:
             return
@@ -207,11 +207,11 @@ class ClientGreetings:
             if len(self._answer) < end:
                 return
             self._answer = self._answer[end:]
-        head = self._answer[:_ANSWER_BYTES]
+        head = self._answer[:_SERVER_HELLO_BYTES]
         if not head:
             return
         if head[0] == _HANDSHAKE and head[5:6] in {b"", bytes((_SERVER_HELLO,))}:
-            if len(head) < _ANSWER_BYTES:
+            if len(head) < _SERVER_HELLO_BYTES:
                 return
             self._is_accepted = not head.endswith(_RETRY)
         self._is_decided = True
@@ -257,9 +257,9 @@ class ClientGreetings:
         kind, major = self._pending[0], self._pending[1]
         length = int.from_bytes(self._pending[3:5], "big")
         self._records += 1
-        if kind not in _RECORD_TYPES or major != 3 or length > _LARGEST_RECORD:
+        if kind not in _RECORD_TYPES or major != 3 or length > _MAX_RECORD_BYTES:
             raise TlsFormatError("what follows the greeting is not a TLS record")
-        if self._records > _MOST_RECORDS * 16:
+        if self._records > _MAX_RECORDS * 16:
             raise TlsFormatError("too many records before the server's answer")
         self._pending = self._pending[_RECORD_HEADER:]
         self._to_skip = length

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._codecs.tls_greeting import (
-    ClientGreetings,
+from union.sandbox._codecs.client_hello import (
+    ClientHelloTracker,
     TlsFormatError,
     looks_like_tls,
     read_hello,
@@ -105,7 +105,7 @@ def test_other_protocols_do_not_look_like_it():
 def test_no_other_record_comes_before_the_greeting(kind):
     for size in (1, 2, 7):
         record = bytes((kind, 3, 1, 0, 2, 1, 90))[:size]
-        greetings = ClientGreetings()
+        greetings = ClientHelloTracker()
         if size == 1:
             assert greetings.feed(record) == ()
             assert greetings.is_waiting
@@ -117,11 +117,11 @@ def test_no_other_record_comes_before_the_greeting(kind):
 @given(st.lists(st.binary(min_size=1, max_size=600), max_size=6))
 @settings(max_examples=200, deadline=None)
 def test_arbitrary_bytes_end_or_wait_or_are_refused(pieces):
-    greetings = ClientGreetings()
+    greetings = ClientHelloTracker()
     try:
         for piece in pieces:
             greetings.feed(piece)
-            greetings.feed_answer(piece)
+            greetings.feed_server(piece)
     except TlsFormatError:
         return
     assert not (greetings.is_over and greetings.is_waiting)
@@ -130,7 +130,7 @@ def test_arbitrary_bytes_end_or_wait_or_are_refused(pieces):
 @pytest.mark.parametrize("step", [1, 3, 100, 5000])
 def test_a_greeting_in_pieces_is_held_back_until_it_is_complete(step):
     data = greeting("www.example.com")
-    greetings = ClientGreetings()
+    greetings = ClientHelloTracker()
     names = ()
     for at in range(0, len(data), step):
         assert not names
@@ -138,7 +138,7 @@ def test_a_greeting_in_pieces_is_held_back_until_it_is_complete(step):
         assert greetings.is_waiting == (at + step < len(data))
     assert names == ("www.example.com",)
     assert not greetings.is_over, "a second one may follow"
-    greetings.feed_answer(b"\x16\x03\x03\x00\x7a\x02\x00\x00\x76\x03\x03" + bytes(32))
+    greetings.feed_server(b"\x16\x03\x03\x00\x7a\x02\x00\x00\x76\x03\x03" + bytes(32))
     assert greetings.feed(b"\x14\x03\x03\x00\x01\x01") == ()
     assert greetings.is_over
 
