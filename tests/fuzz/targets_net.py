@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from union.sandbox._codecs import client_hello as tls
 from union.sandbox._codecs import dns
-from union.sandbox._codecs.client_hello import TlsFormatError, read_hello
+from union.sandbox._codecs.client_hello import TlsFormatError, parse_client_hello
 from union.sandbox._codecs.http1 import (
     ChunkedBody,
     HttpFormatError,
@@ -326,7 +326,7 @@ def dns_query(data: bytes) -> None:
     """A datagram for the resolver: an address comes back only for a name that is allowed."""
     recorded: list[object] = []
     stub = StubResolver(Policy(RULES), SyntheticNames(), Ledger(recorded.append), ipv6=True)
-    answer = stub.answer(data)
+    answer = stub.respond(data)
     if answer is None:
         assert len(data) < 12 or data[2] & 0x80
         return
@@ -350,18 +350,18 @@ def tls_hello(data: bytes) -> None:
     cut = data[0] if data else 0
     data = data[1:]
     try:
-        hello = read_hello(data)
+        hello = parse_client_hello(data)
     except TlsFormatError:
         return
     finally:
         tls.looks_like_tls(data)
         if cut < len(data):
             with contextlib.suppress(TlsFormatError):
-                read_hello(data[:cut])
+                parse_client_hello(data[:cut])
     if hello is None:
         return
     if cut < len(data):
-        assert read_hello(data[:cut]) in {None, hello}
+        assert parse_client_hello(data[:cut]) in {None, hello}
     message, at = b"", 0
     while at + 5 <= len(data) and data[at] == 0x16:
         size = int.from_bytes(data[at + 3 : at + 5], "big")
@@ -372,7 +372,7 @@ def tls_hello(data: bytes) -> None:
     pieces = [message[i : i + step] for i in range(0, len(message), step)]
     framed = b"".join(b"\x16\x03\x01" + len(p).to_bytes(2, "big") + p for p in pieces)
     if len(pieces) <= 60 and step <= 16_384:
-        assert read_hello(framed) == hello
+        assert parse_client_hello(framed) == hello
     if hello.server_name is not None:
         name = hello.server_name.encode("ascii")
         assert len(name).to_bytes(2, "big") + name in message, "shorter than it says"

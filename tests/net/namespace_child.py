@@ -39,7 +39,7 @@ def send(step):
                 length, kind = struct.unpack_from("=IH", data)
                 (error,) = struct.unpack_from("=i", data, 16)
                 if kind != 2 or error:
-                    raise OSError(-error, f"{step.what}: {os.strerror(-error)}")
+                    raise OSError(-error, f"{step.description}: {os.strerror(-error)}")
                 seen += 1
                 data = data[(length + 3) & ~3 :]
 

@@ -28,11 +28,11 @@ def test_a_session_gets_half_of_what_the_others_leave():
     budget = Budget(64)
     first, second, third = budget.share(), budget.share(), budget.share()
     for share, wanted in ((first, 32), (second, 16), (third, 8)):
-        while share.take(1):
+        while share.acquire(1):
             pass
         assert share.held == wanted
     first.release(32)
-    assert second.take(1), "what is given back is there for the others"
+    assert second.acquire(1), "what is given back is there for the others"
     assert budget.held == second.held + third.held
 
 
@@ -79,7 +79,7 @@ async def test_attempts_at_the_same_time_come_from_the_share():
     """Eight addresses that never answer take no more descriptors than the share has."""
     budget = Budget(4)
     share = budget.share()
-    assert share.take(1)
+    assert share.acquire(1)
     addresses = [ip_address(f"192.0.2.{number}") for number in range(100, 108)]
     task = asyncio.create_task(connect_any(addresses, 9, share=share))
     await asyncio.sleep(0.8)

@@ -39,7 +39,7 @@ def test_every_message_is_whole_and_acknowledgements_are_counted(options):
         found = list(messages(step.data))
         assert sum(1 for _kind, flags, *_ in found if flags & ACK) == step.acks
         assert all(port == 0 for *_, port, _body in found)
-        assert step.what
+        assert step.description
 
 
 def test_a_netfilter_step_is_one_transaction():
@@ -51,7 +51,7 @@ def test_a_netfilter_step_is_one_transaction():
 
 
 def test_the_rule_comes_before_the_route_that_makes_it_needed():
-    what = [step.what for step in egress_setup(3128)]
+    what = [step.description for step in egress_setup(3128)]
     assert what[0] == "loopback up"
     for family in ("IPv4", "IPv6"):
         rule = next(i for i, text in enumerate(what) if text.startswith(f"{family} redirect"))

@@ -1,7 +1,7 @@
-"""Resolve, check every address, dial one that was checked.
+"""Resolve a name, check every address, dial one of the checked addresses.
 
-The name is looked up once, on the host; each address it leads to is judged; the connection goes
-to one of those that passed, by address. There is no second look-up that could answer otherwise.
+The host resolves the name once. The policy decides about each address, and the connection goes to
+an allowed address. There is no second lookup that could return a different address.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_ADDRESSES: Final = 8
 
 
 class RefusedError(Exception):
-    """Policy says no."""
+    """The policy refuses the destination."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.reason)
@@ -42,18 +42,18 @@ class RefusedError(Exception):
 
 
 class DialError(Exception):
-    """Policy says yes, and the destination could not be reached."""
+    """The policy allows the destination, but connecting to it failed."""
 
     def __init__(self, message: str, *, verdict: Verdict, refused: bool = False) -> None:
         super().__init__(message)
         self.verdict = verdict
         self.refused = refused
-        """The destination itself answered, with a reset."""
+        """True if the destination itself refused the connection with a reset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboundConnection:
-    """A connection that may be used; ``name`` is None when an address was asked for."""
+    """An allowed connection; ``name`` is None if the client requested an address."""
 
     stream: Stream
     address: str
@@ -62,7 +62,15 @@ class OutboundConnection:
 
 
 class Dialer:
-    """Makes the connections of one run."""
+    """Open the outbound connections of one run.
+
+    Args:
+        policy: decides about names and addresses.
+        resolver: resolves names on the host.
+        upstream: connects through the caller's proxy. Default None: connect directly.
+        share: file descriptors for parallel connection attempts. Default None: no limit.
+
+    """
 
     def __init__(
         self,
@@ -78,11 +86,11 @@ class Dialer:
         self._share = share
 
     async def dial(self, host: str, port: int) -> OutboundConnection:
-        """Judge and connect.
+        """Check the destination against the policy and connect to it.
 
         Raises:
-            RefusedError: policy says no, to the name or to every address of it.
-            DialError: it could not be reached.
+            RefusedError: the policy refuses the name or all of its addresses.
+            DialError: connecting failed.
 
         """
         generation = self._policy.generation
@@ -105,14 +113,16 @@ class Dialer:
                     raise RefusedError(verdict)
             return OutboundConnection(stream=stream, address="", name=name, verdict=verdict)
         if isinstance(parsed, str):
-            addresses, verdict = await self._checked(parsed, port, verdict)
+            addresses, verdict = await self._allowed_addresses(parsed, port, verdict)
         else:
             addresses = [parsed]
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 sock, address = await connect_any(addresses, port, share=self._share)
         except TimeoutError as exc:
-            raise DialError("timed out while connecting", verdict=verdict) from exc
+            raise DialError(
+                f"timed out after {CONNECT_TIMEOUT_S:g} s while connecting", verdict=verdict
+            ) from exc
         except OSError as exc:
             raise DialError(
                 _error_text(exc), verdict=verdict, refused=isinstance(exc, ConnectionRefusedError)
@@ -127,7 +137,7 @@ class Dialer:
     def _refusal_once_connected(
         self, stream: Stream, address: Address, port: int, name: str | None, generation: int
     ) -> Verdict | None:
-        """Judge once more before a byte is carried: rules and addresses may have changed."""
+        """Check again before forwarding a byte: rules and local addresses may have changed."""
         if generation != self._policy.generation:
             verdict = self._policy.recheck(
                 name or str(address), port, address=address, server_names=()
@@ -138,17 +148,20 @@ class Dialer:
         return None if peer is None else self._policy.own_server_refusal(peer, port)
 
     async def check_before_upstream(self, name: str, port: int) -> None:
-        """Refuse a name that leads, as far as this host can see, where policy says no.
+        """Refuse a name if this host resolves it to a refused address.
 
-        The caller's proxy resolves names by itself and may know some that this host does not, so
-        a name that cannot be resolved here passes. That is the one case in which an address is
-        not checked.
+        The caller's proxy resolves names itself and may resolve names that this host cannot, so a
+        name without an address on this host passes. Only in this case is no address checked.
+
+        Raises:
+            RefusedError: the policy refuses one of the addresses, or the lookup queue is full.
+
         """
         try:
             async with asyncio.timeout(_UPSTREAM_RESOLVE_TIMEOUT_S):
                 found = await self._resolver.resolve(name)
         except PoolFullError as exc:
-            # Not a name that is unknown here: the program itself has filled the queue.
+            # The name may exist: the sandboxed program itself has filled the lookup queue.
             raise RefusedError(
                 Verdict(
                     allowed=False,
@@ -163,18 +176,20 @@ class Dialer:
             if address is None:
                 continue
             verdict = self._policy.decide_address(address, port, name=name)
-            # The proxy may pick any of them: one that is refused is enough.
+            # The proxy may connect to any of them, so one refused address refuses the name.
             if not verdict.allowed:
                 raise RefusedError(verdict)
 
-    async def _checked(
+    async def _allowed_addresses(
         self, name: str, port: int, by_name: Verdict
     ) -> tuple[list[Address], Verdict]:
         try:
             async with asyncio.timeout(RESOLVE_TIMEOUT_S):
                 found = await self._resolver.resolve(name)
         except TimeoutError as exc:
-            raise DialError("timed out while resolving the name", verdict=by_name) from exc
+            raise DialError(
+                f"timed out after {RESOLVE_TIMEOUT_S:g} s while resolving the name", verdict=by_name
+            ) from exc
         except (OSError, UnicodeError) as exc:
             raise DialError(
                 f"cannot resolve the name: {_error_text(exc)}", verdict=by_name
@@ -185,7 +200,7 @@ class Dialer:
         for text in found:
             address = parse_address(text)
             if address is None or address in passed:
-                # An address with a zone is link-local: never one to dial for a name.
+                # An address with a zone is link-local and never the destination of a name.
                 continue
             verdict = self._policy.decide_address(address, port, name=name)
             if verdict.allowed:
@@ -201,7 +216,7 @@ class Dialer:
 
 
 def _error_text(exc: Exception) -> str:
-    # The loop's own text repeats the address; a resolver's errno is not an errno.
+    # The event loop's text repeats the address; the errno of gaierror is an EAI_ code.
     if isinstance(exc, OSError) and exc.errno and not isinstance(exc, socket.gaierror):
         return os.strerror(exc.errno)
     if isinstance(exc, socket.gaierror) and exc.strerror:
