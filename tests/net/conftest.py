@@ -6,11 +6,11 @@ from tests.net.harness import EgressHarness
 
 @pytest.fixture
 async def open_egress():
-    """Make doors; all are closed at the end."""
+    """Return a function that starts an egress; all are closed after the test."""
     made = []
 
-    def make(judge, **options):
-        harness = EgressHarness(judge, **options)
+    def make(policy_or_rules, **options):
+        harness = EgressHarness(policy_or_rules, **options)
         made.append(harness)
         return harness
 

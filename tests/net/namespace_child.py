@@ -1,6 +1,6 @@
-"""Makes a user and network namespace, sets it up, hands out its listeners, runs a program in it.
+"""Create a user and network namespace, pass its listeners to the parent, run a program in it.
 
-Stands in for the launcher: same messages, same sockets, nothing else of it. Arguments: the
+This replaces the launcher in tests: it uses the same netlink messages and sockets. Arguments: the
 descriptor of a unix socket, a resolv.conf to use inside, and the program with its arguments.
 """
 

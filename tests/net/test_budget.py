@@ -1,4 +1,4 @@
-"""One session's connections leave descriptors for others, and are refused beyond their share."""
+"""Connections beyond a session's share are refused, so other sessions keep descriptors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def tunnel_to(harness, port):
 
 
 @pytest.mark.threat(156)
-def test_a_session_gets_half_of_what_the_others_leave():
+def test_a_session_gets_half_of_the_free_descriptors():
     budget = Budget(64)
     first, second, third = budget.share(), budget.share(), budget.share()
     for share, wanted in ((first, 32), (second, 16), (third, 8)):
@@ -32,7 +32,7 @@ def test_a_session_gets_half_of_what_the_others_leave():
             pass
         assert share.held == wanted
     first.release(32)
-    assert second.acquire(1), "what is given back is there for the others"
+    assert second.acquire(1), "released descriptors are available to others"
     assert budget.held == second.held + third.held
 
 
@@ -66,7 +66,7 @@ async def test_a_greedy_session_is_refused_and_another_is_served(open_egress, fr
         assert "share" in refusal.reason
         if frontend == "tcp_transparent":
             assert (refusal.host, refusal.port) == destination
-        # The control: another session has room, and so has this one once it gives some back.
+        # Control: another session has room, and the budget is empty after both are closed.
         held += [await tunnel_to(modest, port) for _ in range(2)]
         for _reader, writer in held:
             writer.close()
@@ -75,8 +75,8 @@ async def test_a_greedy_session_is_refused_and_another_is_served(open_egress, fr
         assert budget.held == 0
 
 
-async def test_attempts_at_the_same_time_come_from_the_share():
-    """Eight addresses that never answer take no more descriptors than the share has."""
+async def test_parallel_attempts_use_the_share():
+    """Eight unresponsive addresses use no more descriptors than the share has."""
     budget = Budget(4)
     share = budget.share()
     assert share.acquire(1)
@@ -90,8 +90,8 @@ async def test_attempts_at_the_same_time_come_from_the_share():
 
 
 @pytest.mark.threat(156)
-async def test_a_direction_holds_one_small_piece(open_egress, monkeypatch):
-    """However much goes through at once: a stalled sink holds what was read last."""
+async def test_a_direction_buffers_one_bounded_read(open_egress, monkeypatch):
+    """A stalled sink holds only the last read, however much is transferred."""
     loop = asyncio.get_running_loop()
     real, sizes = loop.sock_recv, []
 
@@ -117,5 +117,7 @@ async def test_a_direction_holds_one_small_piece(open_egress, monkeypatch):
         await pouring
         writer.close()
         await harness.aclose()
-    assert max(asked for asked, _got in sizes) <= 64 * 1024
-    assert sum(got for _asked, got in sizes) >= 2 * len(payload), "the control: it all came by"
+    assert max(limit for limit, _size in sizes) <= 64 * 1024
+    assert sum(size for _limit, size in sizes) >= 2 * len(payload), (
+        "control: all data was read here"
+    )

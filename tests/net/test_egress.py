@@ -1,4 +1,4 @@
-"""The run's network as a whole: many connections, hostile ones, large transfers, and its end."""
+"""The network of a run: many or hostile connections, large transfers, and closing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def tunnel_to(harness, port):
     return reader, writer
 
 
-async def test_closing_ends_everything_and_leaves_nothing(open_egress):
+async def test_closing_ends_all_connections_and_leaks_nothing(open_egress):
     async with serving(echo) as port:
         gc.collect()
         before = descriptors()
@@ -52,17 +52,17 @@ async def test_closing_ends_everything_and_leaves_nothing(open_egress):
         assert len(asyncio.all_tasks() - tasks) == 0
         with pytest.raises(ConnectionRefusedError):
             await harness.connect("http")
-    # What was under way when the run ended is accounted for.
+    # Connections that were open when the run ended are recorded.
     assert len([d for d in harness.decisions if d.allowed]) == 6
 
 
-async def test_a_connection_accepted_in_the_last_moment_is_closed_too(open_egress):
+async def test_a_connection_accepted_just_before_closing_is_closed(open_egress):
     harness = open_egress(rules([]))
     sock = socket.create_connection(("127.0.0.1", harness.ports["http"]))
     for listening, frontend in harness.egress._listeners:
         if listening.getsockname()[1] == harness.ports["http"]:
             harness.egress._accept(listening, frontend)
-    # The task has not had its first turn when it is cancelled.
+    # The task is cancelled before its first step.
     await harness.aclose()
     sock.settimeout(2)
     with pytest.raises(ConnectionResetError):
@@ -70,7 +70,7 @@ async def test_a_connection_accepted_in_the_last_moment_is_closed_too(open_egres
     sock.close()
 
 
-async def test_half_close_goes_through_both_ways(open_egress):
+async def test_half_close_is_forwarded_both_ways(open_egress):
     async def answer_at_the_end(reader, writer):
         data = await reader.read()
         writer.write(b"%d" % len(data))
@@ -85,7 +85,7 @@ async def test_half_close_goes_through_both_ways(open_egress):
         writer.close()
 
 
-async def test_a_reset_goes_through(open_egress):
+async def test_a_reset_is_forwarded(open_egress):
     async def reset(reader, writer):
         await reader.read(1)
         sock = writer.get_extra_info("socket")
@@ -117,7 +117,7 @@ async def test_a_slow_reader_slows_the_sender(open_egress):
         await asyncio.sleep(0.3)
         first = sent
         await asyncio.sleep(0.3)
-        # Only what the kernel's own buffers hold: a few MiB, and no more with time.
+        # Only the kernel's buffers are filled: a few MiB, and no more over time.
         assert sent == first
         assert sent < 40_000_000
         writer.transport.abort()
@@ -144,15 +144,15 @@ async def test_two_hundred_connections_at_once(open_egress):
 
 
 @pytest.mark.parametrize(
-    "frontend,crumb", [("http", b"GET http://a"), ("socks", b"\x05"), ("dns_tcp", b"\0")]
+    "frontend,partial", [("http", b"GET http://a"), ("socks", b"\x05"), ("dns_tcp", b"\0")]
 )
-async def test_half_open_connections_do_not_keep_others_out(open_egress, frontend, crumb):
+async def test_half_open_connections_do_not_block_others(open_egress, frontend, partial):
     async with serving(echo) as port:
         harness = open_egress(rules([LOOPBACK]))
         idle = []
         for _ in range(150):
             reader, writer = await harness.connect(frontend)
-            writer.write(crumb)
+            writer.write(partial)
             idle.append((reader, writer))
         started = time.monotonic()
         reader, writer = await tunnel_to(harness, port)
@@ -178,12 +178,12 @@ async def test_garbage_does_not_disturb_others(open_egress):
 
 
 @pytest.mark.threat(100)
-async def test_there_is_a_limit_to_the_descriptors_one_run_takes(open_egress):
+async def test_the_connections_of_one_run_are_limited(open_egress):
     async with serving(echo) as port:
         harness = open_egress(rules([LOOPBACK]))
         harness.egress._max_connections = 3
         held = [await tunnel_to(harness, port) for _ in range(3)]
-        # A reset, in the connect itself or right after it.
+        # The reset arrives during connect() or right after it.
         with contextlib.suppress(ConnectionResetError):
             reader, writer = await harness.connect("http")
             assert await asyncio.wait_for(read_all(reader), 2) == b""
@@ -196,7 +196,7 @@ async def test_there_is_a_limit_to_the_descriptors_one_run_takes(open_egress):
             other.close()
 
 
-async def test_log_lines_about_refusals_have_an_end(open_egress, caplog, monkeypatch):
+async def test_log_lines_about_refusals_are_limited(open_egress, caplog, monkeypatch):
     monkeypatch.setattr("union.sandbox._net.ledger._MAX_LOG_LINES", 3)
     harness = open_egress(rules([]))
     for _ in range(6):
@@ -205,7 +205,7 @@ async def test_log_lines_about_refusals_have_an_end(open_egress, caplog, monkeyp
     assert len([r for r in caplog.records if r.name == "union.sandbox.network"]) == 4
 
 
-async def test_decisions_that_are_kept_have_an_end(open_egress, monkeypatch):
+async def test_recorded_decisions_are_limited(open_egress, monkeypatch):
     monkeypatch.setattr("union.sandbox._net.ledger._MAX_DECISIONS", 2)
     harness = open_egress(rules([]))
     for _ in range(5):
@@ -214,7 +214,7 @@ async def test_decisions_that_are_kept_have_an_end(open_egress, monkeypatch):
 
 
 @pytest.mark.threat(96)
-async def test_two_runs_do_not_share_anything(open_egress):
+async def test_two_runs_share_nothing(open_egress):
     async with serving(echo) as port:
         wide = open_egress(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
         narrow = open_egress(rules([]))
@@ -226,8 +226,8 @@ async def test_two_runs_do_not_share_anything(open_egress):
         assert len(narrow.decisions) == 2
 
 
-def measure(port, size, door=None, target=None):
-    """Receive ``size`` bytes over a blocking socket and return the seconds."""
+def measure(port, size):
+    """Receive ``size`` bytes over a blocking socket; return the duration in seconds."""
     with socket.create_connection(("127.0.0.1", port)) as sock:
         buffer = bytearray(1 << 20)
         started = time.monotonic()
@@ -241,7 +241,7 @@ def measure(port, size, door=None, target=None):
 
 
 @pytest.mark.slow
-async def test_a_large_transfer_keeps_up_with_a_direct_one(open_egress):
+async def test_a_large_transfer_is_not_much_slower_than_a_direct_one(open_egress):
     size = 256 << 20
     source = listener()
     piece = memoryview(bytes(1 << 20))
@@ -252,7 +252,7 @@ async def test_a_large_transfer_keeps_up_with_a_direct_one(open_egress):
             for _ in range(size >> 20):
                 sock.sendall(piece)
 
-    # The far ends are other processes, as in life: threads would share our interpreter's lock.
+    # Both peers are separate processes: threads would share this interpreter's lock.
     ratios = []
     for _ in range(3):
         seconds = []
@@ -283,6 +283,6 @@ async def test_a_large_transfer_keeps_up_with_a_direct_one(open_egress):
             await harness.aclose()
         ratios.append(seconds[0] / seconds[1])
     source.close()
-    print("through the frontend, as a share of direct:", [round(ratio, 2) for ratio in ratios])
-    # Half on a quiet machine with a core to spare; here three processes may share two cores.
+    print("throughput relative to a direct connection:", [round(ratio, 2) for ratio in ratios])
+    # An idle machine reaches 0.5; here three processes may share two cores.
     assert max(ratios) >= 0.25

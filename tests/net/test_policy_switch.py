@@ -1,4 +1,4 @@
-"""One policy per egress: replacing it counts at once, for every frontend and every connection."""
+"""Replacing the rules of an egress affects every frontend and connection immediately."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.net.harness import echo, policy, read_all, rules, serving
-from tests.net.test_dns_frontend import ask, query
+from tests.net.test_dns_frontend import query, send_query
 
 LOOPBACK = "127.0.0.0/8"
 TABLE = {"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]}
@@ -42,7 +42,7 @@ async def test_what_the_new_rules_refuse_is_reset_and_the_rest_goes_on(open_egre
             await asyncio.wait_for(cut.readexactly(1), 10)
         kept_writer.write(b"after")
         assert await asyncio.wait_for(kept.readexactly(5), 10) == b"after"
-        assert bytes(received) == b"after", "not a byte of the other connection"
+        assert bytes(received) == b"after", "no byte of the revoked connection arrives"
         head, _, writer = await tunnel_to(harness, "b.example", port)
         assert head.startswith(b"HTTP/1.1 403 ")
         for other in (writer, kept_writer, cut_writer):
@@ -55,14 +55,14 @@ async def test_what_the_new_rules_refuse_is_reset_and_the_rest_goes_on(open_egre
 
 async def test_names_resolve_by_the_rules_in_force(open_egress):
     harness = open_egress(rules(["a.example"]))
-    before = await ask(harness, query("a.example"))
+    before = await send_query(harness, query("a.example"))
     assert before[3] & 0x0F == 0
     harness.egress.switch(rules(["b.example"]))
-    assert (await ask(harness, query("a.example")))[3] & 0x0F == 3
-    assert (await ask(harness, query("b.example")))[3] & 0x0F == 0
+    assert (await send_query(harness, query("a.example")))[3] & 0x0F == 3
+    assert (await send_query(harness, query("b.example")))[3] & 0x0F == 0
 
 
-async def test_an_address_denied_by_the_new_rules_cuts_a_connection_by_name(open_egress):
+async def test_an_address_denied_by_the_new_rules_resets_a_connection_by_name(open_egress):
     async with serving(echo) as port:
         harness = open_egress(rules(["a.example", LOOPBACK]), table=TABLE)
         _, reader, writer = await tunnel_to(harness, "a.example", port)
@@ -72,9 +72,9 @@ async def test_an_address_denied_by_the_new_rules_cuts_a_connection_by_name(open
         writer.close()
 
 
-@pytest.mark.parametrize("table_turns", [True, False])
-async def test_a_dial_under_way_is_judged_by_the_rules_at_its_end(open_egress, table_turns):
-    """The control is the same dial without a switch."""
+@pytest.mark.parametrize("is_switched", [True, False])
+async def test_a_pending_dial_is_checked_by_the_rules_at_its_end(open_egress, is_switched):
+    """Control: the same dial succeeds without a switch."""
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow:
@@ -87,10 +87,10 @@ async def test_a_dial_under_way_is_judged_by_the_rules_at_its_end(open_egress, t
         harness = open_egress(policy(["a.example", LOOPBACK]), resolver=Slow())
         pending = asyncio.create_task(tunnel_to(harness, "a.example", port))
         await asyncio.wait_for(asked.wait(), 10)
-        if table_turns:
+        if is_switched:
             harness.egress.switch(rules(["b.example"]))
         go_on.set()
-        if table_turns:
+        if is_switched:
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await asyncio.wait_for(pending, 10)
         else:
@@ -99,7 +99,7 @@ async def test_a_dial_under_way_is_judged_by_the_rules_at_its_end(open_egress, t
             writer.close()
 
 
-async def test_a_plain_request_under_way_is_cut(open_egress):
+async def test_a_plain_request_in_progress_is_reset(open_egress):
     started = asyncio.Event()
 
     async def drip(reader, writer):
@@ -123,7 +123,7 @@ async def test_a_plain_request_under_way_is_cut(open_egress):
         writer.close()
 
 
-async def test_decisions_are_counted_anew(open_egress, monkeypatch):
+async def test_the_decision_limit_restarts(open_egress, monkeypatch):
     monkeypatch.setattr("union.sandbox._net.ledger._MAX_DECISIONS", 1)
     harness = open_egress(rules([]))
     for _ in range(2):
