@@ -160,7 +160,7 @@ def _network(session: Any, port: int, *, by_name: bool) -> dict[str, Operation]:
 
 @contextmanager
 def _name_on_loopback() -> Iterator[None]:
-    """Lead NAME to 127.0.0.1 in this process, which is where the doors resolve."""
+    """Lead NAME to 127.0.0.1 in this process, which is where the frontends resolve."""
     real = socket.getaddrinfo
 
     def lookup(host: Any, *args: Any, **options: Any) -> Any:

@@ -220,7 +220,7 @@ class Soak:
                 await self.server.start_again()
 
     async def _victims(self, seconds: float) -> None:
-        """Whole host programs, killed while they serve doors and use the server."""
+        """Whole host programs, killed while they serve listeners and use the server."""
         chance = self._own_chance()
         until = time.monotonic() + seconds
         for _ in range(VICTIMS_EACH_ROUND):

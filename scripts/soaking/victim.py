@@ -1,4 +1,4 @@
-"""A host program that is made to be killed: sessions of both kinds, doors, groups, commands.
+"""A host program that is made to be killed: sessions of both kinds, listeners, groups, commands.
 
 It prints one line when everything is in flight, and goes on until it is killed.
 """

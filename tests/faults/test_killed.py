@@ -365,7 +365,7 @@ async def service(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_host_program_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It serves doors, holds groups, and is the client of a server."""
+    """It serves listeners, holds groups, and is the client of a server."""
     server = await asyncio.start_server(service, "127.0.0.1", 0)
     port = str(server.sockets[0].getsockname()[1])
     with ServerProcess("--backend", "userns", "--grace", "1") as remote:

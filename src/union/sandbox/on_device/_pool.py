@@ -186,7 +186,7 @@ class Pool:
         if posture.shape == "open" or not self.pythons.wants(posture) or not venv.is_as_seen():
             return False
         # A waiting Python runs what earlier runs left in the venv (.pth files), and so must not
-        # have a network that a later, narrower run lacks. Filtered doors are not served yet.
+        # have a network that a later, narrower run lacks. Filtered listeners are not served yet.
         fingerprint = venv.fingerprint()
         plain = RunSpec(kind="python", env=self._spec.env, network=spec.network)
         command = build(plain, posture)._replace(script=None)
