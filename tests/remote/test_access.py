@@ -107,7 +107,7 @@ def test_no_token_no_other_machine():
     assert done.stdout == ""
     done = start("--bind", "0.0.0.0:0")
     assert done.returncode == 2
-    assert "there is no token" in done.stderr
+    assert "requires a token" in done.stderr
 
 
 @pytest.mark.threat(119)

@@ -23,7 +23,7 @@ from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire.frames import MAX_CHUNK, WINDOW, Kind, Offsets
 from union.sandbox._wire.values import MAX_START, run_to
-from union.sandbox.server._runs import LEAST_ROOM
+from union.sandbox.server._runs import MIN_STREAM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -244,7 +244,7 @@ async def test_all_together_have_a_limit():
             runs = [await session.run("head -c 3000000 /dev/zero", stdout=True) for _ in range(16)]
             await asyncio.sleep(0.5)
             # Those that came late still get their smaller share, and all get to their end.
-            most = 4 * MIB + 16 * (LEAST_ROOM + ONE_READ)
+            most = 4 * MIB + 16 * (MIN_STREAM_BYTES + ONE_READ)
             assert server.metric("sandbox_buffer_bytes") < most
             for run in runs:
                 assert len((await run.communicate())[0]) == 3_000_000
