@@ -24,8 +24,8 @@ from union.sandbox.remote._run import RemoteRun
 from union.sandbox.server._auth import Authority, Grant, Guest, Verifier
 from union.sandbox.server._metrics import Metrics
 from union.sandbox.server._owner_socket import _authenticate
-from union.sandbox.server._quotas import ByteBudget, FrameBudgets, RequestBytes, busy
-from union.sandbox.server._runs import Buffers, ServerRun
+from union.sandbox.server._quotas import Buffers, ByteBudget, FrameBudgets, RequestBytes, busy
+from union.sandbox.server._runs import ServerRun
 from union.sandbox.server._server_connection import ServerConnection
 
 SESSION = SessionSpec(backend="userns", env=(("A", "b"),))

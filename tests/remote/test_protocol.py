@@ -23,7 +23,7 @@ from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire.frames import MAX_CHUNK, WINDOW, Kind, Offsets
 from union.sandbox._wire.values import MAX_START, run_to
-from union.sandbox.server._runs import MIN_STREAM_BYTES
+from union.sandbox.server._quotas import MIN_STREAM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,9 +17,9 @@ from union.sandbox.errors import SandboxError, SandboxExecutionError
 from union.sandbox.server import _quotas
 from union.sandbox.server._auth import Grant
 from union.sandbox.server._metrics import Metrics
-from union.sandbox.server._quotas import Charge, FrameBudgets, RequestBytes, RunSlots
+from union.sandbox.server._quotas import Buffers, Charge, FrameBudgets, RequestBytes, RunSlots
 from union.sandbox.server._run_table import KeptRuns, RunTable
-from union.sandbox.server._runs import Buffers, ServerRun
+from union.sandbox.server._runs import ServerRun
 from union.sandbox.server._server_connection import ServerConnection
 
 if TYPE_CHECKING:

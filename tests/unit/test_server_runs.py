@@ -13,7 +13,8 @@ from union.sandbox._core.spec import RunSpec
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire.frames import WINDOW, Frame, Kind, Offsets, WireError
 from union.sandbox.errors import SandboxUsageError
-from union.sandbox.server._runs import Buffers, ServerRun
+from union.sandbox.server._quotas import Buffers
+from union.sandbox.server._runs import ServerRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
     from union.sandbox.server._auth import Authority, Grant
     from union.sandbox.server._config import Config
-    from union.sandbox.server._sessions import ServerSession, Sessions
+    from union.sandbox.server._server_session import ServerSession
+    from union.sandbox.server._sessions import Sessions
 
 __all__ = ["App"]
 

@@ -29,7 +29,7 @@ _HEX: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a request may do: everything, or with ``session`` the use of that session."""
+    """The rights of a request: all, or with ``session`` the use of that session."""
 
     session: str | None = None
     key: str = field(default="owner", compare=False)

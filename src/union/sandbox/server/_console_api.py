@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from union.sandbox.server._records import RunRecord
-    from union.sandbox.server._sessions import ServerSession, Sessions
+    from union.sandbox.server._server_session import ServerSession
+    from union.sandbox.server._sessions import Sessions
 
 __all__ = ["ConsoleApi"]
 

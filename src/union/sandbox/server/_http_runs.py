@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from union.sandbox.server._runs import ServerRun
-    from union.sandbox.server._sessions import ServerSession, Sessions
+    from union.sandbox.server._server_session import ServerSession
+    from union.sandbox.server._sessions import Sessions
 
 __all__ = ["run_in", "run_once"]
 

@@ -1,4 +1,4 @@
-"""Quotas of sessions and keys: running commands, bytes of requests, frames.
+"""Quotas of sessions and keys: running commands, bytes of requests, kept output, frames.
 
 The sessions share the limits of the server, and the keys of a session share those of the session. A
 run or request over its quota is refused with the code ``busy``; others are not affected.
@@ -11,13 +11,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
+from union.sandbox._wire.frames import WINDOW
 from union.sandbox._wire.values import MAX_START
 from union.sandbox.errors import SandboxExecutionError
 
 if TYPE_CHECKING:
+    from union.sandbox._wire.run_log import StreamLog
     from union.sandbox.server._auth import Grant
 
 __all__ = [
+    "MIN_STREAM_BYTES",
+    "Buffers",
     "ByteBudget",
     "Charge",
     "FrameBudget",
@@ -27,6 +31,8 @@ __all__ = [
     "busy",
 ]
 
+MIN_STREAM_BYTES: Final = WINDOW // 8
+"""Output that every stream may keep, even if the shared limits are reached."""
 _FRAMES_PER_S: Final = 50_000.0
 _FRAME_BURST: Final = 50_000.0
 
@@ -168,6 +174,33 @@ class RequestBytes:
             if session is not None:
                 budgets.append(session[1])
         return Charge(*budgets)
+
+
+class Buffers:
+    """Counts kept output against a limit: of the server, of a session, or of limited keys."""
+
+    def __init__(self, limit: int, parent: Buffers | None = None) -> None:
+        self.limit = limit
+        self.held = 0
+        self.parent = parent
+
+    def add(self, size: int) -> None:
+        """Add ``size`` bytes (may be negative), here and in all parents."""
+        level: Buffers | None = self
+        while level is not None:
+            level.held += size
+            level = level.parent
+
+    def is_full(self, stream: StreamLog) -> bool:
+        """Return whether a stream must stop: its window is full, or a limit is reached."""
+        if stream.held < MIN_STREAM_BYTES:
+            return False
+        level: Buffers | None = self
+        while level is not None:
+            if level.held >= level.limit:
+                return True
+            level = level.parent
+        return stream.held >= WINDOW
 
 
 class FrameBudget:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox.server._quotas import busy
-from union.sandbox.server._runs import Buffers
+from union.sandbox.server._quotas import Buffers, busy
 
 if TYPE_CHECKING:
     from union.sandbox.server._auth import Grant

@@ -12,7 +12,6 @@ from union.sandbox._wire.errors import error_to
 from union.sandbox._wire.frames import (
     MAX_CHUNK,
     STDIN_WINDOW,
-    WINDOW,
     Kind,
     Offsets,
     Taken,
@@ -32,41 +31,14 @@ if TYPE_CHECKING:
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._policy.decision import Decision
     from union.sandbox._session.transport import Run, Transport
+    from union.sandbox.server._quotas import Buffers
 
-__all__ = ["MIN_STREAM_BYTES", "Buffers", "Listener", "ServerRun"]
+__all__ = ["Listener", "ServerRun"]
 
-MIN_STREAM_BYTES: Final = WINDOW // 8
-"""Output that every stream may keep, even if the shared limits are reached."""
 _COALESCE_S: Final = 0.005
 """Delay that combines small pieces into one message, if the client does not stream."""
 _SMALL_OUTPUT: Final = 32 * 1024
 _MAX_EARLY_CALLS: Final = 4096
-
-
-class Buffers:
-    """Counts kept output against a limit: of the server, of a session, or of limited keys."""
-
-    def __init__(self, limit: int, parent: Buffers | None = None) -> None:
-        self.limit = limit
-        self.held = 0
-        self.parent = parent
-
-    def add(self, size: int) -> None:
-        """Add ``size`` bytes (may be negative), here and in all parents."""
-        level: Buffers | None = self
-        while level is not None:
-            level.held += size
-            level = level.parent
-
-    def is_full(self, stream: StreamLog) -> bool:
-        if stream.held < MIN_STREAM_BYTES:
-            return False
-        level: Buffers | None = self
-        while level is not None:
-            if level.held >= level.limit:
-                return True
-            level = level.parent
-        return stream.held >= WINDOW
 
 
 class Listener(Protocol):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from union.sandbox.server._metrics import Metrics
     from union.sandbox.server._quotas import Charge
     from union.sandbox.server._runs import ServerRun
-    from union.sandbox.server._sessions import ServerSession, Sessions
+    from union.sandbox.server._server_session import ServerSession
+    from union.sandbox.server._sessions import Sessions
 
 __all__ = ["ServerConnection"]
 
