@@ -1,4 +1,4 @@
-"""Servers for these tests, and a proxy whose connections can be cut."""
+"""Servers for these tests, and a line to them that can be cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRACE_S = 1.0
 
 
 def sandboxes_of(server: ServerProcess) -> set[int]:
-    """Return the processes of a server's sandboxes, without prepared ones."""
+    """Processes of a server's sandboxes, those that wait to be used left out."""
     spares = int(server.metric("sandbox_spares"))
     return {p for pid in children_of(server.pid) for p in _beyond_spares(pid, spares)}
 
@@ -29,7 +29,7 @@ def work_dirs_of(server: ServerProcess) -> list[str]:
 
 
 def is_idle(server: ServerProcess) -> bool:
-    """Return whether nothing is left of any session."""
+    """Nothing is left of any session."""
     return (
         server.metric("sandbox_sessions") == 0
         and not sandboxes_of(server)
@@ -44,14 +44,14 @@ def remote(server: ServerProcess, *, endpoint: str = "", **options: object) -> s
 
 @pytest.fixture(scope="session")
 def quick() -> Iterator[ServerProcess]:
-    """Start a server with a short lease; one per test worker."""
+    """A server that does not wait long for clients that are gone; one per test worker."""
     backends = [word for way in WAYS for word in ("--backend", way)]
     with ServerProcess(*backends, "--grace", str(GRACE_S), "--drain", "2") as server:
         yield server
 
 
-class UnreliableProxy:
-    """A TCP proxy whose connections can be aborted, all at once."""
+class Line:
+    """A proxy in between, whose connections can be cut, all at once and without a word."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._target = server.address
@@ -119,6 +119,6 @@ class UnreliableProxy:
 
 
 @pytest.fixture
-async def proxy(quick: ServerProcess) -> AsyncIterator[UnreliableProxy]:
-    async with UnreliableProxy(quick) as found:
+async def line(quick: ServerProcess) -> AsyncIterator[Line]:
+    async with Line(quick) as found:
         yield found
