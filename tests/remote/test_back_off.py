@@ -12,7 +12,7 @@ from tests.remote.hostile import HostileServer, event
 from tests.servers import ServerProcess
 
 from union import sandbox as sb
-from union.sandbox._wire import frames as wire
+from union.sandbox._core import wire
 from union.sandbox.remote import _transport
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Teases(HostileServer):
 async def test_a_connection_that_is_cut_at_once_is_not_made_again_at_once():
     async with HostileServer() as server, server.open() as session:
         await session.exec("true")
-        assert server.requests["GET connect"] == 1, "positive control"
+        assert server.requests["GET connect"] == 1, "the control"
     async with Hangs() as server, server.open() as session:
         begun = asyncio.get_running_loop().time()
         with pytest.raises(sb.SandboxError) as caught:

@@ -16,7 +16,7 @@ from tests.remote.conftest import remote
 from tests.remote.hostile import DECISION, EXITED, FACTS, TOKEN, HostileServer, event
 
 from union import sandbox as sb
-from union.sandbox._wire import frames as wire
+from union.sandbox._core import wire
 from union.sandbox.errors import SandboxConnectionError
 from union.sandbox.remote import _http, _run, _transport
 
@@ -73,7 +73,7 @@ class Downloads(HostileServer):
 )
 async def test_a_download_stays_within_its_limit(pieces, why):
     async with Downloads(piece(b"x" * 100), DONE) as server, server.open() as session:
-        assert await session.get_bytes("f", max_bytes=100) == b"x" * 100, "positive control"
+        assert await session.get_bytes("f", max_bytes=100) == b"x" * 100, "the control"
     async with Downloads(*pieces) as server, server.open() as session:
         with pytest.raises(SandboxConnectionError, match=why):
             await session.get_bytes("f", max_bytes=100)
@@ -177,7 +177,7 @@ async def test_a_reply_of_wrong_values_is_an_error_of_ours(told):
             return web.Response(body=json.dumps(self.answer), content_type="application/json")
 
     async with Lists() as server, server.open() as session:
-        assert [info.path for info in await session.list_dir(".")] == ["x"], "positive control"
+        assert [info.path for info in await session.list_dir(".")] == ["x"], "the control"
         server.answer = told
         with pytest.raises(SandboxConnectionError) as caught:
             await session.list_dir(".")
