@@ -264,7 +264,8 @@ def refusals(stream: ScriptedStream) -> list[tuple[int, str]]:
 async def test_a_busy_server_refuses_the_run_and_keeps_the_connection():
     spec = SessionSpec(backend="userns")
     body = run_to(RunSpec(kind="shell", text="true"), spec)
-    stream = ScriptedStream([b"".join(frame for n in range(1, 4) for frame in wire.parts(n, body))])
+    starts = [frame for n in range(1, 4) for frame in wire.parts(n, body)]
+    stream = ScriptedStream([b"".join(starts)])
     connection, sessions = connection_over(stream)
     await connection.serve()
     assert refusals(stream) == [(1, "busy"), (2, "busy"), (3, "busy")]

@@ -362,7 +362,8 @@ class ServerRun:
         number = self.number
         if self._taken_pending:
             self._taken_pending = False
-            yield wire.taken(number, Taken(self._received, self._stdin_taken, self._stdin_broken))
+            taken = Taken(self._received, self._stdin_taken, self._stdin_broken)
+            yield wire.taken(number, taken)
         if self._early is not None:
             return
         for index, event in self.log.events.unsent(budget):

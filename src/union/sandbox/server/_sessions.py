@@ -154,7 +154,8 @@ class Sessions:
 
     def _spec(self, arguments: dict[str, Any]) -> SessionSpec:
         config = self.config
-        spec = session_from(arguments, backends=config.backends, default_backend=config.backends[0])
+        backends = config.backends
+        spec = session_from(arguments, backends=backends, default_backend=backends[0])
         check_narrower(spec.network, ceiling=config.ceiling, of="the server")
         for argument, paths in (
             ("host_work_dir", [spec.host_work_dir] if spec.host_work_dir else []),
