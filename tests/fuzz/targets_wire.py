@@ -156,7 +156,7 @@ class _ClientLink:
 
 async def _client(data: bytes) -> None:
     sink = _Sink()
-    run = RemoteRun(1, b"body", sink, connection=_ClientLink(), isolation=ISOLATION, fds={1, 2})  # type: ignore[arg-type]
+    run = RemoteRun(1, b"body", sink, link=_ClientLink(), isolation=ISOLATION, fds={1, 2})  # type: ignore[arg-type]
     run.feed_stdin(bytes(10))
     try:
         for frame in wire.decode(data):

@@ -141,7 +141,7 @@ async def test_invalid_controls_of_a_run_are_refused(quick: ServerProcess):
         wire.numbered(Kind.CONTROL, 1, 1, control),
         wire.numbered(Kind.CONTROL, 1, 1, b"[]"),
         wire.numbered(Kind.CONTROL, 1, 1, wire.to_json({"op": "signal", "signum": 999})),
-        wire.numbered(Kind.CONTROL, 1, 1, wire.to_json({"op": "resize", "rows": 0, "cols": 9})),
+        wire.numbered(Kind.CONTROL, 1, 1, b'{"op": "resize", "rows": 0, "cols": 9}'),
         wire.numbered(Kind.CONTROL, 1, 5, wire.to_json({"op": "eof"})),
         wire.offsets(Kind.ACK, 1, Offsets(10**9, 0, 0)),
         wire.offsets(Kind.ATTACH, 1, Offsets(10**9, 0, 0)),
@@ -153,7 +153,8 @@ async def test_invalid_controls_of_a_run_are_refused(quick: ServerProcess):
             assert (await anext(frames)).kind is Kind.EVENT
             await client.ws.send_bytes(frame)
             if frame.startswith(bytes([Kind.STDIN])):
-                more = [wire.numbered(Kind.STDIN, 1, n, bytes(200_000)) for n in range(6, 10)]
+                data = bytes(200_000)
+                more = [wire.numbered(Kind.STDIN, 1, n, data) for n in range(6, 10)]
                 await client.ws.send_bytes(b"".join(more))
             await client.refused()
 
