@@ -7,7 +7,6 @@ this user alone can enter, and ends when its owner's process does.
 from __future__ import annotations
 
 import asyncio
-import functools
 import importlib
 import logging
 import os
@@ -17,8 +16,9 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._session import threads
-from union.sandbox.cluster._keys import Keys, verifier_of
-from union.sandbox.cluster._launch_spec import WORK_DIR, Orders
+from union.sandbox._wire.launch import LaunchSpec
+from union.sandbox.cluster._keys import Keys, session_name, verifier_of
+from union.sandbox.cluster._server_command import WORK_DIR, ServerCommand
 from union.sandbox.cluster._server_handle import Found
 from union.sandbox.cluster._supervisor import Supervisor
 from union.sandbox.errors import SandboxExecutionError, SessionClosedError
@@ -64,22 +64,31 @@ class LocalHold:
         ours, theirs = socket.socketpair()
         self._line: socket.socket | None = ours
         self._their_line = theirs
-        orders = Orders(
-            run=request.name,
-            owner_sha256=verifier_of(self.keys.owner),
-            guest_sha256=verifier_of(self.keys.guest),
-            expires=self._expires,
+        their_fd = theirs.fileno()
+
+        def make_launch_spec() -> LaunchSpec:
+            return LaunchSpec(
+                session=session_name(request.name),
+                session_arguments=request.session(env=request.env_vars),
+                owner_sha256=verifier_of(self.keys.owner),
+                guest_sha256=verifier_of(self.keys.guest),
+                expires=self._expires,
+                shown_at=WORK_DIR if request.spec.host_work_dir is None else None,
+                home=self._home,
+                owner_socket=their_fd,
+            )
+
+        command = ServerCommand(
             backend=request.backend,
-            told=functools.partial(request.session, env=request.env_vars),
             bind=f"unix:{self._home}/s",
+            expires=self._expires,
+            make_launch_spec=make_launch_spec,
             work_dir=self._home,
-            shown_at=WORK_DIR if request.spec.host_work_dir is None else None,
             allow_paths=request.paths,
-            home=self._home,
             log_level="warning",
-            line_fd=theirs.fileno(),
+            pass_fds=(their_fd,),
         )
-        self._supervisor = Supervisor(orders, keeps_log=True)
+        self._supervisor = Supervisor(command, keeps_log=True)
         self._ready_s = request.ready_timeout_s
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._run())
