@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts.reference.docstrings import prose
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 MODULES = [
@@ -39,3 +40,40 @@ def test_examples_of(name: str):
         timeout=50,
     )
     assert done.returncode == 0, done.stdout + done.stderr or "no example was found"
+
+
+def test_google_sections_become_lists():
+    text = """Open it.
+
+    Args:
+        path: The file, ``"x"`` by default.
+            It must exist.
+        mode (int): Permission bits.
+
+    Returns:
+        The content,
+        as bytes.
+
+    Raises:
+        OSError: It cannot be read.
+
+    The end.
+    """
+    assert prose(text).splitlines() == [
+        "Open it.",
+        "",
+        "Arguments:",
+        "",
+        '- `path`: The file, `"x"` by default. It must exist.',
+        "- `mode`: Permission bits.",
+        "",
+        "Returns:",
+        "",
+        "- The content, as bytes.",
+        "",
+        "Raises:",
+        "",
+        "- `OSError`: It cannot be read.",
+        "",
+        "The end.",
+    ]

@@ -53,9 +53,9 @@ def test_public_name_is_documented(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(ALIASES))
-def test_other_spelling_is_documented(name: str):
+def test_alias_is_documented(name: str):
     value = getattr(sb, name)
-    assert inspect.ismodule(value) or f"- `{name}` is `{value.__name__}`." in text_of(
+    assert inspect.ismodule(value) or f"- `{name}` is an alias of `{value.__name__}`." in text_of(
         "reference/api.md"
     )
 
