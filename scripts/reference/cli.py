@@ -1,4 +1,4 @@
-"""Write the page about the command lines: the ``--help`` texts, independent of the Python version."""
+"""Write the command line page: the ``--help`` texts, the same under every Python version."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ INTRO = """\
 
 <!-- Written by `make docs` from the source. -->
 
-Every error is a `SandboxError` with a stable `code` and, where there is a remedy, a `hint`. All errors can
-be pickled. Exit codes, timeouts and out-of-memory kills are results. They raise only with `check=True` or in
-`run_code()`.
+Every error is a `SandboxError` with a stable `code` and, where there is a remedy, a `hint`. All
+errors can be pickled. Exit codes, timeouts and out-of-memory kills are results. They raise only
+with `check=True` or in `run_code()`.
 
 ```python
 try:

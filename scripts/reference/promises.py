@@ -14,9 +14,9 @@ INTRO = """\
 
 <!-- Written by `make docs` from SPEC.md and the marks in the tests. -->
 
-This page lists every guarantee of the specification with the tests that prove it. A test names its rows in a
-mark (`@pytest.mark.spec("C7")`), and each link leads to a file with that mark. `make test` fails for a row
-without a test. Rows that are not implemented yet are marked as such.
+This page lists every guarantee of the specification with the tests that prove it. A test names its
+rows in a mark (`@pytest.mark.spec("C7")`), and each link leads to a file with that mark. `make
+test` fails for a row without a test. Rows that are not implemented yet are marked as such.
 """
 
 

@@ -22,8 +22,8 @@ fails the test.
 
 Memory is measured after a warm-up: a third of the rounds, at most five minutes. From then on it may
 grow by less than {kib_per_1000_runs:g} KiB per 1,000 commands, by least squares over all rounds;
-one leaked object per command would exceed that. Growth of less than {steps_kib} KiB in total is ignored,
-because allocators reserve memory in steps. No other resource may grow.
+one leaked object per command would exceed that. Total growth of less than {steps_kib} KiB is
+ignored, because allocators reserve memory in steps. No other resource may grow.
 
 `make soak` generates this page from its own summary.
 

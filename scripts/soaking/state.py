@@ -1,4 +1,4 @@
-"""What a process holds on this machine: memory, descriptors, threads, processes, groups, dirs."""
+"""Resources of a process: memory, descriptors, threads, processes, control groups, directories."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class State(TypedDict):
 
 
 def children_of(pid: int) -> set[int]:
-    """The processes that ``pid`` has started and not waited for, whatever thread did."""
+    """Return the children of ``pid``, of all its threads, including zombies."""
     found: set[int] = set()
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -43,12 +43,12 @@ def children_of(pid: int) -> set[int]:
                 map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()),
             )
     except OSError:
-        pass  # it ended while we looked
+        pass  # It has just ended.
     return found
 
 
 def descendants(pid: int) -> set[int]:
-    """Every process below ``pid``."""
+    """Return every descendant of ``pid``."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:
@@ -59,7 +59,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def started_at(pid: int) -> str | None:
-    """What tells a process from a later one with its number; None for one that has ended."""
+    """Return the start time of a process, to detect a reused pid; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -68,8 +68,8 @@ def started_at(pid: int) -> str | None:
 
 
 def groups_of(pid: int) -> list[str]:
-    """Control groups that a process has made for its sandboxes."""
-    # Groups come and go while this looks, which os.walk takes as it is.
+    """Return the control groups that a process has created for its sandboxes."""
+    # Groups may appear and disappear meanwhile; os.walk ignores that.
     return [
         os.path.join(place, name)
         for place, names, _ in os.walk(GROUPS)
@@ -79,17 +79,17 @@ def groups_of(pid: int) -> list[str]:
 
 
 def dirs_of(pid: int) -> list[str]:
-    """Work dirs that a process has made for its sessions."""
+    """Return the work dirs that a process has created for its sessions."""
     return [str(path) for place in PLACES for path in Path(place).glob(f"sandbox-{pid}-*")]
 
 
 def left_by(pid: int) -> list[str]:
-    """What a process that has ended should not have left."""
+    """Return the leftovers of an ended process."""
     return groups_of(pid) + dirs_of(pid)
 
 
 def measure(sandboxes: set[int]) -> State:
-    """The levels of this process, and of the sandboxes below the launchers ``sandboxes``."""
+    """Return the levels of this process, and of the sandboxes below the given launchers."""
     gc.collect()
     me = os.getpid()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
