@@ -1,4 +1,4 @@
-"""The examples in docstrings are true."""
+"""The examples in docstrings print what they show."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_there_are_examples():
     assert {"union.sandbox", "union.sandbox.on_device", "union.sandbox.testing"} <= set(MODULES)
 
 
-# In a fresh process: a class that was touched by its public name belongs to the package from then
-# on, and doctest leaves out what seems to come from elsewhere.
+# In a new process: a class that was used by its public name gets the package as its module, and
+# doctest skips objects of other modules.
 PROGRAM = """\
 import doctest, importlib, sys
 done = doctest.testmod(importlib.import_module(sys.argv[1]))
