@@ -94,7 +94,7 @@ async def main(backend: str) -> None:
 
         await analyse(sbx)
 
-        # What comes out is the sandbox's word: bounded when it is read, parsed and never run.
+        # The result is untrusted: its size is limited, and it is parsed but never executed.
         report = json.loads(await sbx.get_bytes("report.json", max_bytes=100_000))
         for region, total in report["totals"].items():
             print(f"{region:<6} {total:8.2f}")
