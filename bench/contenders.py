@@ -115,17 +115,17 @@ class Worker:
 
     async def start(self) -> Worker:
         """Start the process; return when it is ready."""
-        asked = self.contender
-        if asked.missing:
-            raise ContenderError(asked.missing)
+        contender = self.contender
+        if contender.missing:
+            raise ContenderError(contender.missing)
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        own = os.path.dirname(asked.python)
+        own = os.path.dirname(contender.python)
         self._process = await asyncio.create_subprocess_exec(
-            asked.python,
+            contender.python,
             "-m",
             "bench.peers.worker",
-            asked.driver,
-            json.dumps(asked.options),
+            contender.driver,
+            json.dumps(contender.options),
             cwd=ROOT,
             # A peer may search its own tools on the PATH.
             env=os.environ | {"PATH": f"{own}:{os.environ.get('PATH', os.defpath)}"},
@@ -190,7 +190,7 @@ class Worker:
     def _last_output(self) -> str:
         self._complaints.seek(0)
         lines = self._complaints.read().decode(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "it ended without a word")
+        return next((line for line in reversed(lines) if line.strip()), "it ended without output")
 
     def _running(self) -> asyncio.subprocess.Process:
         if self._process is None:

@@ -113,7 +113,7 @@ async def idle_sessions(contenders: list[Contender], *, scale: float, note: Note
                     break
         opened = time.monotonic()
         while scale >= 1 and (left := opened + EXPIRED_S - time.monotonic()) > 0:
-            note(f"{left:.0f} s until what was kept ready is let go")
+            note(f"{left:.0f} s until prepared sandboxes are released")
             await asyncio.sleep(min(1.0, left))
         for worker, found in held:
             before = found.pop("before")

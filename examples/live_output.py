@@ -131,7 +131,7 @@ async def main(commands: list[tuple[str, str]], backend: str) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Several commands at once, live.")
+    parser = argparse.ArgumentParser(description="Live output of concurrent commands.")
     parser.add_argument("--backend", default="userns", help="isolation backend (default: userns)")
     parser.add_argument("command", nargs="*", help="shell text (default: four short ones)")
     args = parser.parse_args()

@@ -52,12 +52,12 @@ class Index:
             "network_allowlist": allow or sb.PYPI_HOSTS,
         }
 
-    async def uv(self, *words: str) -> sb.ExecResult:
+    async def uv(self, *arguments: str) -> sb.ExecResult:
         """Run ``uv pip ...`` with access to the index; show its output on a terminal."""
         if sys.stderr.isatty():
-            print(f"\x1b[2muv pip {' '.join(words)} ...\x1b[0m", file=sys.stderr)
+            print(f"\x1b[2muv pip {' '.join(arguments)} ...\x1b[0m", file=sys.stderr)
         return await self._sbx.exec(
-            ["uv", "pip", *words, *self._options], timeout_s=TIMEOUT_S, **self._network
+            ["uv", "pip", *arguments, *self._options], timeout_s=TIMEOUT_S, **self._network
         )
 
     async def lock(self, requirements: list[str]) -> str:

@@ -33,10 +33,10 @@ from union import sandbox as sb
 
 LIMITS = sb.Resources(memory="192Mi", processes=16, file_size="16Mi", tmp="16Mi")
 TIMEOUT_S = 4.0
-MOST_OUTPUT = 64 * 1024
+MAX_OUTPUT = 64 * 1024
 AT_ONCE = 3
 
-QUESTION = {"text": "the quick brown fox jumps over the lazy dog"}
+REQUEST = {"text": "the quick brown fox jumps over the lazy dog"}
 PLUGINS = {
     "word_count": "import json, sys\n"
     "print(json.dumps({'words': len(json.load(sys.stdin)['text'].split())}))",
@@ -63,7 +63,7 @@ async def bounded(proc: sb.SandboxProcess) -> bytes:
     kept = b""
     async for data in proc.iter_stdout():
         kept += data
-        if len(kept) > MOST_OUTPUT:
+        if len(kept) > MAX_OUTPUT:
             proc.kill()
             raise RefusedError("output")
     await proc.wait()
@@ -90,17 +90,17 @@ def judged(proc: sb.SandboxProcess, stdout: bytes, stderr: bytes) -> dict[str, A
     return result
 
 
-async def ask(source: str, question: object, backend: str) -> dict[str, Any]:
+async def send_request(source: str, request: object, backend: str) -> dict[str, Any]:
     """Send one request to one plugin."""
     session = sb.on_device.session(backend=backend, resources=LIMITS, warm=0)
     async with session as sbx:
         proc = await sbx.run(
             source,
             script_type="python",
-            stdin=json.dumps(question).encode(),
+            stdin=json.dumps(request).encode(),
             stdout=sb.PIPE,
             timeout_s=TIMEOUT_S,
-            max_output_bytes=MOST_OUTPUT,  # Limit of stderr, which is collected.
+            max_output_bytes=MAX_OUTPUT,  # Limit of stderr, which is collected.
         )
         stdout = await bounded(proc)
         _, stderr = await proc.communicate()
@@ -111,7 +111,7 @@ async def report(name: str, source: str, backend: str, gate: asyncio.Semaphore) 
     """Return the report line of one plugin."""
     async with gate:
         try:
-            result = await ask(source, QUESTION, backend)
+            result = await send_request(source, REQUEST, backend)
         except RefusedError as exc:
             return {"plugin": name, "ok": False, "reason": str(exc)}
         except sb.SandboxError as exc:

@@ -1,7 +1,7 @@
 """A web page with a separate sandbox for every visitor.
 
     pip install 'unionai-sandbox[remote]'        # for aiohttp
-    python examples/web_app.py [--backend userns] [--port 8000] [--idle 300] [--most 20]
+    python examples/web_app.py [--backend userns] [--port 8000] [--idle 300] [--max-visitors 20]
 
 A cookie identifies the visitor. The session opens with the first command and closes after an idle
 time. The output of a command is streamed as server-sent events. Visitors, time and output are
@@ -57,8 +57,8 @@ class Visitor:
 class App:
     """The web application: page, visitors and their commands."""
 
-    def __init__(self, backend: str, most: int, idle_s: float) -> None:
-        self._backend, self._most, self._idle_s = backend, most, idle_s
+    def __init__(self, backend: str, max_visitors: int, idle_s: float) -> None:
+        self._backend, self._max_visitors, self._idle_s = backend, max_visitors, idle_s
         self.visitors: dict[str, Visitor] = {}
         self.closed = 0
 
@@ -93,7 +93,7 @@ class App:
             raise web.HTTPBadRequest(text="kind and code are needed, as JSON") from exc
         visitor = self.visitors.get(token)
         if visitor is None:
-            if len(self.visitors) >= self._most:
+            if len(self.visitors) >= self._max_visitors:
                 raise web.HTTPServiceUnavailable(text="too many visitors, come back later")
             session = sb.on_device.session(backend=self._backend, resources=LIMITS)
             visitor = self.visitors[token] = Visitor(session)
@@ -156,7 +156,7 @@ async def stream(response: web.StreamResponse, session: sb.Session, code: str, k
 
 async def main(args: argparse.Namespace) -> None:
     """Serve until Ctrl-C or SIGTERM."""
-    handlers = App(args.backend, args.most, args.idle)
+    handlers = App(args.backend, args.max_visitors, args.idle)
     app = web.Application(client_max_size=MOST_SOURCE)
     app.add_routes([web.get("/", handlers.page), web.post("/run", handlers.run)])
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
@@ -180,5 +180,5 @@ if __name__ == "__main__":
     parser.add_argument("--backend", default="userns", help="isolation backend (default: userns)")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--idle", type=float, default=300.0, help="seconds until a session ends")
-    parser.add_argument("--most", type=int, default=20, help="how many visitors at once")
+    parser.add_argument("--max-visitors", type=int, default=20, help="concurrent visitors (20)")
     asyncio.run(main(parser.parse_args()))

@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from scripts.steps import STATIC, Step, say, wait
+from scripts.steps import STATIC, Step, report, wait
 
 BACKEND = "userns"
 TESTS = [
@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> int:
         steps.append(stack.enter_context(Step("tests", [sys.executable, *TESTS, *arguments])))
         wait(steps)
     bad = [step.name for step in steps if step.failed]
-    say(f"check: {'FAILED: ' + ', '.join(bad) if bad else 'OK'} in {time.monotonic() - begun:.0f}s")
+    report(
+        f"check: {'FAILED: ' + ', '.join(bad) if bad else 'OK'} in {time.monotonic() - begun:.0f}s"
+    )
     return 1 if bad else 0
 
 

@@ -87,7 +87,7 @@ def _check_record(contents: dict[str, bytes], record: str) -> None:
     for name, content in contents.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
         if recorded.pop(name, None) not in {f"sha256={digest}", "" if name == record else None}:
-            raise DistError(f"{name} is not what RECORD says")
+            raise DistError(f"{name} does not match RECORD")
     if recorded:
         raise DistError(f"RECORD lists missing files: {sorted(recorded)}")
 

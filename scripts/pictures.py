@@ -176,11 +176,11 @@ class Terminal:
         shell = f"exec bash --noprofile --rcfile {rc}"
         self.tmux("-f", "/dev/null", "new-session", "-d", *size, "-c", str(PLACE), shell)
 
-    def tmux(self, *words: str) -> str:
+    def tmux(self, *arguments: str) -> str:
         """Send one command to the tmux server of this window."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         return subprocess.run(
-            ["tmux", "-S", self._socket, *words],
+            ["tmux", "-S", self._socket, *arguments],
             env={**os.environ, "PATH": path, "SHELL": "/bin/bash", "LC_ALL": "C.UTF-8"},
             check=True,
             stdout=subprocess.PIPE,
@@ -194,7 +194,7 @@ class Terminal:
         found = [line for line in lines if re.match(r"(\[sbx\] \S*)?\$( |$)", line)]
         return len(found) if lines and re.fullmatch(r"(\[sbx\] \S*)?\$", lines[-1]) else 0
 
-    def say(self, command: str) -> None:
+    def enter(self, command: str) -> None:
         """Type a line at the prompt and wait for the next prompt."""
         self._until(1)
         before = self.prompts()
@@ -231,7 +231,7 @@ def main(names: list[str]) -> None:
     for name in names or list(DIALOGUES):
         with terminal(*SIZES[name]) as window:
             for command in DIALOGUES[name]:
-                window.say(command)
+                window.enter(command)
             screen = window.tmux("capture-pane", "-p", "-e")
         # The last prompt has no command, so it is omitted.
         rows = pieces(neutral(screen, hidden=(str(ROOT), str(Path.home()))))[:-1]

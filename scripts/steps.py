@@ -56,7 +56,7 @@ class Step:
         self._limit_s = limit_s
         self._begun = time.monotonic()
         self._code: int | None = None
-        say(f"{name}: begun" + ("" if log is None else ", beside the others"))
+        report(f"{name}: begun" + ("" if log is None else ", in the background"))
         with log.open("wb") if log is not None else nullcontext() as output:
             self._process = subprocess.Popen(
                 command,
@@ -89,11 +89,11 @@ class Step:
             if self._log is not None and (self._verbose or self.failed):
                 print(f"\n{self._log.read_text(errors='replace')}", end="", flush=True)
             end = f"FAILED, exit code {code}," if self.failed else "done"
-            say(f"{self.name}: {end} in {taken:.0f}s")
+            report(f"{self.name}: {end} in {taken:.0f}s")
         return self._code
 
 
-def say(line: str) -> None:
+def report(line: str) -> None:
     """Print one line of progress, on a new line after the dots of pytest."""
     print(f"\n--- {line} ---", flush=True)
 

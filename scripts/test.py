@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 # Most tests wait for a process or a clock. More workers than this were slower on two cores.
 WORKERS = "4"
-ELSEWHERE = "tests in other places"
-BESIDE = "tests beside each other"
+ELSEWHERE = "tests in other environments"
+PARALLEL = "tests in parallel"
 ALONE = "tests alone"
 AGAIN = "failed tests once more, alone"
 RUNS = {
     ELSEWHERE: ["-m", "elsewhere", "-p", "no:cacheprovider"],
     # Forget failures of earlier runs, so that they are not repeated.
-    BESIDE: [
+    PARALLEL: [
         *("-m", "not alone and not elsewhere", "-n", WORKERS, "--dist", "loadgroup"),
         "--cache-clear",
     ],
@@ -135,7 +135,7 @@ def pytest_step(
     scratch: Path,
     arguments: list[str],
     *,
-    beside: bool = False,
+    to_log: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> tuple[Step, Path]:
     """Start one run of pytest; return it and the path of its report."""
@@ -144,7 +144,7 @@ def pytest_step(
     step = Step(
         name,
         [*command, *arguments],
-        log=scratch / f"{name}.log" if beside else None,
+        log=scratch / f"{name}.log" if to_log else None,
         env=env,
         good=lambda code: code in {0, NOTHING_COLLECTED},
         verbose=True,
@@ -196,12 +196,12 @@ def main(arguments: list[str]) -> int:
                 steps.append(stack.enter_context(Step(name, command, log=scratch / name)))
             soaking, env = soak(scratch)
             steps.append(stack.enter_context(soaking))
-        elsewhere, *reports = pytest_step(ELSEWHERE, scratch, arguments, beside=True)
-        beside, report = pytest_step(BESIDE, scratch, arguments)
+        elsewhere, *reports = pytest_step(ELSEWHERE, scratch, arguments, to_log=True)
+        parallel, report = pytest_step(PARALLEL, scratch, arguments)
         reports.append(report)
-        steps += [stack.enter_context(elsewhere), stack.enter_context(beside)]
+        steps += [stack.enter_context(elsewhere), stack.enter_context(parallel)]
         wait(steps)
-        if beside.code() == SOME_FAILED:
+        if parallel.code() == SOME_FAILED:
             unstable = flaky(scratch)
         alone, report = pytest_step(ALONE, scratch, arguments, env=env)
         reports.append(report)

@@ -78,7 +78,7 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-async def ask(url: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+async def next_message(url: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the model's next message; retry temporary failures with a growing pause."""
     body = {"model": os.environ.get("MODEL_NAME", "recording"), "messages": messages}
     for attempt in range(TRIES):
@@ -114,7 +114,7 @@ async def solve(task: str, url: str, tools: Tools) -> str:
         {"role": "user", "content": task},
     ]
     for _ in range(MAX_TURNS):
-        message = await ask(url, messages)
+        message = await next_message(url, messages)
         messages.append(message)
         if not message.get("tool_calls"):
             return str(message.get("content"))

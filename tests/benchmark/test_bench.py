@@ -185,8 +185,8 @@ def test_only_a_complete_run_is_kept(capsys: pytest.CaptureFixture[str], tmp_pat
     assert arguments([]).output == KEPT
     assert arguments([]).kept
     for given in (["--quick"], ["open"], ["--without-peers"], ["--scale", "0.5"]):
-        asked = arguments(given)
-        assert (asked.output == KEPT, asked.kept) == (False, False), given
+        options = arguments(given)
+        assert (options.output == KEPT, options.kept) == (False, False), given
     assert not arguments(["--output", str(tmp_path)]).kept
     for given in (["--scale", "0"], ["nothing"]):
         with pytest.raises(SystemExit):

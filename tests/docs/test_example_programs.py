@@ -345,7 +345,7 @@ class Browser:
 
 
 def test_visitors_of_the_web_app_have_their_own_files_and_limits(tmp_path: Path):
-    with begun("web_app.py", "--port", "0", "--most", "2", where=tmp_path) as program:
+    with begun("web_app.py", "--port", "0", "--max-visitors", "2", where=tmp_path) as program:
         first = program.stdout.readline()
         host = first.strip().removeprefix("open http://").strip("/")
         ann, ben, third = Browser(host), Browser(host), Browser(host)
