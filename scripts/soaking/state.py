@@ -22,6 +22,10 @@ PLACES = ("/tmp", "/var/tmp")
 GROUPS = Path("/sys/fs/cgroup")
 
 
+NAMESPACES_KEPT = 16
+"""The launcher's client keeps at most this many user namespaces, one for each recent owner."""
+
+
 class State(TypedDict):
     """Levels of one process; each must be the same after a round as before it."""
 
@@ -80,12 +84,30 @@ def groups_of(pid: int) -> list[str]:
 
 def dirs_of(pid: int) -> list[str]:
     """Return the work dirs that a process has created for its sessions."""
-    return [str(path) for place in PLACES for path in Path(place).glob(f"sandbox-{pid}-*")]
+    found = (path for place in PLACES for path in Path(place).glob(f"sandbox-{pid}-*"))
+    # Each has a marker file, which is removed last and so counts only once the dir is gone.
+    return [str(path) for path in found if path.is_dir() or not _is_marker_of_a_dir(path)]
+
+
+def _is_marker_of_a_dir(path: Path) -> bool:
+    return path.suffix == ".lock" and path.with_suffix("").is_dir()
 
 
 def left_by(pid: int) -> list[str]:
     """Return the leftovers of an ended process."""
     return groups_of(pid) + dirs_of(pid)
+
+
+def _descriptors() -> int:
+    """Open files of this process, without the user namespaces that are kept for later sessions."""
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:  # the directory that is being listed
+            continue
+    kept = sum(link.startswith("user:") for link in links)
+    return len(links) - min(kept, NAMESPACES_KEPT)
 
 
 def measure(sandboxes: set[int]) -> State:
@@ -95,7 +117,7 @@ def measure(sandboxes: set[int]) -> State:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return State(
         resident_kib=pages * os.sysconf("SC_PAGE_SIZE") // 1024,
-        descriptors=len(os.listdir("/proc/self/fd")) - 1,
+        descriptors=_descriptors(),
         threads=threading.active_count(),
         processes=sum(len(descendants(pid)) for pid in sandboxes),
         mounts=Path("/proc/self/mountinfo").read_text().count("\n"),

@@ -194,9 +194,9 @@ async def test_close_after_the_connection_to_a_killed_launcher_was_replaced(back
     transport = session._transport
     os.kill(Launcher.current().pid, signal.SIGKILL)
     # Without a turn of the loop, in which the run itself would notice.
-    assert eventually(lambda: not transport._channel.is_usable)
-    before = transport._channel
-    assert transport._line() is not before
+    before = transport.pool.opened_channel
+    assert eventually(lambda: not before.is_usable)
+    assert transport.pool.channel() is not before
     async with asyncio.timeout(10):
         await session.close()
     assert proc.termination_reason in {"closed", "stream", "spawn-failed"}
@@ -365,7 +365,7 @@ async def service(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_host_program_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It serves doors, holds groups, and is the client of a server."""
+    """It serves listeners, holds groups, and is the client of a server."""
     server = await asyncio.start_server(service, "127.0.0.1", 0)
     port = str(server.sockets[0].getsockname()[1])
     with ServerProcess("--backend", "userns", "--grace", "1") as remote:

@@ -246,7 +246,7 @@ SAID: dict[str, tuple[bytes, int]] = {
     "one byte": (b"\x2a", 0),
     "a start with descriptors": (SIMPLE.pack(STARTED, 0, 2, 0), 3),
     "a terminal that nobody asked for": (SIMPLE.pack(TERMINAL, 0, 0, 0), 2),
-    "doors that nobody asked for": (SIMPLE.pack(READY, 0, 0, 0), 6),
+    "unexpected listeners": (SIMPLE.pack(READY, 0, 0, 0), 6),
 }
 
 

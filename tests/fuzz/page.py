@@ -19,7 +19,7 @@ WHAT: Final = {
     "addresses": "IPv4 in every spelling, compared with the C library's parser",
     "http": "HTTP heads of both sides, body lengths, authorities",
     "chunked": "chunked bodies, split anywhere, parsed again by the same reader",
-    "http_door": "a complete client of the HTTP proxy, and the server behind it",
+    "http_proxy": "a complete client of the HTTP proxy, and the server behind it",
     "socks": "a complete client of the SOCKS5 proxy",
     "dns": "DNS queries: only allowed names get an address",
     "tls": "TLS ClientHello messages, complete, truncated, and in other records",

@@ -21,7 +21,7 @@ from union.sandbox._core.file_errors import SandboxFileNotFoundError
 from union.sandbox._core.files import FileInfo
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resources import Resources
-from union.sandbox._linux import launcher, run
+from union.sandbox._linux import hand_over, launcher, run
 from union.sandbox._linux.command import Command, packed_rlimits
 from union.sandbox._plan import plan as p
 from union.sandbox._policy.decision import Decision
@@ -87,7 +87,7 @@ def _execs() -> list[bytes]:
             rlimits=packed_rlimits(limits),
         )
         body = command.body()
-        head = run._EXEC_MSG.pack(30, flags, 0, len(limits), 2, 3, 2, len(body), 24, 80)
+        head = hand_over._EXEC_MSG.pack(30, flags, 0, len(limits), 2, 3, 2, len(body), 24, 80)
         found.append(bytes([fds | 1 << 3]) + head + body)
     return found
 
@@ -146,7 +146,7 @@ def _http() -> list[bytes]:
     ]
 
 
-def _doors() -> list[bytes]:
+def _http_proxy() -> list[bytes]:
     answers = (
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
@@ -318,7 +318,7 @@ def seeds() -> dict[str, list[bytes]]:
             b"\1" + b"3;x=y\r\nabc\r\n0\r\nT: u\r\n\r\nrest",
             b"\4A\r\n0123456789\r\n0\r\n\r\n",
         ],
-        "http_door": _doors(),
+        "http_proxy": _http_proxy(),
         "socks": [
             b"\0" + greeting + name + b"\1\xbb",
             b"\0" + greeting + b"\1\xc0\0\2\1\0\x50",

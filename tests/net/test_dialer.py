@@ -1,4 +1,4 @@
-"""Resolve once, check every address, dial what was checked."""
+"""A name is resolved once, every address is checked, and a checked address is dialled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import socket
 import pytest
 from tests.net.harness import FakeResolver, echo, policy, serving
 
-from union.sandbox._net import dialer as decide
 from union.sandbox._net.dialer import Dialer, DialError, RefusedError
 from union.sandbox._net.happy_eyeballs import HostResolver
 
@@ -18,25 +17,25 @@ async def test_only_addresses_that_pass_are_dialled():
     async with serving(echo) as port:
         resolver = FakeResolver({"a.example": ["10.0.0.1", "::1", "127.0.0.1", "fe80::1%1"]})
         dialer = Dialer(policy(["a.example", "127.0.0.1"]), resolver=resolver)
-        connected = await dialer.dial("a.example", port)
-        assert (connected.address, connected.name) == ("127.0.0.1", "a.example")
-        assert connected.verdict.rule == "127.0.0.1"
-        assert resolver.asked == ["a.example"]
-        connected.stream.close()
+        outbound = await dialer.dial("a.example", port)
+        assert (outbound.address, outbound.name) == ("127.0.0.1", "a.example")
+        assert outbound.verdict.rule == "127.0.0.1"
+        assert resolver.queries == ["a.example"]
+        outbound.stream.close()
 
 
-async def test_a_dead_first_address_costs_little():
+async def test_a_refused_first_address_costs_little_time():
     async with serving(echo) as port:
         dialer = Dialer(
             policy(["a.example", "127.0.0.0/8", "::1"]),
             resolver=FakeResolver({"a.example": ["::1", "127.0.0.2", "127.0.0.1"]}),
         )
-        connected = await asyncio.wait_for(dialer.dial("a.example", port), 2)
-        assert connected.address in {"127.0.0.1", "127.0.0.2"}
-        connected.stream.close()
+        outbound = await asyncio.wait_for(dialer.dial("a.example", port), 2)
+        assert outbound.address in {"127.0.0.1", "127.0.0.2"}
+        outbound.stream.close()
 
 
-async def test_an_address_that_never_answers_is_overtaken(monkeypatch):
+async def test_an_unresponsive_address_does_not_block_the_next(monkeypatch):
     full = socket.socket()
     full.bind(("127.0.0.3", 0))
     full.listen(0)
@@ -54,16 +53,16 @@ async def test_an_address_that_never_answers_is_overtaken(monkeypatch):
         policy(["a.example", "127.0.0.0/8"]),
         resolver=FakeResolver({"a.example": ["127.0.0.3", "127.0.0.4"]}),
     )
-    connected = await asyncio.wait_for(dialer.dial("a.example", port), 3)
-    assert connected.address == "127.0.0.4"
-    connected.stream.close()
+    outbound = await asyncio.wait_for(dialer.dial("a.example", port), 3)
+    assert outbound.address == "127.0.0.4"
+    outbound.stream.close()
     for sock in (full, good, *fillers):
         sock.close()
 
 
 @pytest.mark.threat(92)
-async def test_a_resolver_that_hangs_or_fails_means_no(monkeypatch):
-    monkeypatch.setattr(decide, "RESOLVE_TIMEOUT_S", 0.05)
+async def test_a_resolver_that_hangs_or_fails_is_a_dial_error(monkeypatch):
+    monkeypatch.setattr("union.sandbox._net.dialer.RESOLVE_TIMEOUT_S", 0.05)
 
     class Hanging:
         async def resolve(self, name):
@@ -77,7 +76,7 @@ async def test_a_resolver_that_hangs_or_fails_means_no(monkeypatch):
 
 
 @pytest.mark.threat(91)
-async def test_all_addresses_inside_is_a_refusal_that_says_where_it_leads():
+async def test_only_internal_addresses_is_a_refusal_with_a_suggestion():
     dialer = Dialer(
         policy(["a.example"]), resolver=FakeResolver({"a.example": ["10.0.0.1", "127.0.0.1"]})
     )
@@ -95,5 +94,5 @@ async def test_a_denied_address_is_not_dialled_for_an_allowed_name():
         await dialer.dial("a.example", 80)
 
 
-async def test_the_host_resolves_its_own_names():
+async def test_the_host_resolver_resolves_localhost():
     assert set(await HostResolver("a test").resolve("localhost")) & {"127.0.0.1", "::1"}

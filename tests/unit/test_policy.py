@@ -1,4 +1,4 @@
-"""One policy for every door: deny first, then allow, then no; and no spelling walks around it."""
+"""One policy for every frontend: deny entries, allow entries, then the default."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._policy.policy import (
+from union.sandbox._policy.rules import (
     NetworkRules,
     decide_address,
     decide_name,
@@ -39,7 +39,7 @@ def test_empty_allow_list_allows_nothing():
 
 
 @pytest.mark.threat(86)
-def test_wildcard_covers_subdomains_at_any_depth_and_not_the_apex():
+def test_a_pattern_covers_subdomains_at_any_depth_but_not_the_apex():
     policy = rules(["*.example.com"])
     assert allowed(policy, "a.example.com")
     assert allowed(policy, "a.b.example.com")
@@ -60,7 +60,7 @@ def test_wildcard_covers_subdomains_at_any_depth_and_not_the_apex():
         "com",
     ],
 )
-def test_look_alikes_are_refused(host):
+def test_similar_names_are_refused(host):
     assert not allowed(rules(["example.com", "*.example.com"]), host)
 
 
@@ -116,7 +116,7 @@ def test_every_spelling_of_a_name_is_the_same_name(host):
         "\ud800.com",
     ],
 )
-def test_what_is_neither_a_name_nor_an_address_is_refused_even_when_open(host):
+def test_an_invalid_host_is_refused_even_when_open(host):
     verdict = decide_name(rules(None), host, 80)
     assert not verdict.allowed
     assert verdict.rule == "syntax"
@@ -153,7 +153,7 @@ def test_metadata_is_denied_on_an_open_network_in_every_spelling(host):
 
 
 @pytest.mark.parametrize("host", METADATA)
-def test_metadata_is_not_on_an_allow_list_that_does_not_name_it(host):
+def test_metadata_is_refused_by_an_allow_list_without_it(host):
     assert not allowed(rules(PYPI_HOSTS), host, 80)
 
 
@@ -189,7 +189,7 @@ def test_metadata_is_not_on_an_allow_list_that_does_not_name_it(host):
         "::7f00:1",
     ],
 )
-def test_an_allowed_name_that_leads_inwards_is_refused_unless_the_address_is_listed(address):
+def test_an_allowed_name_with_an_internal_address_needs_an_address_entry(address):
     verdict = decide_address(rules(["example.com"]), address, 443, name="example.com")
     assert not verdict.allowed
     assert verdict.rule == "internal"
@@ -213,14 +213,14 @@ def test_an_allowed_name_on_the_internet_is_allowed(address):
     assert decide_address(rules(["example.com"]), address, 443, name="example.com").allowed
 
 
-def test_an_address_entry_does_not_open_a_name_that_is_not_listed():
+def test_an_address_entry_does_not_allow_an_unlisted_name():
     policy = rules(["93.184.215.0/24"])
     assert not decide_address(policy, "93.184.215.14", 443, name="example.com").allowed
     assert decide_address(policy, "93.184.215.14", 443, name=None).allowed
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "0.0.0.0", "::ffff:127.0.0.1", "ff02::1"])
-def test_the_hosts_own_loopback_is_out_of_reach_even_when_open(address):
+def test_loopback_is_refused_even_when_open(address):
     assert not decide_address(rules(None, ["10.0.0.0/8"]), address, 80, name=None).allowed
     assert not decide_address(rules(None), address, 80, name="example.com").allowed
 
@@ -231,7 +231,7 @@ def test_open_with_a_deny_list_reaches_private_addresses_that_are_not_denied():
     assert not decide_address(policy, "10.0.0.1", 80, name="example.com").allowed
 
 
-def test_ports_narrow_an_entry():
+def test_a_port_restricts_an_entry():
     policy = rules(["example.com:443", "192.0.2.1:22", "[2001:db8::1]:22", "*.a.example:8443"])
     assert allowed(policy, "example.com", 443)
     assert not allowed(policy, "example.com", 80)
@@ -243,7 +243,7 @@ def test_ports_narrow_an_entry():
     assert not allowed(policy, "x.a.example", 443)
 
 
-def test_a_look_up_is_for_any_port_and_a_denied_port_denies_no_look_up():
+def test_a_lookup_ignores_ports_and_a_denied_port_does_not_deny_it():
     assert decide_name(rules(["example.com:8443"]), "example.com", None).allowed
     assert decide_name(rules(None, ["example.com:25"]), "example.com", None).allowed
     assert not decide_name(rules(None, ["example.com:25"]), "example.com", 25).allowed
@@ -256,7 +256,7 @@ def test_a_refusal_by_a_deny_entry_names_it_and_suggests_nothing():
 
 
 @pytest.mark.threat(94)
-def test_server_name_in_tls_must_be_the_host_or_another_allowed_one():
+def test_a_tls_server_name_must_be_the_host_or_another_allowed_name():
     policy = rules(["front.example", "other.example"], ["bad.example"])
     assert decide_server_name(policy, "front.example", 443, name="front.example").allowed
     assert decide_server_name(policy, "FRONT.example", 443, name="front.example").allowed
@@ -266,7 +266,7 @@ def test_server_name_in_tls_must_be_the_host_or_another_allowed_one():
     assert not decide_server_name(policy, "a\0b", 443, name="front.example").allowed
 
 
-def test_server_name_at_a_listed_address_may_be_anything_that_is_not_denied():
+def test_a_listed_address_accepts_any_server_name_that_is_not_denied():
     policy = rules(["192.0.2.1"], ["bad.example"])
     assert decide_server_name(policy, "any.example", 443, name=None).allowed
     assert not decide_server_name(policy, "bad.example", 443, name=None).allowed
@@ -289,14 +289,14 @@ HOSTS = st.one_of(
 
 
 def plainly(host: str) -> str:
-    """Another way to the ASCII form, over the whole name at once."""
+    """Encode the whole name at once, as an independent reference."""
     text = unicodedata.normalize("NFKC", host).replace("\u3002", ".")
     return text.encode("idna").decode("ascii").lower().removesuffix(".")
 
 
 @settings(deadline=None)
 @given(HOSTS)
-def test_a_name_that_is_allowed_is_an_entry_or_under_a_pattern(host):
+def test_an_allowed_name_is_an_entry_or_matches_a_pattern(host):
     policy = rules(["example.com", "*.example.org", "xn--bcher-kva.example"])
     if allowed(policy, host):
         plain = plainly(host)
@@ -307,14 +307,14 @@ def test_a_name_that_is_allowed_is_an_entry_or_under_a_pattern(host):
 
 @settings(deadline=None)
 @given(HOSTS, st.integers(1, 65535))
-def test_deny_beats_allow(host, port):
+def test_deny_overrides_allow(host, port):
     both = rules(["example.com", "*.example.com"], ["example.com", "*.example.com"])
     assert not decide_name(both, host, port).allowed
 
 
 @settings(deadline=None)
 @given(NAME, st.integers(1, 65535))
-def test_the_suggested_entry_would_have_allowed_it(name, port):
+def test_the_suggested_entry_allows_the_name(name, port):
     verdict = decide_name(rules([]), name, port)
     assert not verdict.allowed
     if verdict.suggestion:
@@ -323,7 +323,7 @@ def test_the_suggested_entry_would_have_allowed_it(name, port):
 
 @settings(deadline=None)
 @given(st.ip_addresses(), st.integers(1, 65535))
-def test_the_suggested_address_would_have_allowed_it(address, port):
+def test_the_suggested_address_entry_allows_the_address(address, port):
     verdict = decide_address(rules([]), address, port, name=None)
     assert not verdict.allowed
     assert decide_address(rules([verdict.suggestion]), address, port, name=None).allowed
@@ -332,7 +332,7 @@ def test_the_suggested_address_would_have_allowed_it(address, port):
 @pytest.mark.threat(88)
 @settings(deadline=None)
 @given(st.ip_addresses(v=4))
-def test_every_numeric_spelling_is_the_address_it_means(address):
+def test_every_numeric_spelling_is_parsed_as_its_address(address):
     number = int(address)
     a, b, c, d = address.packed
     spellings = [
@@ -348,7 +348,7 @@ def test_every_numeric_spelling_is_the_address_it_means(address):
     assert {parse_host(text) for text in spellings} == {address}
 
 
-# Behind NAT64 it is the address inside that counts; for documentation, nothing to protect is there.
+# NAT64 addresses count as their inner address; documentation ranges are not internal.
 NOT_GUARDED = [
     ipaddress.ip_network(network)
     for network in (

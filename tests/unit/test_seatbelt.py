@@ -103,7 +103,7 @@ def test_the_network_is_what_the_mode_says() -> None:
         ["allow", "network-outbound"]
         + [["remote", "ip", f'"localhost:{port}'] for port in (3128, 1080)]
     ]
-    assert profile(network="filtered") == profile(network="blocked"), "no door, no way out"
+    assert profile(network="filtered") == profile(network="blocked"), "no listener, no way out"
 
 
 @pytest.mark.spec("G1")

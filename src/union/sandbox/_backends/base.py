@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Backend", "Identity", "NetworkShape", "Setting", "Wrapper"]
 
 NetworkShape = Literal["blocked", "filtered", "open"]
-"""Loopback only; a namespace whose only ways out are doors of ours; the host's own network."""
+"""Loopback only; a namespace whose only ways out are proxy listeners; the host's own network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Parsers and builders for HTTP/1, DNS, the TLS greeting and netlink. No input or output."""
+"""Parsers and encoders for HTTP/1, DNS, the TLS ClientHello and netlink. No input or output."""

@@ -1,7 +1,7 @@
-"""The small part of the DNS message format that a stub resolver's queries need.
+"""The part of the DNS message format that a stub resolver needs.
 
-The parser is strict: one question, no compression in it, nothing after the records that the
-header counts. What it accepts can be answered without looking at the rest of the protocol.
+The parser is strict: one question without compression, and nothing after the records that the
+header counts.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = [
     "A",
     "DnsFormatError",
     "Query",
-    "encode_answer",
-    "encode_failure",
+    "encode_error_response",
     "encode_name",
+    "encode_response",
     "parse_query",
 ]
 
@@ -49,13 +49,13 @@ _OPCODE: Final = 0x7800
 _EXTENDED_ERROR: Final = 15
 _PROHIBITED: Final = 18
 _EDNS_SIZE: Final = 1232
-_LONGEST_WIRE_NAME: Final = 255
-_LONGEST_QUERY: Final = 4096
+_MAX_NAME_BYTES: Final = 255
+_MAX_QUERY_BYTES: Final = 4096
 _TTL_S: Final = 60
 
 
 class DnsFormatError(ValueError):
-    """These bytes are not a query that can be answered; ``rcode`` says how to refuse it."""
+    """The message is not a supported query; ``rcode`` is the response code for it."""
 
     def __init__(self, message: str, *, rcode: int = FORMERR) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class DnsFormatError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One question. ``name`` is as it was asked, without the trailing dot; empty for the root."""
+    """One question. ``name`` keeps its case and has no trailing dot; empty for the root."""
 
     id: int
     flags: int
@@ -75,33 +75,35 @@ class Query:
 
 
 def parse_query(data: bytes) -> Query:
-    """Read a query.
+    """Parse a query.
 
     Raises:
-        DnsFormatError: anything but one ordinary question in the internet class.
+        DnsFormatError: the message is not a standard query with one question of class IN.
 
     """
-    if len(data) < _HEADER.size or len(data) > _LONGEST_QUERY:
-        raise DnsFormatError("not the size of a query")
+    if len(data) < _HEADER.size or len(data) > _MAX_QUERY_BYTES:
+        raise DnsFormatError(
+            f"message of {len(data)} bytes, expected {_HEADER.size} to {_MAX_QUERY_BYTES}"
+        )
     ident, flags, questions, answers, authorities, additional = _HEADER.unpack_from(data)
     if flags & _RESPONSE:
-        raise DnsFormatError("a response")
+        raise DnsFormatError("the message is a response, expected a query")
     if flags & _OPCODE:
-        raise DnsFormatError("not a standard query", rcode=NOTIMP)
+        raise DnsFormatError("the opcode is not a standard query", rcode=NOTIMP)
     if (questions, answers, authorities) != (1, 0, 0) or additional > 1:
-        raise DnsFormatError("not exactly one question")
+        raise DnsFormatError("the message does not have exactly one question")
     labels, offset = _read_name(data, _HEADER.size)
     if offset + 4 > len(data):
-        raise DnsFormatError("question cut short")
+        raise DnsFormatError("truncated question")
     kind, klass = struct.unpack_from(">HH", data, offset)
     offset += 4
     if klass != _CLASS_IN:
-        raise DnsFormatError("not the internet class", rcode=NOTIMP)
+        raise DnsFormatError(f"class {klass}, expected {_CLASS_IN} (IN)", rcode=NOTIMP)
     question = data[_HEADER.size : offset]
     if additional:
         offset = _skip_opt(data, offset)
     if offset != len(data):
-        raise DnsFormatError("bytes after the end")
+        raise DnsFormatError("bytes after the end of the message")
     return Query(
         id=ident,
         flags=flags,
@@ -112,10 +114,19 @@ def parse_query(data: bytes) -> Query:
     )
 
 
-def encode_answer(
-    query: Query, *, rcode: int = NOERROR, records: tuple[bytes, ...] = (), why: str = ""
+def encode_response(
+    query: Query, *, rcode: int = NOERROR, records: tuple[bytes, ...] = (), extended_error: str = ""
 ) -> bytes:
-    """Answer with ``records`` (data of the kind that was asked for); ``why`` explains a refusal."""
+    """Encode a response with ``records`` (data of the requested type).
+
+    Args:
+        query: the query to respond to.
+        rcode: response code. Default: NOERROR.
+        records: record data of the requested type. Default: none.
+        extended_error: text of an Extended DNS Error (RFC 8914), sent if the client supports
+            EDNS. Default: none.
+
+    """
     body = b"".join(
         # 0xC00C points at the name in the question.
         struct.pack(">HHHIH", 0xC00C, _record_kind(query.kind), _CLASS_IN, _TTL_S, len(record))
@@ -125,8 +136,8 @@ def encode_answer(
     opt = b""
     if query.edns:
         option = b""
-        if why:
-            text = why.encode("utf-8", "replace")[:200]
+        if extended_error:
+            text = extended_error.encode("utf-8", "replace")[:200]
             option = struct.pack(">HHH", _EXTENDED_ERROR, 2 + len(text), _PROHIBITED) + text
         opt = struct.pack(">BHHIH", 0, _OPT, _EDNS_SIZE, 0, len(option)) + option
     flags = (
@@ -139,20 +150,20 @@ def encode_answer(
     return header + query.question + body + opt
 
 
-def encode_failure(data: bytes, rcode: int) -> bytes | None:
-    """Answer bytes that are no good query; None for what must not be answered at all."""
+def encode_error_response(data: bytes, rcode: int) -> bytes | None:
+    """Encode the response to a malformed query; None if there must be no response."""
     if len(data) < _HEADER.size:
         return None
     ident, flags, *_ = _HEADER.unpack_from(data)
     if flags & _RESPONSE:
-        # Answering an answer is how two servers come to talk for ever.
+        # Responding to a response could make two servers loop forever.
         return None
     kept = flags & (_OPCODE | _RECURSION_DESIRED)
     return _HEADER.pack(ident, _RESPONSE | kept | _RECURSION_AVAILABLE | rcode, 0, 0, 0, 0)
 
 
 def encode_name(name: str) -> bytes:
-    """Encode a normalised name, uncompressed."""
+    """Encode a normalised name without compression."""
     return b"".join(bytes((len(part),)) + part.encode("ascii") for part in name.split(".")) + b"\0"
 
 
@@ -165,7 +176,7 @@ def _read_name(data: bytes, offset: int) -> tuple[list[str], int]:
     start = offset
     while True:
         if offset >= len(data):
-            raise DnsFormatError("name cut short")
+            raise DnsFormatError("truncated name")
         length = data[offset]
         offset += 1
         if length == 0:
@@ -174,18 +185,18 @@ def _read_name(data: bytes, offset: int) -> tuple[list[str], int]:
             raise DnsFormatError("compressed or extended label in a question")
         label = data[offset : offset + length]
         offset += length
-        if len(label) != length or offset - start >= _LONGEST_WIRE_NAME:
-            raise DnsFormatError("name cut short, or too long")
-        # A dot inside a label would read as two labels once the name is text.
+        if len(label) != length or offset - start >= _MAX_NAME_BYTES:
+            raise DnsFormatError(f"truncated name, or longer than {_MAX_NAME_BYTES} bytes")
+        # A dot inside a label would look like two labels in the text form of the name.
         if b"." in label or not all(0x20 < byte < 0x7F for byte in label):
-            raise DnsFormatError("label with bytes that no host name has")
+            raise DnsFormatError("label with a byte that is not allowed in host names")
         labels.append(label.decode("ascii"))
 
 
 def _skip_opt(data: bytes, offset: int) -> int:
     if len(data) < offset + 11 or data[offset] != 0:
-        raise DnsFormatError("additional record cut short or not OPT")
+        raise DnsFormatError("truncated additional record, or not OPT")
     kind, _size, _flags, length = struct.unpack_from(">HHIH", data, offset + 1)
     if kind != _OPT:
-        raise DnsFormatError("additional record that is not OPT")
+        raise DnsFormatError(f"additional record of type {kind}, expected {_OPT} (OPT)")
     return int(offset + 11 + length)

@@ -1,8 +1,8 @@
-"""HTTP/1 heads and bodies, read strictly enough that nobody downstream can read them otherwise.
+"""Strict parsers for HTTP/1 heads and bodies, which leave no room for another interpretation.
 
-A proxy that decides by the request it saw must be sure that the next server sees the same
-request. So there is one line ending, one length, one host, no folding and no repair: what is odd
-is refused.
+A proxy that applies a policy to a request must be sure that the next server parses the same
+request. So there is one line ending, one length, one host, no folding and no repair: ambiguous
+input is rejected.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\
 _LENGTH: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 _PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
 _CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[\t\x20-\x7e]*)?")
-_LONGEST_CHUNK_LINE: Final = 1024
-_LONGEST_TRAILERS: Final = 16 * 1024
+_MAX_CHUNK_LINE_BYTES: Final = 1024
+_MAX_TRAILER_BYTES: Final = 16 * 1024
 _HOP_BY_HOP: Final = frozenset(
     {
         "connection",
@@ -50,7 +50,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class HttpFormatError(ValueError):
-    """This is not the HTTP that we pass on; the message says which rule it broke."""
+    """The message is not valid or not unambiguous HTTP/1; the text names the violated rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +78,10 @@ class ResponseHead:
 
 
 def parse_request_head(data: bytes) -> RequestHead:
-    """Read a head that ends with its empty line.
+    """Parse a request head that ends with its empty line.
 
     Raises:
-        HttpFormatError: it is not exactly well-formed.
+        HttpFormatError: it is not strictly well-formed.
 
     """
     first, headers = _split_head(data)
@@ -90,9 +90,9 @@ def parse_request_head(data: bytes) -> RequestHead:
         raise HttpFormatError("the request line is not 'method target version'")
     method, target, version = parts
     if _TOKEN.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
-        raise HttpFormatError("the request line holds a character that has no place there")
+        raise HttpFormatError("the request line contains an invalid character")
     if version not in {b"HTTP/1.0", b"HTTP/1.1"}:
-        raise HttpFormatError("the version is not HTTP/1.0 or HTTP/1.1")
+        raise HttpFormatError("the version must be HTTP/1.0 or HTTP/1.1")
     return RequestHead(
         method=method.decode("ascii"),
         target=target.decode("ascii"),
@@ -102,10 +102,10 @@ def parse_request_head(data: bytes) -> RequestHead:
 
 
 def parse_response_head(data: bytes) -> ResponseHead:
-    """Read a response head that ends with its empty line.
+    """Parse a response head that ends with its empty line.
 
     Raises:
-        HttpFormatError: it is not exactly well-formed.
+        HttpFormatError: it is not strictly well-formed.
 
     """
     first, headers = _split_head(data)
@@ -122,10 +122,10 @@ def parse_response_head(data: bytes) -> ResponseHead:
 
 
 def body_length(headers: Headers, *, minor: int) -> int | str | None:
-    """Return how long the body is: a number, ``"chunked"``, or None when nothing says so.
+    """Return the length of the body: a number, ``"chunked"``, or None if the head has none.
 
     Raises:
-        HttpFormatError: two framings, or one that two programs could read differently.
+        HttpFormatError: the head has two framings, or one that is ambiguous.
 
     """
     lengths = [value for key, value in headers if key == "content-length"]
@@ -142,10 +142,10 @@ def body_length(headers: Headers, *, minor: int) -> int | str | None:
 
 
 def forwarded_headers(headers: Headers) -> Headers:
-    """Drop what belongs to one connection only.
+    """Return the fields without those that apply to one hop only.
 
     Raises:
-        HttpFormatError: ``Connection`` names a field that both sides need to agree on.
+        HttpFormatError: ``Connection`` names a field that frames the message.
 
     """
     named = {
@@ -156,22 +156,28 @@ def forwarded_headers(headers: Headers) -> Headers:
     }
     if named & _FRAMING:
         raise HttpFormatError("Connection names a field that frames the request")
-    gone = _HOP_BY_HOP | named
-    # Whatever begins with "proxy-" is between one proxy and its client, known to us or not.
+    dropped = _HOP_BY_HOP | named
+    # Every field that starts with "proxy-" is between one proxy and its client.
     return tuple(
-        (key, value) for key, value in headers if key not in gone and not key.startswith("proxy-")
+        (key, value)
+        for key, value in headers
+        if key not in dropped and not key.startswith("proxy-")
     )
 
 
 def split_authority(text: str, *, default_port: int | None) -> tuple[str, int]:
-    """Split ``host:port``; user information, an empty host and odd ports are refused.
+    """Split ``host:port``.
+
+    Args:
+        text: the authority of a request target, or a Host header.
+        default_port: port for a text without one; None: a port is required.
 
     Raises:
-        HttpFormatError: it is not a host with a port.
+        HttpFormatError: it contains user information, no host, or an invalid port.
 
     """
     if any(c in text for c in "@/\\?#%,"):
-        raise HttpFormatError("the authority holds more than a host and a port")
+        raise HttpFormatError("the authority contains more than a host and a port")
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or ":" not in host or (rest and not rest.startswith(":")):
@@ -192,21 +198,21 @@ def split_authority(text: str, *, default_port: int | None) -> tuple[str, int]:
 
 
 class ChunkedBody:
-    """Takes a chunked body in pieces of any size and gives it back, re-framed.
+    """Parse a chunked body incrementally and encode it again.
 
-    Extensions and trailers are not passed on. ``rest`` is what came after the end.
+    Extensions and trailers are dropped. ``rest`` holds the bytes after the end of the body.
     """
 
     def __init__(self) -> None:
         self.done = False
         self.rest = b""
         self._buffer = bytearray()
-        self._left = 0
+        self._remaining = 0
         self._state = "size"
         self._trailers = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Return what may be sent on now.
+        """Consume ``data`` and return the encoded bytes that can be forwarded.
 
         Raises:
             HttpFormatError: the framing is malformed.
@@ -223,55 +229,55 @@ class ChunkedBody:
 
     def _step(self, out: bytearray) -> bool:
         if self._state == "data":
-            piece = self._buffer[: self._left]
-            if not piece:
+            data = self._buffer[: self._remaining]
+            if not data:
                 return False
-            del self._buffer[: len(piece)]
-            self._left -= len(piece)
-            out += piece
-            if not self._left:
+            del self._buffer[: len(data)]
+            self._remaining -= len(data)
+            out += data
+            if not self._remaining:
                 self._state = "data-end"
             return True
         if self._state == "data-end":
             if len(self._buffer) < 2:
                 return False
             if self._buffer[:2] != b"\r\n":
-                raise HttpFormatError("a chunk is longer than it says")
+                raise HttpFormatError("a chunk is longer than its declared size")
             del self._buffer[:2]
             out += b"\r\n"
             self._state = "size"
             return True
-        line = self._line()
+        line = self._take_line()
         if line is None:
             return False
         if self._state == "size":
-            self._size(line, out)
+            self._parse_size(line, out)
         elif line:
             self._trailers += len(line)
             _parse_field(line)
-            if self._trailers > _LONGEST_TRAILERS:
-                raise HttpFormatError("the trailers are too long")
+            if self._trailers > _MAX_TRAILER_BYTES:
+                raise HttpFormatError(f"the trailers exceed {_MAX_TRAILER_BYTES} bytes")
         else:
             out += b"0\r\n\r\n"
             self.done = True
         return True
 
-    def _size(self, line: bytes, out: bytearray) -> None:
+    def _parse_size(self, line: bytes, out: bytearray) -> None:
         match = _CHUNK_LINE.fullmatch(line)
         if match is None:
-            raise HttpFormatError("a chunk's size is malformed")
-        self._left = int(match[1], 16)
-        if self._left:
-            out += b"%x\r\n" % self._left
+            raise HttpFormatError("a chunk size is malformed")
+        self._remaining = int(match[1], 16)
+        if self._remaining:
+            out += b"%x\r\n" % self._remaining
             self._state = "data"
         else:
             self._state = "trailers"
 
-    def _line(self) -> bytes | None:
+    def _take_line(self) -> bytes | None:
         end = self._buffer.find(b"\n")
         if end < 0:
-            if len(self._buffer) > _LONGEST_CHUNK_LINE:
-                raise HttpFormatError("a chunk's size line is too long")
+            if len(self._buffer) > _MAX_CHUNK_LINE_BYTES:
+                raise HttpFormatError(f"a chunk size line exceeds {_MAX_CHUNK_LINE_BYTES} bytes")
             return None
         if end == 0 or self._buffer[end - 1] != 0x0D:
             raise HttpFormatError("a line ends without CR LF")
@@ -282,7 +288,7 @@ class ChunkedBody:
 
 def _split_head(data: bytes) -> tuple[bytes, Headers]:
     if not data.endswith(b"\r\n\r\n") or len(data) > MAX_HEAD_BYTES:
-        raise HttpFormatError("the head does not end, or is too long")
+        raise HttpFormatError(f"the head has no empty line or exceeds {MAX_HEAD_BYTES} bytes")
     first, *lines = data[:-4].split(b"\r\n")
     if any(character in first for character in b"\r\n\0"):
         raise HttpFormatError("a line ends without CR LF")
@@ -291,9 +297,9 @@ def _split_head(data: bytes) -> tuple[bytes, Headers]:
 
 def _parse_field(line: bytes) -> tuple[str, str]:
     name, colon, value = line.partition(b":")
-    # A space before the colon or at the start of a line (folding) fails the token.
+    # A space before the colon or at the start of a line (folding) is not part of a token.
     if not colon or _TOKEN.fullmatch(name) is None:
-        raise HttpFormatError("a header field has no proper name")
+        raise HttpFormatError("a header field has no valid name")
     if _VALUE.fullmatch(value) is None:
-        raise HttpFormatError("a header field holds a control character")
+        raise HttpFormatError("a header field contains a control character")
     return name.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")

@@ -1,9 +1,9 @@
-"""The bytes that turn an empty network namespace into one whose only way out is our listeners.
+"""Netlink messages that set up a network namespace whose only ways out are our listeners.
 
-Nothing here talks to the kernel: the messages are built beforehand and sent, in order, by the
-launcher inside the new namespace, which does not need to understand them. What they do:
+This module sends nothing: the messages are encoded in advance, and the launcher sends them in
+order inside the new namespace without parsing them. Their effects:
 
-1. loopback comes up;
+1. loopback is brought up;
 2. every IPv4 and every IPv6 address becomes a *local* address of the namespace, so that a
    connection to any destination is delivered to the namespace itself instead of failing for want
    of a route. There is no other interface: nothing can leave, whatever the rules below say.
@@ -85,25 +85,25 @@ _CHAIN: Final = b"egress\0"
 
 
 class NetlinkStep(NamedTuple):
-    """One datagram to send on a raw netlink socket of ``protocol``, and what to expect back.
+    """One datagram to send on a raw netlink socket of ``protocol``, and its acknowledgements.
 
-    The kernel answers with ``acks`` messages of type ``NLMSG_ERROR``; each must carry error 0. Any
-    other number is an errno, negated, and means that the step had no effect (a netfilter step is
-    one transaction). After an error do not wait for the remaining acknowledgements.
+    The kernel replies with ``acks`` messages of type ``NLMSG_ERROR``; each must carry error 0. Any
+    other number is a negated errno and means that the step had no effect (a netfilter step is one
+    transaction). After an error, do not wait for the remaining acknowledgements.
     """
 
     protocol: int
     data: bytes
     acks: int
-    what: str
+    description: str
 
 
 def loopback_setup() -> tuple[NetlinkStep, ...]:
-    """Bring the loopback interface up: all that a namespace without any way out needs."""
+    """Return the step that brings loopback up, for a namespace without a way out."""
     body = struct.pack("=BxHiII", _AF_UNSPEC, 0, _LOOPBACK_INDEX, _IFF_UP, _IFF_UP)
     return (
         NetlinkStep(
-            what="loopback up",
+            description="loopback up",
             protocol=NETLINK_ROUTE,
             data=_message(_RTM_NEWLINK, _F_REQUEST | _F_ACK, 1, body),
             acks=1,
@@ -114,13 +114,19 @@ def loopback_setup() -> tuple[NetlinkStep, ...]:
 def egress_setup(
     transparent_port: int, *, ipv6: bool = True, redirect: bool = True
 ) -> tuple[NetlinkStep, ...]:
-    """Return the steps that make every TCP connection arrive at ``transparent_port``.
+    """Return the steps that redirect every TCP connection to ``transparent_port``.
 
-    With ``ipv6`` false nothing of IPv6 is touched (for a kernel without it). With ``redirect``
-    false only loopback is brought up: the namespace then has the proxies and nothing else, for a
-    kernel without nf_tables.
+    The steps require ``CAP_NET_ADMIN`` over the namespace.
 
-    The whole needs ``CAP_NET_ADMIN`` over the namespace.
+    Args:
+        transparent_port: port of the transparent listener, 1 to 65535.
+        ipv6: whether to configure IPv6. Default True; False for a kernel without IPv6.
+        redirect: whether to redirect connections. Default True; False for a kernel without
+            nf_tables: only loopback is brought up, so that only the proxies work.
+
+    Raises:
+        ValueError: the port is out of range.
+
     """
     if not 1 <= transparent_port <= 65535:
         raise ValueError(f"transparent_port must be 1..65535, got {transparent_port!r}")
@@ -131,15 +137,15 @@ def egress_setup(
     if ipv6:
         families.append(("IPv6", _AF_INET6, _NFPROTO_IPV6))
     for label, family, protocol in families:
-        # The rule goes in before the route, so that there is no moment in which a connection
-        # could be delivered to the namespace itself.
+        # The rule is added before the route, so that at no time a connection can be delivered
+        # to the namespace itself.
         steps.append(_redirect_step(label, protocol, transparent_port))
         steps.append(_local_route_step(label, family))
     return tuple(steps)
 
 
 def _local_route_step(label: str, family: int) -> NetlinkStep:
-    # Prefix length 0 in the local table: every address is one of ours.
+    # Prefix length 0 in the local table makes every address local.
     body = struct.pack(
         "=BBBBBBBBI",
         family,
@@ -154,7 +160,7 @@ def _local_route_step(label: str, family: int) -> NetlinkStep:
     ) + _attribute(_RTA_OIF, struct.pack("=I", _LOOPBACK_INDEX))
     flags = _F_REQUEST | _F_ACK | _F_CREATE | _F_REPLACE
     return NetlinkStep(
-        what=f"{label} local route for all addresses",
+        description=f"{label} local route for all addresses",
         protocol=NETLINK_ROUTE,
         data=_message(_RTM_NEWROUTE, flags, 1, body),
         acks=1,
@@ -189,7 +195,10 @@ def _redirect_step(label: str, family: int, port: int) -> NetlinkStep:
         )
     )
     return NetlinkStep(
-        what=f"{label} redirect of outgoing TCP", protocol=NETLINK_NETFILTER, data=data, acks=3
+        description=f"{label} redirect of outgoing TCP",
+        protocol=NETLINK_NETFILTER,
+        data=data,
+        acks=3,
     )
 
 
@@ -274,21 +283,21 @@ def _message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
 
 
 def encode_route_query(version: int, packed: bytes) -> bytes:
-    """Encode the question which route this host would use towards an address."""
+    """Encode a query for the route of this host to an address."""
     family = _AF_INET if version == 4 else _AF_INET6
     route = struct.pack("=BBBBBBBBI", family, 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
     return _message(_RTM_GETROUTE, _F_REQUEST, 1, route + _attribute(_RTA_DST, packed))
 
 
 def is_local_route(reply: bytes) -> bool:
-    """Return whether the kernel's answer is a route to this host itself.
+    """Return whether the kernel's reply is a route to this host itself.
 
     Raises:
-        OSError: the answer is neither a route nor that there is none.
+        OSError: the reply is neither a route nor "no route".
 
     """
     if len(reply) < _HEADER + 12:
-        raise OSError("the kernel's answer about a route is too short")
+        raise OSError(f"the kernel's reply to a route query is too short ({len(reply)} bytes)")
     (kind,) = struct.unpack_from("=H", reply, 4)
     if kind == _NLMSG_ERROR:
         (code,) = struct.unpack_from("=i", reply, _HEADER)
@@ -296,5 +305,5 @@ def is_local_route(reply: bytes) -> bool:
             return False
         raise OSError(-code, "the kernel refused to look up a route")
     if kind != _RTM_NEWROUTE:
-        raise OSError(f"the kernel answered a route query with message type {kind}")
+        raise OSError(f"the kernel replied to a route query with message type {kind}")
     return reply[_HEADER + 7] == _RTN_LOCAL

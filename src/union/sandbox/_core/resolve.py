@@ -26,7 +26,7 @@ from union.sandbox.constants import Stream
 from union.sandbox.errors import PolicyError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from union.sandbox._policy.policy import Entry
+    from union.sandbox._policy.rules import Entry
 
 __all__ = [
     "resolve_run",
@@ -156,7 +156,7 @@ def _absolute(argument: str, value: object) -> str:
 def _entries(argument: str, value: object) -> tuple[Entry, ...]:
     if value is None:
         return ()
-    from union.sandbox._policy.policy import parse_entries
+    from union.sandbox._policy.rules import parse_entries
 
     return parse_entries(value, argument=argument)
 

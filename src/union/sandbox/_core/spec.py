@@ -9,7 +9,7 @@ from union.sandbox import constants
 
 if TYPE_CHECKING:
     from union.sandbox._core.literals import NetworkMode
-    from union.sandbox._policy.policy import Entry
+    from union.sandbox._policy.rules import Entry
 
 __all__ = ["WARM", "CallPosture", "Limits", "NetworkSpec", "RunSpec", "SessionSpec", "StreamMode"]
 

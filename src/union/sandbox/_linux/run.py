@@ -36,7 +36,7 @@ __all__ = ["READY", "LocalRun", "NotBuiltError"]
 _SIGNAL: Final = 31
 READY, _STARTED, _EXITED, _TERMINAL = 40, 41, 42, 45
 _EXIT = struct.Struct("=IiQQQ")
-_MOST_DOORS: Final = 8
+_MAX_LISTENERS: Final = 8
 _AGAIN_S: Final = 0.1
 _OUR_KILL_DELAY_S: Final = 2.0
 """How long the sandbox's first process may take to obey before it is killed from outside."""
@@ -74,9 +74,9 @@ class LocalRun:
         """Done when the command is known to have started or failed, where that was asked for."""
         self.finished: asyncio.Future[None] = self._loop.create_future()
         self.failure: tuple[int, int] | None = None
-        self.on_doors: Callable[[list[int]], None] = close_all
-        self.close_doors: Callable[[], Coroutine[None, None, None]] | None = None
-        self._closing_doors: asyncio.Task[None] | None = None
+        self.on_listeners: Callable[[list[int]], None] = close_all
+        self.close_listeners: Callable[[], Coroutine[None, None, None]] | None = None
+        self._closing_listeners: asyncio.Task[None] | None = None
 
     def send(
         self,
@@ -203,7 +203,7 @@ class LocalRun:
     def _take_messages(self) -> None:
         while not self._ended:
             try:
-                data, fds = receive(self.sandbox.sock, MESSAGE_BYTES, _MOST_DOORS)
+                data, fds = receive(self.sandbox.sock, MESSAGE_BYTES, _MAX_LISTENERS)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -214,7 +214,7 @@ class LocalRun:
                 return
             kind = int.from_bytes(data[:4], sys.byteorder)
             if kind == READY:
-                self.on_doors(fds)
+                self.on_listeners(fds)
             elif kind == _TERMINAL and self._terminal is not None and len(fds) == 2:
                 self._take_terminal(self._terminal, *fds)
             else:
@@ -293,16 +293,16 @@ class LocalRun:
     def _finish(self, end: Exited | Failed) -> None:
         # Streams that wait for their reader stay open; the rest of the run is over.
         self._ended = True
-        self._shut_doors()
-        if self._closing_doors is None:
+        self._start_closing_listeners()
+        if self._closing_listeners is None:
             self._report(end)
         else:
             # What was decided for connections that were open is known when they are closed.
-            self._closing_doors.add_done_callback(lambda _: self._report(end))
+            self._closing_listeners.add_done_callback(lambda _: self._report(end))
 
-    def _shut_doors(self) -> None:
-        if self.close_doors is not None and self._closing_doors is None:
-            self._closing_doors = self._loop.create_task(self.close_doors())
+    def _start_closing_listeners(self) -> None:
+        if self.close_listeners is not None and self._closing_listeners is None:
+            self._closing_listeners = self._loop.create_task(self.close_listeners())
 
     def _report(self, end: Exited | Failed) -> None:
         self._sink.event(end)
@@ -380,7 +380,7 @@ class LocalRun:
         """The same without grace, from outside."""
         if not self._ended:
             self._cause = self._cause or cause
-            self._shut_doors()
+            self._start_closing_listeners()
             self.sandbox.kill()
 
     # A terminal, or standard input.

@@ -1,7 +1,8 @@
-"""The network of one run, seen from the host: its doors, their connections, and their end.
+"""The host's end of one run's network: its frontends and their connections.
 
-The listening sockets were made inside the sandbox's network namespace and handed out; only that
-run can reach them. They are served by the caller's own event loop: no thread, no process.
+The launcher created the listening sockets inside the sandbox's network namespace and passed them
+to the host, so only that run can reach them. The caller's event loop serves them, without any
+further thread or process.
 """
 
 from __future__ import annotations
@@ -15,61 +16,60 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from union.sandbox._net.budget import process_budget
 from union.sandbox._net.dialer import Dialer, DialError, RefusedError
-from union.sandbox._net.dns import DnsDoor, Resolution
+from union.sandbox._net.dns import DnsFrontend, StubResolver
 from union.sandbox._net.happy_eyeballs import HostResolver
-from union.sandbox._net.http_proxy import HttpDoor
+from union.sandbox._net.http_proxy import HttpFrontend
 from union.sandbox._net.ledger import Attempt, Ledger
-from union.sandbox._net.socks import SocksDoor
-from union.sandbox._net.stream import Stream, peer_is_gone
-from union.sandbox._net.transparent import TransparentDoor, original_destination
+from union.sandbox._net.socks import SocksFrontend
+from union.sandbox._net.stream import Stream, is_disconnect
+from union.sandbox._net.transparent import TransparentFrontend, original_destination
 from union.sandbox._policy.addresses import parse_address
-from union.sandbox._policy.policy import Verdict
+from union.sandbox._policy.rules import Verdict
 from union.sandbox._policy.synthetic import SyntheticNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from union.sandbox._net.budget import Share
-    from union.sandbox._net.dialer import Connected
+    from union.sandbox._net.dialer import OutboundConnection
     from union.sandbox._net.happy_eyeballs import Resolver
     from union.sandbox._net.policy import Policy
     from union.sandbox._net.transparent import Destination
     from union.sandbox._net.upstream import UpstreamDialer
-    from union.sandbox._policy.decision import Decision
-    from union.sandbox._policy.decision import Door as DoorName
-    from union.sandbox._policy.policy import NetworkRules
+    from union.sandbox._policy.decision import Decision, FrontendName
+    from union.sandbox._policy.rules import NetworkRules
 
 __all__ = ["Connection", "Egress"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.network")
-_MOST_CONNECTIONS: Final = 512
-_MOST_HALF_OPEN: Final = 256
+_MAX_CONNECTIONS: Final = 512
+_MAX_HALF_OPEN: Final = 256
 _ACCEPTS_PER_TURN: Final = 64
-_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_ACCEPT_S: Final = 0.1
 _LINGER_S: Final = 1.0
 _LINGER_BYTES: Final = 256 * 1024
 
 
-class Door(Protocol):
+class Frontend(Protocol):
     """Serves the connections of one listener."""
 
     @property
-    def name(self) -> DoorName:
-        """What the door is called in decisions."""
+    def name(self) -> FrontendName:
+        """Name of the frontend in decisions."""
         ...
 
-    def asked_for(self, sock: socket.socket) -> tuple[str, int]:
-        """Return host and port that a connection was made for, as far as that is known."""
+    def destination_of(self, sock: socket.socket) -> tuple[str, int]:
+        """Return the requested host and port; ``("", 0)`` while they are unknown."""
         ...
 
     async def serve(self, connection: Connection) -> None:
-        """Serve one connection to its end; the connection is closed by whoever called."""
+        """Serve one connection to its end. The caller closes it."""
         ...
 
 
 class Connection:
-    """One accepted connection, and what a door may do with it."""
+    """One accepted connection, with the operations that a frontend may use."""
 
     def __init__(self, egress: Egress, stream: Stream) -> None:
         self._egress = egress
@@ -79,27 +79,27 @@ class Connection:
         self.policy = egress.policy
         self.upstream = egress.dialer.upstream
 
-    def account(self, attempt: Attempt) -> Attempt:
-        """Begin an attempt; the one before it on this connection is over."""
+    def begin_attempt(self, attempt: Attempt) -> Attempt:
+        """Begin an attempt, which ends the previous attempt on this connection."""
         if not self._attempts or self._attempts[-1] is not attempt:
             self.end_attempts()
             self._attempts.append(attempt)
         return attempt
 
-    def settled(self) -> None:
-        """Say that the client has asked for something: it is no longer half open."""
-        self._egress.settled(self)
+    def request_received(self) -> None:
+        """Mark the connection as used: the client has sent a request."""
+        self._egress.request_received(self)
 
-    async def dial(self, attempt: Attempt) -> Connected:
-        """Judge and connect, and write both outcomes into ``attempt``.
+    async def dial(self, attempt: Attempt) -> OutboundConnection:
+        """Check the policy, connect, and store both outcomes in ``attempt``.
 
         Raises:
-            RefusedError: policy says no.
-            DialError: it could not be reached.
+            RefusedError: the policy refuses the destination.
+            DialError: connecting failed.
 
         """
         try:
-            connected = await self._egress.dialer.dial(attempt.host, attempt.port)
+            outbound = await self._egress.dialer.dial(attempt.host, attempt.port)
         except RefusedError as exc:
             attempt.verdict = exc.verdict
             self.end_attempts()
@@ -109,44 +109,44 @@ class Connection:
             attempt.error = str(exc)
             self.end_attempts()
             raise
-        attempt.verdict = connected.verdict
-        attempt.address = connected.address
-        self.uses(connected.stream)
-        return connected
+        attempt.verdict = outbound.verdict
+        attempt.address = outbound.address
+        self.set_server(outbound.stream)
+        return outbound
 
-    def uses(self, server: Stream) -> None:
-        """Remember the destination's side; the one before it on this connection is over."""
+    def set_server(self, server: Stream) -> None:
+        """Store the stream to the destination and close the previous one."""
         if self._server is not None:
             self._server.close()
         self._server = server
 
-    def judge_again(self) -> Verdict | None:
-        """Judge what is under way by the policy that is in force now; None if nothing is."""
+    def recheck(self) -> Verdict | None:
+        """Check the current attempt against the current policy; None without an attempt."""
         if not self._attempts:
             return None
         attempt = self._attempts[-1]
-        return self.policy.judge_again(
+        return self.policy.recheck(
             attempt.host,
             attempt.port,
             address=parse_address(attempt.address),
             server_names=attempt.server_names,
         )
 
-    def cut(self, reason: str) -> None:
-        """Carry no further byte. The task that serves the connection closes it with a reset."""
+    def revoke(self, reason: str) -> None:
+        """Forward no further byte. The task that serves the connection closes it with a reset."""
         for attempt in self._attempts:
-            attempt.is_cut = True
+            attempt.is_revoked = True
             attempt.error = f"reset by a change of the network policy: {reason}"
         if self._server is not None:
-            # What waits in a send() must not go out once the caller of switch() goes on.
-            with contextlib.suppress(OSError):  # it may be closed already
+            # Data that is blocked in a send() must not leave after switch() has returned.
+            with contextlib.suppress(OSError):  # may be closed already
                 self._server.sock.shutdown(socket.SHUT_RDWR)
 
     async def check_before_upstream(self, attempt: Attempt, name: str) -> None:
-        """Judge where ``name`` leads, for a request that the caller's proxy is to carry out.
+        """Check the addresses of ``name`` before the caller's proxy gets a request for it.
 
         Raises:
-            RefusedError: policy says no.
+            RefusedError: the policy refuses one of them.
 
         """
         try:
@@ -156,29 +156,29 @@ class Connection:
             raise
 
     async def linger(self) -> None:
-        """End our side and read on for a moment, so that what we sent is not lost in a reset."""
+        """Shut down writing and drain input briefly, so that a reset discards no sent data."""
         self.end_attempts()
-        self.stream.end_writing()
-        left = _LINGER_BYTES
+        self.stream.shutdown_write()
+        remaining = _LINGER_BYTES
         try:
             async with asyncio.timeout(_LINGER_S):
-                while left > 0 and (data := await self.stream.some()):
-                    left -= len(data)
+                while remaining > 0 and (data := await self.stream.read_some()):
+                    remaining -= len(data)
         except TimeoutError:
             return
 
     def end_attempts(self) -> None:
-        """Account for what has ended."""
+        """Record the attempts that have ended."""
         while self._attempts:
-            self._egress.ledger.close(self._attempts.pop())
+            self._egress.ledger.record(self._attempts.pop())
 
-    def refused(self, exc: RefusedError) -> None:
-        """Note a refusal that came after the connection had been made."""
+    def record_refusal(self, exc: RefusedError) -> None:
+        """Store a refusal that happened after the connection was established."""
         if self._attempts:
             self._attempts[-1].verdict = exc.verdict
 
     def close(self, *, abort: bool) -> None:
-        """Close both sides and account for the rest."""
+        """Close both streams and record the remaining attempts."""
         for stream in (self.stream, self._server):
             if stream is not None:
                 if abort:
@@ -189,7 +189,24 @@ class Connection:
 
 
 class Egress:
-    """Serves one run's doors until closed. Owns the sockets that it was given."""
+    """Serve the frontends of one run until closed. Owns the sockets passed to it.
+
+    Args:
+        policy: decides about every destination.
+        http: listening socket of the HTTP proxy.
+        socks: listening socket of the SOCKS5 proxy.
+        on_decision: called with each decision when its connection has ended.
+        tcp_transparent: listening socket for redirected IPv4 connections. Default None: none.
+        tcp_transparent6: the same for IPv6. Default None: none, and no AAAA records.
+        dns_udp: UDP socket of the resolver. Default None: none.
+        dns_tcp: listening TCP socket of the resolver. Default None: none.
+        upstream: the caller's proxy. Default None: connect directly.
+        resolver: resolves names. Default None: the host's resolver.
+        share: the session's file descriptors. Default None: a new share of the process's budget.
+        credentials: ``user:password`` that both proxies require. Default None: none.
+        destination: returns the original destination of a redirected connection.
+
+    """
 
     def __init__(
         self,
@@ -218,40 +235,40 @@ class Egress:
             share=self._share,
         )
         names = SyntheticNames()
-        self._dns = DnsDoor(
-            Resolution(policy, names, self.ledger, ipv6=tcp_transparent6 is not None)
+        self._dns = DnsFrontend(
+            StubResolver(policy, names, self.ledger, ipv6=tcp_transparent6 is not None)
         )
-        transparent = TransparentDoor(names, destination=destination)
-        doors: tuple[tuple[socket.socket | None, Door], ...] = (
+        transparent = TransparentFrontend(names, destination=destination)
+        frontends: tuple[tuple[socket.socket | None, Frontend], ...] = (
             (tcp_transparent, transparent),
             (tcp_transparent6, transparent),
             (dns_tcp, self._dns),
-            (http, HttpDoor(credentials)),
-            (socks, SocksDoor(credentials)),
+            (http, HttpFrontend(credentials)),
+            (socks, SocksFrontend(credentials)),
         )
-        self._listeners = [(sock, door) for sock, door in doors if sock is not None]
+        self._listeners = [(sock, frontend) for sock, frontend in frontends if sock is not None]
         self._dns_udp = dns_udp
         self._loop = asyncio.get_running_loop()
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._half_open: dict[Connection, asyncio.Task[None]] = {}
-        self._most = _MOST_CONNECTIONS
+        self._max_connections = _MAX_CONNECTIONS
         self._closed = False
 
     def start(self) -> None:
-        """Begin to serve, in the running loop."""
-        for sock, door in self._listeners:
+        """Start serving in the running event loop."""
+        for sock, frontend in self._listeners:
             sock.setblocking(False)
-            self._loop.add_reader(sock.fileno(), self._accept, sock, door)
+            self._loop.add_reader(sock.fileno(), self._accept, sock, frontend)
         if self._dns_udp is not None:
             self._dns_udp.setblocking(False)
-            self._loop.add_reader(self._dns_udp.fileno(), self._dns.readable, self._dns_udp)
+            self._loop.add_reader(self._dns_udp.fileno(), self._dns.on_readable, self._dns_udp)
 
     def close(self) -> None:
-        """Stop serving: listeners are closed now, connections at the loop's next turn."""
+        """Stop serving: close listeners now and connections in the next loop iteration."""
         if self._closed:
             return
         self._closed = True
-        listeners = [sock for sock, _door in self._listeners]
+        listeners = [sock for sock, _frontend in self._listeners]
         if self._dns_udp is not None:
             listeners.append(self._dns_udp)
         for sock in listeners:
@@ -261,105 +278,111 @@ class Egress:
             task.cancel()
 
     async def aclose(self) -> None:
-        """Stop serving, and wait until every connection is closed and accounted for."""
+        """Stop serving and wait until every connection is closed and recorded."""
         self.close()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def switch(self, rules: NetworkRules) -> None:
-        """Put other rules in force, for every frontend at once.
+        """Replace the rules of every frontend at once.
 
-        Connections that the new rules allow go on. All others carry no further byte from here
-        on and are reset. The limit on recorded decisions starts anew.
+        Connections that the new rules allow continue. All others forward no further byte and are
+        reset. The limit on recorded decisions starts again at zero.
         """
         self.policy.replace(rules)
-        self.ledger.renew()
+        self.ledger.reset_limits()
         for task, connection in tuple(self._connections.items()):
-            verdict = connection.judge_again()
+            verdict = connection.recheck()
             if verdict is not None and not verdict.allowed:
-                connection.cut(verdict.reason)
+                connection.revoke(verdict.reason)
                 task.cancel()
 
     @property
     def unrecorded(self) -> int:
-        """How many decisions were made after the most that are kept for one run."""
+        """Number of decisions beyond the limit that is kept for one run."""
         return self.ledger.unrecorded
 
-    def settled(self, connection: Connection) -> None:
-        """Take a connection off the list of those that have not asked for anything yet."""
+    def request_received(self, connection: Connection) -> None:
+        """Remove a connection from the half-open ones: its client has sent a request."""
         self._half_open.pop(connection, None)
 
-    def _accept(self, listener: socket.socket, door: Door) -> None:
+    def _accept(self, listener: socket.socket, frontend: Frontend) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 sock, _address = listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as exc:
-                if exc.errno in _NO_DESCRIPTORS:
-                    self._pause(listener, door)
+                if exc.errno in _OUT_OF_DESCRIPTORS:
+                    self._pause(listener, frontend)
                     return
-                # The client was gone before it was accepted.
+                # The client disconnected before accept().
                 continue
             stream = Stream(sock)
-            if len(self._connections) >= self._most:
-                self._refuse(stream, door, f"this run has {self._most} connections open")
-                continue
-            if not self._share.take():
+            if len(self._connections) >= self._max_connections:
                 self._refuse(
                     stream,
-                    door,
-                    f"this session's share of the process's file descriptors is used up: "
-                    f"{self._share.held} are in use",
+                    frontend,
+                    f"connection limit of this run reached ({self._max_connections})",
+                )
+                continue
+            if not self._share.acquire():
+                self._refuse(
+                    stream,
+                    frontend,
+                    f"this session's share of the process's file descriptors is used up "
+                    f"({self._share.held} in use)",
                 )
                 continue
             connection = Connection(self, stream)
-            task = self._loop.create_task(self._serve(connection, door))
+            task = self._loop.create_task(self._serve(connection, frontend))
             self._connections[task] = connection
             self._half_open[connection] = task
-            task.add_done_callback(self._ended)
-            if len(self._half_open) > _MOST_HALF_OPEN:
-                # A program that opens connections and sends nothing loses the oldest of them.
+            task.add_done_callback(self._on_task_done)
+            if len(self._half_open) > _MAX_HALF_OPEN:
+                # A program that opens connections and sends nothing loses the oldest one.
                 oldest = next(iter(self._half_open))
                 self._half_open.pop(oldest).cancel()
 
-    def _refuse(self, stream: Stream, door: Door, reason: str) -> None:
-        """Reset a connection that there is no room for, and record why."""
-        host, port = door.asked_for(stream.sock)
-        attempt = Attempt(door=door.name, host=host, port=port)
+    def _refuse(self, stream: Stream, frontend: Frontend, reason: str) -> None:
+        """Reset a connection that exceeds a limit and record the reason."""
+        host, port = frontend.destination_of(stream.sock)
+        attempt = Attempt(frontend=frontend.name, host=host, port=port)
         attempt.verdict = Verdict(allowed=False, rule="budget", reason=reason)
         stream.abort()
-        self.ledger.close(attempt)
+        self.ledger.record(attempt)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         connection = self._connections.pop(task)
         self._half_open.pop(connection, None)
-        # A task that is cancelled before its first step never gets to its own clean-up.
+        # A task that is cancelled before its first step never reaches its own clean-up.
         connection.close(abort=True)
-        self._share.give_back()
+        self._share.release()
 
-    def _pause(self, listener: socket.socket, door: Door) -> None:
-        """Leave a listener alone for a moment: a full table would make the loop spin."""
+    def _pause(self, listener: socket.socket, frontend: Frontend) -> None:
+        """Stop accepting for a moment: without file descriptors the event loop would spin."""
         self._loop.remove_reader(listener.fileno())
 
         def resume() -> None:
             if not self._closed:
-                self._loop.add_reader(listener.fileno(), self._accept, listener, door)
+                self._loop.add_reader(listener.fileno(), self._accept, listener, frontend)
 
         self._loop.call_later(_RETRY_ACCEPT_S, resume)
 
-    async def _serve(self, connection: Connection, door: Door) -> None:
+    async def _serve(self, connection: Connection, frontend: Frontend) -> None:
         abort = True
         try:
-            await door.serve(connection)
+            await frontend.serve(connection)
             abort = False
         except RefusedError as exc:
-            connection.refused(exc)
+            connection.record_refusal(exc)
         except DialError:
             pass
         except OSError as exc:
-            if not peer_is_gone(exc):
-                _LOGGER.warning("%s door: %s", door.name, exc)
+            if not is_disconnect(exc):
+                _LOGGER.warning("%s frontend: %s", frontend.name, exc)
         except Exception:
-            _LOGGER.exception("%s door: a connection ended by an error of ours", door.name)
+            _LOGGER.exception(
+                "%s frontend: internal error while serving a connection", frontend.name
+            )
         finally:
             connection.close(abort=abort)

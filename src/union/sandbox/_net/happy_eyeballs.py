@@ -1,4 +1,4 @@
-"""From a name to addresses, and from addresses to a connection. Judges nothing."""
+"""Resolve names and connect to the first reachable address (RFC 8305). Applies no policy."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 __all__ = ["HostResolver", "Resolver", "connect_any"]
 
-_STAGGER_S: Final = 0.25
+_ATTEMPT_DELAY_S: Final = 0.25
 
 
 class Resolver(Protocol):
-    """Where addresses of names come from."""
+    """Resolves names to addresses."""
 
     async def resolve(self, name: str) -> Sequence[str]:
-        """Return the addresses of ``name``; raise OSError where there are none."""
+        """Return the addresses of ``name``; raise OSError if there are none."""
         ...
 
 
 class HostResolver:
-    """The host's own way of resolving names, hosts file included.
+    """Resolve names with the host's resolver, including its hosts file.
 
     Args:
-        key: the session for which names are resolved; each gets a share of the threads, so that
-            one session's slow names delay neither another session nor file work.
+        key: identifies the session. Each key gets a share of the lookup threads, so that slow
+            lookups of one session delay neither other sessions nor file operations.
 
     """
 
@@ -41,10 +41,10 @@ class HostResolver:
         self._key = key
 
     async def resolve(self, name: str) -> Sequence[str]:
-        """Return every address, in the order that the host prefers.
+        """Return all addresses of ``name`` in the host's order of preference.
 
         Raises:
-            OSError: there is none, or the session has too many lookups waiting.
+            OSError: there is none, or too many lookups of the session are queued.
 
         """
         found = await names.run(self._key, socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
@@ -54,37 +54,37 @@ class HostResolver:
 async def connect_any(
     addresses: Sequence[Address], port: int, *, share: Share | None = None
 ) -> tuple[socket.socket, Address]:
-    """Connect to the address that answers first, starting an attempt each quarter of a second.
+    """Connect to the first address that accepts, starting a new attempt every 0.25 s.
 
-    The caller has a descriptor for one attempt. Each further one at the same time is taken from
-    ``share``; without room there, it waits until the one before has failed.
+    The caller has reserved a file descriptor for one attempt. Each further parallel attempt
+    acquires one from ``share``; if none is left, it starts when the previous attempt has failed.
 
     Raises:
-        OSError: none could be reached; the last failure.
+        OSError: no address accepted; this is the last failure.
 
     """
-    waiting = _alternating(addresses)
+    waiting = _interleave_families(addresses)
     running: dict[asyncio.Task[socket.socket], Address] = {}
     extra = 0
     failure: OSError = OSError("no address to connect to")
     try:
         while waiting or running:
-            has_room = bool(waiting) and (not running or share is None or share.take(1))
-            if has_room:
+            can_start = bool(waiting) and (not running or share is None or share.acquire(1))
+            if can_start:
                 if running and share is not None:
                     extra += 1
                 address = waiting.pop(0)
                 running[asyncio.create_task(_connect(address, port))] = address
             done, _ = await asyncio.wait(
                 running,
-                timeout=_STAGGER_S if waiting and has_room else None,
+                timeout=_ATTEMPT_DELAY_S if waiting and can_start else None,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             for task in done:
                 address = running.pop(task)
                 if extra and share is not None:
                     extra -= 1
-                    share.give_back(1)
+                    share.release(1)
                 try:
                     return task.result(), address
                 except OSError as exc:
@@ -92,7 +92,7 @@ async def connect_any(
         raise failure
     finally:
         if share is not None:
-            share.give_back(extra)
+            share.release(extra)
         for task in running:
             task.cancel()
         for outcome in await asyncio.gather(*running, return_exceptions=True):
@@ -112,8 +112,8 @@ async def _connect(address: Address, port: int) -> socket.socket:
         return sock
 
 
-def _alternating(addresses: Sequence[Address]) -> list[Address]:
-    """Order by turns of family, beginning with that of the first: one may be a dead end."""
+def _interleave_families(addresses: Sequence[Address]) -> list[Address]:
+    """Alternate between IPv4 and IPv6, starting with the first family: one may be unreachable."""
     if not addresses:
         return []
     first = [a for a in addresses if a.version == addresses[0].version]

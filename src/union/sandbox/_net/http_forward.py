@@ -1,4 +1,4 @@
-"""One plain HTTP request and its response, carried through."""
+"""Forward one plain HTTP request to its server and the response to the client."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from union.sandbox._codecs.http1 import (
 )
 from union.sandbox._net.dialer import DialError, RefusedError
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError
-from union.sandbox._policy.addresses import host_and_port
-from union.sandbox._policy.policy import Verdict, parse_host
+from union.sandbox._policy.addresses import format_host_port
+from union.sandbox._policy.rules import Verdict, parse_host
 
 if TYPE_CHECKING:
     from union.sandbox._codecs.http1 import RequestHead, ResponseHead
@@ -24,22 +24,30 @@ if TYPE_CHECKING:
     from union.sandbox._net.ledger import Attempt
     from union.sandbox._net.stream import Stream
 
-__all__ = ["PlainExchange"]
+__all__ = ["ForwardedRequest"]
 
-_PIECE: Final = 64 * 1024
+_READ_BYTES: Final = 64 * 1024
 _RESPONSE_TIMEOUT_S: Final = 300.0
-_MOST_INTERIM: Final = 16
+_MAX_INTERIM_RESPONSES: Final = 16
 
 
-class _ClientError(Exception):
-    """The body of the request is not what its head said."""
+class _RequestBodyError(Exception):
+    """The request body does not match the framing in its head."""
 
 
-_CLIENT_FAILED: Final = (_ClientError, EndOfStreamError)
+_CLIENT_ERRORS: Final = (_RequestBodyError, EndOfStreamError)
 
 
-class PlainExchange:
-    """Carries one request to a server of its own, and the answer back."""
+class ForwardedRequest:
+    """One request, forwarded over a server connection of its own.
+
+    Args:
+        connection: the client's connection.
+        attempt: record of this request, with host and port.
+        head: the parsed request head.
+        path: request target for the server.
+
+    """
 
     def __init__(
         self, connection: Connection, attempt: Attempt, head: RequestHead, *, path: str
@@ -49,97 +57,101 @@ class PlainExchange:
         self._attempt = attempt
         self._head = head
         self._path = path
-        self._answered = False
+        self._response_started = False
 
     async def run(self) -> bool:
-        """Return whether the client may send another request on its connection.
+        """Forward both ways; return whether the client may send another request.
 
         Raises:
-            HttpFormatError: the request is not one that can be passed on.
-            RefusedError, DialError: the server may not, or cannot, be reached.
-            EndOfStreamError: the client ended in the middle of its request.
+            HttpFormatError: the request is malformed.
+            RefusedError: the policy refuses the server.
+            DialError: the server cannot be reached or sends no valid HTTP.
+            EndOfStreamError: the client disconnected in the middle of its request.
 
         """
         head = self._head
         length = body_length(head.headers, minor=head.minor)
-        passed_on = tuple(
+        forwarded = tuple(
             field
             for field in forwarded_headers(head.headers)
             if field[0] not in {"host", "max-forwards"}
         )
-        server, target = await self._server()
-        # The one place that was judged is the one that the server is told.
-        lines = (("host", self._authority()), *passed_on)
+        server, target = await self._connect()
+        # The Host header names exactly the destination that the policy allowed.
+        fields = (("host", self._authority()), *forwarded)
         try:
-            await self._send(server, _request_bytes(head, target, lines, length))
-            framed, whole = await self._both_ways(server, length or 0)
-        except _ClientError as exc:
+            await self._send(server, _encode_request(head, target, fields, length))
+            is_framed, is_complete = await self._transfer(server, length or 0)
+        except _RequestBodyError as exc:
             self._attempt.error = f"malformed request body: {exc}"
-            if self._answered:
+            if self._response_started:
                 raise EndOfStreamError from exc
             raise HttpFormatError(str(exc)) from exc
         except (EndOfStreamError, HeadTooLongError, HttpFormatError, TimeoutError, OSError) as exc:
-            if self._answered:
+            if self._response_started:
                 raise EndOfStreamError from exc
-            self._attempt.error = "the server did not answer with proper HTTP"
+            self._attempt.error = "the server did not send a valid HTTP response"
             raise DialError(self._attempt.error, verdict=self._verdict()) from exc
         finally:
             server.close()
-        return framed and whole and self._client_stays()
+        return is_framed and is_complete and self._client_keeps_alive()
 
-    async def _both_ways(self, server: Stream, length: int | str) -> tuple[bool, bool]:
-        """Carry body and answer at once: a server may answer before it has read everything."""
+    async def _transfer(self, server: Stream, length: int | str) -> tuple[bool, bool]:
+        """Forward body and response concurrently: a server may respond before it has read all.
+
+        Return whether the response has a length, and whether the whole body was sent.
+        """
         upload = asyncio.create_task(self._upload(server, length))
-        answer = asyncio.create_task(self._respond(server))
+        response = asyncio.create_task(self._forward_response(server))
         try:
-            await asyncio.wait((upload, answer), return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done() and isinstance(upload.exception(), _CLIENT_FAILED):
-                # A server that stopped reading may still answer; a client that failed never can.
+            await asyncio.wait((upload, response), return_when=asyncio.FIRST_COMPLETED)
+            if not response.done() and isinstance(upload.exception(), _CLIENT_ERRORS):
+                # A server that stopped reading may still respond; a failed client cannot recover.
                 upload.result()
-            framed = await answer
-            return framed, upload.done() and upload.exception() is None
+            is_framed = await response
+            return is_framed, upload.done() and upload.exception() is None
         finally:
             upload.cancel()
-            answer.cancel()
-            await asyncio.gather(upload, answer, return_exceptions=True)
+            response.cancel()
+            await asyncio.gather(upload, response, return_exceptions=True)
 
     def _authority(self) -> str:
         host, port = str(parse_host(self._attempt.host)), self._attempt.port
         if port != 80:
-            return host_and_port(host, port)
+            return format_host_port(host, port)
         return f"[{host}]" if ":" in host else host
 
     def _verdict(self) -> Verdict:
         if self._attempt.verdict is None:
-            raise AssertionError("a request was sent before it was judged")
+            raise AssertionError("a request was sent before the policy decided about it")
         return self._attempt.verdict
 
-    async def _server(self) -> tuple[Stream, str]:
-        """Connect; return also the target to ask for."""
+    async def _connect(self) -> tuple[Stream, str]:
+        """Return a stream to the server or upstream proxy, and the request target for it."""
         attempt = self._attempt
         upstream = self._connection.upstream
-        if upstream is None or not upstream.takes_plain_http:
+        if upstream is None or not upstream.accepts_plain_http:
             return (await self._connection.dial(attempt)).stream, self._path
-        attempt.verdict = self._connection.policy.judge_name(attempt.host, attempt.port)
+        attempt.verdict = self._connection.policy.decide_name(attempt.host, attempt.port)
         if not attempt.verdict.allowed:
             raise RefusedError(attempt.verdict)
         parsed = parse_host(attempt.host)
         if isinstance(parsed, str):
             await self._connection.check_before_upstream(attempt, parsed)
-        host = host_and_port(str(parsed), attempt.port)
+        host = format_host_port(str(parsed), attempt.port)
         try:
-            stream = await upstream.open()
+            stream = await upstream.connect_to_proxy()
         except RefusedError as exc:
             attempt.verdict = exc.verdict
             raise
         except OSError as exc:
             attempt.error = str(exc)
             raise DialError(str(exc), verdict=attempt.verdict) from exc
-        self._connection.uses(stream)
+        self._connection.set_server(stream)
         return stream, f"http://{host}{self._path}"
 
     async def _send(self, server: Stream, data: bytes) -> None:
-        self._attempt.check_not_cut()
+        self._attempt.check_not_revoked()
         await server.send(data)
         self._attempt.bytes_up += len(data)
 
@@ -147,98 +159,100 @@ class PlainExchange:
         if isinstance(length, str):
             body = ChunkedBody()
             while not body.done:
-                data = await self._client.some(_PIECE)
+                data = await self._client.read_some(_READ_BYTES)
                 if not data:
                     raise EndOfStreamError
                 try:
-                    passed_on = body.feed(data)
+                    chunks = body.feed(data)
                 except HttpFormatError as exc:
-                    raise _ClientError(str(exc)) from exc
-                await self._send(server, passed_on)
+                    raise _RequestBodyError(str(exc)) from exc
+                await self._send(server, chunks)
             self._client.unread(body.rest)
             return
         while length:
-            data = await self._client.some(min(_PIECE, length))
+            data = await self._client.read_some(min(_READ_BYTES, length))
             if not data:
                 raise EndOfStreamError
             await self._send(server, data)
             length -= len(data)
 
-    async def _respond(self, server: Stream) -> bool:
-        for _ in range(_MOST_INTERIM):
+    async def _forward_response(self, server: Stream) -> bool:
+        for _ in range(_MAX_INTERIM_RESPONSES):
             async with asyncio.timeout(_RESPONSE_TIMEOUT_S):
                 head = parse_response_head(await server.read_head(MAX_HEAD_BYTES))
             if head.status == 101:
-                raise HttpFormatError("the server changed the protocol without being asked")
+                raise HttpFormatError("the server switched protocols without a request to do so")
             if head.status >= 200:
-                return await self._final(server, head)
-            await self._reply(_response_bytes(head, None, close=False))
-        raise HttpFormatError("the server sends interim answers without end")
+                return await self._forward_final_response(server, head)
+            await self._send_to_client(_encode_response(head, None, close=False))
+        raise HttpFormatError(
+            f"the server sent more than {_MAX_INTERIM_RESPONSES} interim responses"
+        )
 
-    async def _final(self, server: Stream, head: ResponseHead) -> bool:
+    async def _forward_final_response(self, server: Stream, head: ResponseHead) -> bool:
         length = body_length(head.headers, minor=head.minor)
         bodiless = self._head.method == "HEAD" or head.status in {204, 304}
-        framed = bodiless or length is not None
-        close = not framed or not self._client_stays()
+        is_framed = bodiless or length is not None
+        close = not is_framed or not self._client_keeps_alive()
         if length == "chunked" and self._head.minor == 0 and not bodiless:
-            raise HttpFormatError("the server answers HTTP/1.0 with chunks")
-        await self._reply(_response_bytes(head, length, close=close))
+            raise HttpFormatError("the server sent a chunked response to an HTTP/1.0 request")
+        await self._send_to_client(_encode_response(head, length, close=close))
         if bodiless:
             return True
         if length == "chunked":
             body = ChunkedBody()
             while not body.done:
-                await self._reply(body.feed(await _more(server)))
+                await self._send_to_client(body.feed(await _read_some(server)))
         elif isinstance(length, int):
             while length:
-                data = await _more(server, length)
-                await self._reply(data)
+                data = await _read_some(server, length)
+                await self._send_to_client(data)
                 length -= len(data)
         else:
-            while data := await server.some(_PIECE):
-                await self._reply(data)
-        return framed
+            while data := await server.read_some(_READ_BYTES):
+                await self._send_to_client(data)
+        return is_framed
 
-    async def _reply(self, data: bytes) -> None:
-        self._answered = True
-        self._attempt.check_not_cut()
+    async def _send_to_client(self, data: bytes) -> None:
+        self._response_started = True
+        self._attempt.check_not_revoked()
         await self._client.send(data)
         self._attempt.bytes_down += len(data)
 
-    def _client_stays(self) -> bool:
-        named = " ".join(
+    def _client_keeps_alive(self) -> bool:
+        options = " ".join(
             value.lower()
             for key, value in self._head.headers
             if key in {"connection", "proxy-connection"}
         )
-        return self._head.minor == 1 and "close" not in named
+        return self._head.minor == 1 and "close" not in options
 
 
-async def _more(server: Stream, most: int = _PIECE) -> bytes:
-    data = await server.some(min(_PIECE, most))
+async def _read_some(server: Stream, limit: int = _READ_BYTES) -> bytes:
+    data = await server.read_some(min(_READ_BYTES, limit))
     if not data:
         raise EndOfStreamError
     return data
 
 
-def _request_bytes(
+def _encode_request(
     head: RequestHead,
     target: str,
-    lines: tuple[tuple[str, str], ...],
+    fields: tuple[tuple[str, str], ...],
     length: int | str | None,
 ) -> bytes:
     framing = (("transfer-encoding", "chunked"),) if length == "chunked" else ()
-    fields = (*lines, *framing, ("connection", "close"))
-    return _head_bytes(f"{head.method} {target} HTTP/1.{head.minor}", fields)
+    everything = (*fields, *framing, ("connection", "close"))
+    return _encode_head(f"{head.method} {target} HTTP/1.{head.minor}", everything)
 
 
-def _response_bytes(head: ResponseHead, length: int | str | None, *, close: bool) -> bytes:
+def _encode_response(head: ResponseHead, length: int | str | None, *, close: bool) -> bytes:
     framing = (("transfer-encoding", "chunked"),) if length == "chunked" else ()
     ending = (("connection", "close"),) if close else ()
     fields = (*forwarded_headers(head.headers), *framing, *ending)
-    return _head_bytes(f"HTTP/1.1 {head.status} {head.reason}", fields)
+    return _encode_head(f"HTTP/1.1 {head.status} {head.reason}", fields)
 
 
-def _head_bytes(first: str, fields: tuple[tuple[str, str], ...]) -> bytes:
+def _encode_head(first: str, fields: tuple[tuple[str, str], ...]) -> bytes:
     lines = [first, *(f"{key}: {value}" for key, value in fields)]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

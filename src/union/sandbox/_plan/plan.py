@@ -435,7 +435,7 @@ OP_NAMES: dict[int, str] = {
     9: "remount",
     10: "host name",
     11: "network set-up",
-    12: "network door",
+    12: "network listener",
     13: "script file",
     14: "dropping privileges",
     15: "Landlock rule set",

@@ -110,8 +110,8 @@ def _network(shape: str, proxy_ports: Sequence[int]) -> list[str]:
             _rule("file-read*", _named("literal", _NAME_FILES)),
         ]
     if shape == "filtered" and proxy_ports:
-        doors = [f'(remote ip "localhost:{int(port)}")' for port in proxy_ports]
-        return [_rule("network-outbound", doors)]
+        listeners = [f'(remote ip "localhost:{int(port)}")' for port in proxy_ports]
+        return [_rule("network-outbound", listeners)]
     return ["(deny network*)"]
 
 

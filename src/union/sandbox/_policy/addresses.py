@@ -1,9 +1,9 @@
-"""Addresses as they are written, and what each one means.
+"""Parse addresses in every spelling and classify them.
 
-A destination is judged by the address it leads to, whatever its spelling: ``0x7f.1``, ``127.1``,
-``2130706433`` and ``::ffff:127.0.0.1`` are all 127.0.0.1. The tables say which ranges are not the
-public internet; they are written out here because the standard library's own idea of "private"
-differs between Python releases.
+Rules apply to the address itself, whatever its spelling: ``0x7f.1``, ``127.1``, ``2130706433`` and
+``::ffff:127.0.0.1`` are all 127.0.0.1. The tables list the ranges that are not the public internet.
+They are written out because the standard library's definition of "private" differs between Python
+releases.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = [
     "Address",
     "Network",
     "canonical",
-    "embedded",
-    "host_and_port",
+    "embedded_ipv4",
+    "format_host_port",
     "internal_range",
-    "ipv4_spelling",
     "looks_numeric",
     "parse_address",
+    "parse_inet_aton",
     "unreachable_range",
 ]
 
@@ -30,8 +30,8 @@ Network = IPv4Network | IPv6Network
 
 _PART: Final = re.compile(r"0x[0-9a-f]+|0[0-7]*|[1-9][0-9]*", re.ASCII)
 _NUMERIC_LABEL: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
-_LONGEST_NUMBER: Final = 16
-"""Digits in one part of an IPv4 address; more cannot be meant, and big numbers cost time."""
+_MAX_DIGITS: Final = 16
+"""Digits in one part of an IPv4 address. Longer numbers are invalid and slow to convert."""
 
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _6TO4: Final = IPv6Network("2002::/16")
@@ -39,11 +39,11 @@ _TEREDO: Final = IPv6Network("2001::/32")
 _COMPATIBLE: Final = IPv6Network("::/96")
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 
-# Addresses for documentation are not among them: no network of a host is to use those, so nothing
-# to protect is there, while mirrors and test networks do live there.
+# Documentation ranges are not listed: host networks do not use them, so there is nothing to
+# protect, while mirrors and test networks do use them.
 _INTERNAL_V4: Final = tuple(
-    (IPv4Network(network), what)
-    for network, what in (
+    (IPv4Network(network), kind)
+    for network, kind in (
         ("0.0.0.0/8", "an unspecified address"),
         ("10.0.0.0/8", "a private address"),
         ("100.64.0.0/10", "a carrier's shared address"),
@@ -60,8 +60,8 @@ _INTERNAL_V4: Final = tuple(
     )
 )
 _INTERNAL_V6: Final = tuple(
-    (IPv6Network(network), what)
-    for network, what in (
+    (IPv6Network(network), kind)
+    for network, kind in (
         ("::/128", "an unspecified address"),
         ("::1/128", "a loopback address"),
         ("fc00::/7", "a private address"),
@@ -75,14 +75,14 @@ _UNREACHABLE: Final = ("an unspecified address", "a loopback address", "a multic
 
 
 def canonical(address: Address) -> Address:
-    """Unwrap ``::ffff:a.b.c.d``, which the kernel treats as the IPv4 address that it holds."""
+    """Unwrap ``::ffff:a.b.c.d``, which the kernel treats as the IPv4 address ``a.b.c.d``."""
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
 
 
-def embedded(address: Address) -> IPv4Address | None:
-    """Return the IPv4 address that a translator or tunnel would take from this IPv6 address."""
+def embedded_ipv4(address: Address) -> IPv4Address | None:
+    """Return the IPv4 address that a translator or tunnel extracts from this IPv6 address."""
     if isinstance(address, IPv4Address):
         return None
     value = int(address)
@@ -94,33 +94,34 @@ def embedded(address: Address) -> IPv4Address | None:
         return IPv4Address((value >> 80) & 0xFFFFFFFF)
     if address in _TEREDO:
         return IPv4Address(~value & 0xFFFFFFFF)
-    # ::1 and :: are not addresses of the old "compatible" form.
+    # ::1 and :: are not IPv4-compatible addresses.
     if address in _COMPATIBLE and value > 1:
         return IPv4Address(value & 0xFFFFFFFF)
     return None
 
 
 def internal_range(address: Address) -> str:
-    """Say what kind of non-public address this is; empty for an address on the internet."""
+    """Return the kind of a non-public address; empty for an address on the internet."""
     address = canonical(address)
     if isinstance(address, IPv4Address):
-        return next((what for network, what in _INTERNAL_V4 if address in network), "")
+        return next((kind for network, kind in _INTERNAL_V4 if address in network), "")
     if address in _NAT64:
-        # How a host without IPv4 reaches all of it; so it is what lies behind that counts.
+        # A host without IPv4 reaches all of IPv4 through NAT64, so the inner address counts.
         inner = internal_range(IPv4Address(int(address) & 0xFFFFFFFF))
         return f"{inner} behind NAT64" if inner else ""
-    named = next((what for network, what in _INTERNAL_V6 if address in network), "")
-    if named:
-        return named
+    kind = next((kind for network, kind in _INTERNAL_V6 if address in network), "")
+    if kind:
+        return kind
     return "" if address in _GLOBAL_UNICAST else "not a global unicast address"
 
 
 def unreachable_range(address: Address) -> str:
-    """Say why nobody may be sent there even on an open network; empty for all other addresses.
+    """Return why an address is refused even on an open network; empty for all others.
 
-    Loopback is the sandbox's own, never the host's; the others are no place to connect to.
+    Loopback is the sandbox's own, never the host's. Unspecified and multicast addresses are not
+    valid destinations.
     """
-    inner = embedded(address)
+    inner = embedded_ipv4(address)
     for candidate in (address, *(() if inner is None else (inner,))):
         kind = internal_range(candidate)
         if kind in _UNREACHABLE:
@@ -129,18 +130,18 @@ def unreachable_range(address: Address) -> str:
 
 
 def looks_numeric(name: str) -> bool:
-    """Whether resolvers take this lower-case name for a number: its last label is one."""
+    """Return whether resolvers parse this lower-case name as a number: its last label is one."""
     return _NUMERIC_LABEL.fullmatch(name.rpartition(".")[2]) is not None
 
 
-def ipv4_spelling(text: str) -> IPv4Address | None:
-    """Read an IPv4 address as the C library does: one to four parts, hex, octal or decimal."""
+def parse_inet_aton(text: str) -> IPv4Address | None:
+    """Parse an IPv4 address like ``inet_aton``: one to four parts, hex, octal or decimal."""
     parts = text.split(".")
     if not 1 <= len(parts) <= 4:
         return None
     numbers = []
     for part in parts:
-        if len(part) > _LONGEST_NUMBER or _PART.fullmatch(part) is None:
+        if len(part) > _MAX_DIGITS or _PART.fullmatch(part) is None:
             return None
         base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
         numbers.append(int(part, base))
@@ -154,7 +155,7 @@ def ipv4_spelling(text: str) -> IPv4Address | None:
 
 
 def parse_address(text: str) -> Address | None:
-    """Read one address in its ordinary spelling; None if it is anything else (a zone included)."""
+    """Parse an address in standard notation; None for anything else, including zones."""
     if "%" in text or not text.isascii():
         return None
     try:
@@ -163,8 +164,8 @@ def parse_address(text: str) -> Address | None:
         return None
 
 
-def host_and_port(host: str, port: int | None) -> str:
-    """Write a host and a port as an entry of a list would be written."""
+def format_host_port(host: str, port: int | None) -> str:
+    """Format a host and an optional port in the notation of list entries."""
     if port is None:
         return host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,8 +1,8 @@
-"""One entry of an allow-list or deny-list: read strictly, kept in one spelling.
+"""Parse the entries of allow-lists and deny-lists strictly, into one canonical spelling.
 
 An entry is a DNS name, a ``*.`` pattern, an IP address or a CIDR range, each with an optional
-``:port``. What is almost one of these is refused with the entry named and, where it is clear what
-was meant, the right spelling: a list that silently means something else is worse than none.
+``:port``. Anything else is an error that names the entry and, where the intention is clear, the
+correct spelling: a list must never silently mean something else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
-from union.sandbox._policy.addresses import host_and_port, ipv4_spelling, looks_numeric
+from union.sandbox._policy.addresses import format_host_port, looks_numeric, parse_inet_aton
 from union.sandbox._policy.names import NameSyntaxError, normalise_name
 from union.sandbox.errors import PolicyError
 
@@ -30,15 +30,20 @@ _ACCEPTED: Final = (
 _DIGITS: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 _CIDR_START: Final = re.compile(r"[0-9.]+/|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*/", re.ASCII)
 _MAPPED: Final = IPv6Network("::ffff:0:0/96")
-_SHOWN: Final = 120
+_MAX_SHOWN_CHARS: Final = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One validated entry; ``text`` is its canonical spelling.
+    """One validated entry.
 
-    ``name`` is set for a name and for a pattern (without the ``*.``), ``network`` for an address
-    (as a range of one) and for a range; ``port`` None stands for every port.
+    Args:
+        text: canonical spelling.
+        kind: ``"name"``, ``"pattern"`` or ``"network"``.
+        name: the name, or the pattern without ``*.``. Default: empty, for a network.
+        network: an address (as a range of one) or a range. Default None: a name or pattern.
+        port: a port. Default None: every port.
+
     """
 
     text: str
@@ -49,21 +54,21 @@ class Entry:
 
 
 def parse_entries(value: object, *, argument: str) -> tuple[Entry, ...]:
-    """Read a whole list; duplicates are dropped, order is kept.
+    """Parse a whole list. Duplicates are dropped; the order is kept.
 
     Raises:
-        PolicyError: naming ``argument``, the entry, and what is accepted.
+        PolicyError: an entry is invalid; names ``argument``, the entry and the accepted forms.
 
     """
     if isinstance(value, (str, bytes)):
         raise PolicyError(
-            f"{argument} is one string, {_shown(value)}; it takes a list of strings",
+            f"{argument} must be a list of strings, got the string {_abbreviated(value)}",
             argument=argument,
-            hint=f"write [{_shown(value)}]" if isinstance(value, str) else _ACCEPTED,
+            hint=f"write [{_abbreviated(value)}]" if isinstance(value, str) else _ACCEPTED,
         )
     if not isinstance(value, (list, tuple, set, frozenset)):
         raise PolicyError(
-            f"{argument} is a {type(value).__name__}; it takes a list of strings",
+            f"{argument} must be a list of strings, got {type(value).__name__}",
             argument=argument,
             hint=_ACCEPTED,
         )
@@ -75,11 +80,11 @@ def parse_entries(value: object, *, argument: str) -> tuple[Entry, ...]:
         if isinstance(item, Entry):
             entry = item
         elif isinstance(item, str):
-            entry = _Reader(item, argument, position).entry()
+            entry = _EntryParser(item, argument, position).parse()
         else:
             raise PolicyError(
-                f"{argument}[{position}] is {_shown(item)}, a {type(item).__name__}; "
-                "each entry is a string",
+                f"{argument}[{position}] must be a string, got {_abbreviated(item)} "
+                f"({type(item).__name__})",
                 argument=argument,
                 hint=_ACCEPTED,
             )
@@ -90,7 +95,7 @@ def parse_entries(value: object, *, argument: str) -> tuple[Entry, ...]:
 def first_uncovered(entries: tuple[Entry, ...], *, ceiling: tuple[Entry, ...]) -> Entry | None:
     """Return the first of ``entries`` that would allow more than ``ceiling`` does, or None.
 
-    Each entry must lie within one entry of the ceiling; two that cover it together do not count.
+    Each entry must lie within a single entry of the ceiling, not within a union of several.
     """
     for entry in entries:
         if not any(_covers(wide, entry) for wide in ceiling):
@@ -106,25 +111,25 @@ def _covers(wide: Entry, narrow: Entry) -> bool:
     if isinstance(wide.network, IPv6Network):
         return isinstance(narrow.network, IPv6Network) and narrow.network.subnet_of(wide.network)
     if narrow.kind == "network":
-        # A name never stands for an address: it would lift the guard on internal ranges.
+        # A name does not cover an address, which would bypass the check of internal ranges.
         return False
     if wide.kind == "name":
         return narrow.kind == "name" and narrow.name == wide.name
-    under = narrow.name.endswith("." + wide.name)
-    return under or (narrow.kind == "pattern" and narrow.name == wide.name)
+    is_subdomain = narrow.name.endswith("." + wide.name)
+    return is_subdomain or (narrow.kind == "pattern" and narrow.name == wide.name)
 
 
-class _Reader:
-    """Reads one entry; every refusal names where it stands."""
+class _EntryParser:
+    """Parse one entry. Every error names its argument and position."""
 
     def __init__(self, text: str, argument: str, position: int) -> None:
         self._text = text
         self._argument = argument
-        self._where = f"{argument}[{position}] {_shown(text)}"
+        self._where = f"{argument}[{position}] {_abbreviated(text)}"
 
-    def entry(self) -> Entry:
+    def parse(self) -> Entry:
         text = self._text
-        self._refuse_foreign_syntax(text)
+        self._reject_other_syntax(text)
         host, port = self._split_port(text)
         if "*" in host:
             return self._pattern(host, port)
@@ -133,89 +138,92 @@ class _Reader:
         name = self._name(host)
         if looks_numeric(name):
             return self._network(host, port)
-        return Entry(text=host_and_port(name, port), kind="name", name=name, port=port)
+        return Entry(text=format_host_port(name, port), kind="name", name=name, port=port)
 
-    def _refuse(self, why: str, hint: str = _ACCEPTED) -> NoReturn:
+    def _reject(self, why: str, hint: str = _ACCEPTED) -> NoReturn:
         raise PolicyError(f"{self._where} {why}", argument=self._argument, hint=hint)
 
-    def _refuse_foreign_syntax(self, text: str) -> None:
+    def _reject_other_syntax(self, text: str) -> None:
         if not text:
-            self._refuse("is empty")
+            self._reject("is empty")
         if any(c.isspace() or unicodedata.category(c) in {"Cc", "Cf"} for c in text):
-            self._refuse("holds a space or a control character")
+            self._reject("contains a space or a control character")
         if "://" in text:
             host = text.partition("://")[2].partition("/")[0].rpartition("@")[2]
-            self._refuse("is a URL", f"write only its host: {_shown(host)}")
+            self._reject("is a URL", f"write only its host: {_abbreviated(host)}")
         if "@" in text:
-            self._refuse(
-                "holds user information", f"write only the host: {_shown(text.rpartition('@')[2])}"
+            self._reject(
+                "contains user information",
+                f"write only the host: {_abbreviated(text.rpartition('@')[2])}",
             )
         if any(c in text for c in "\\?#;,"):
-            self._refuse("holds a character that no host has", _ACCEPTED)
+            self._reject("contains a character that is not allowed in a host", _ACCEPTED)
         if "/" in text and not _CIDR_START.match(text.removeprefix("[")):
-            self._refuse(
-                "holds a path, or a range that does not start with an IP address",
+            self._reject(
+                "contains a path, or a range that does not start with an IP address",
                 f"{_ACCEPTED}; paths cannot be restricted",
             )
         if "%" in text:
-            self._refuse("holds '%': zones and percent-encoding have no place in an entry")
+            self._reject("contains '%': zones and percent-encoding are not accepted")
 
     def _split_port(self, text: str) -> tuple[str, int | None]:
         if text.startswith("["):
             host, bracket, rest = text[1:].partition("]")
             if not bracket or ":" not in host:
-                self._refuse("has brackets around something that is not an IPv6 address")
+                self._reject("has brackets around something that is not an IPv6 address")
             if not rest:
                 return host, None
             if not rest.startswith(":"):
-                self._refuse("has something other than ':port' after the brackets")
+                self._reject("has something other than ':port' after the brackets")
             return host, self._port(rest[1:])
         if text.count(":") >= 2:
             # IPv6 without brackets cannot carry a port: 2001:db8::1:443 is an address.
             return text, None
         host, colon, port = text.partition(":")
         if colon and not host:
-            self._refuse("has a port and no host")
+            self._reject("has a port and no host")
         return host, self._port(port) if colon else None
 
     def _port(self, text: str) -> int:
         if _DIGITS.fullmatch(text) is None or str(int(text)) != text:
-            self._refuse(f"has the port {_shown(text)}, which is not a number from 1 to 65535")
+            self._reject(
+                f"has the port {_abbreviated(text)}, which is not a number from 1 to 65535"
+            )
         port = int(text)
         if not 1 <= port <= 65535:
-            self._refuse(f"has the port {port}; ports are 1 to 65535")
+            self._reject(f"has the port {port}; ports are 1 to 65535")
         return port
 
     def _name(self, host: str) -> str:
         try:
             return normalise_name(host)
         except NameSyntaxError as exc:
-            self._refuse(str(exc))
+            self._reject(str(exc))
 
     def _pattern(self, host: str, port: int | None) -> Entry:
         deny = self._argument.endswith("denylist")
         if host.rstrip(".") == "*":
-            self._refuse(
+            self._reject(
                 "would match every host",
                 "use network_mode='blocked'"
                 if deny
-                else "use network_mode='open', with a network_denylist if some hosts are to be out",
+                else "use network_mode='open', with a network_denylist for hosts to exclude",
             )
         if not host.startswith("*.") or "*" in host[2:]:
-            self._refuse(
+            self._reject(
                 "has a wildcard that is not a leading '*.'",
                 "'*.example.com' covers every name under example.com, at any depth",
             )
         name = self._name(host[2:])
         if looks_numeric(name):
-            self._refuse("is a pattern over an IP address", "write a CIDR range: '192.0.2.0/24'")
-        # To refuse a whole top-level domain is prudent; to allow one is nearly always a slip.
+            self._reject("is a pattern over an IP address", "write a CIDR range: '192.0.2.0/24'")
+        # Denying a whole top-level domain is prudent; allowing one is nearly always a mistake.
         if "." not in name and not deny:
-            self._refuse(
+            self._reject(
                 "would match a whole top-level domain",
                 "name at least two labels: '*.example.com'",
             )
-        return Entry(text=host_and_port(f"*.{name}", port), kind="pattern", name=name, port=port)
+        return Entry(text=format_host_port(f"*.{name}", port), kind="pattern", name=name, port=port)
 
     def _network(self, host: str, port: int | None) -> Entry:
         base, slash, prefix = host.partition("/")
@@ -224,12 +232,12 @@ class _Reader:
         if not slash:
             length = width
         elif _DIGITS.fullmatch(prefix) is None or int(prefix) > width:
-            self._refuse(
-                f"has the prefix length {_shown(prefix)}; it is a number from 0 to {width}"
+            self._reject(
+                f"has the prefix length {_abbreviated(prefix)}; it is a number from 0 to {width}"
             )
         else:
             length = int(prefix)
-        # host_and_port would write an IPv6 range in brackets as it does an address.
+        # format_host_port puts an IPv6 range in brackets as it does an address.
         network: Network
         if isinstance(address, IPv6Address):
             network = IPv6Network((address, length), strict=False)
@@ -241,14 +249,18 @@ class _Reader:
         else:
             network = IPv4Network((address, length), strict=False)
         if network.network_address != address:
-            self._refuse("is not the start of its range", f"the range that holds it is '{network}'")
+            self._reject(
+                "is not the start of its range", f"the range that contains it is '{network}'"
+            )
         if network.prefixlen == 0 and not self._argument.endswith("denylist"):
-            self._refuse(
-                "covers every address, the host's own among them",
-                "use network_mode='open', with a network_denylist if some hosts are to be out",
+            self._reject(
+                "covers every address, including the host's own",
+                "use network_mode='open', with a network_denylist for hosts to exclude",
             )
         written = str(address) if network.prefixlen == width else str(network)
-        return Entry(text=host_and_port(written, port), kind="network", network=network, port=port)
+        return Entry(
+            text=format_host_port(written, port), kind="network", network=network, port=port
+        )
 
     def _address(self, text: str) -> IPv4Address | IPv6Address:
         try:
@@ -256,15 +268,15 @@ class _Reader:
         except ValueError:
             pass
         if ":" in text:
-            self._refuse(
+            self._reject(
                 "is not an IPv6 address", "a port goes after brackets: '[2001:db8::1]:443'"
             )
-        spelled = ipv4_spelling(text.lower().removesuffix("."))
+        spelled = parse_inet_aton(text.lower().removesuffix("."))
         if spelled is None:
-            self._refuse("ends in a number and is not an IPv4 address")
-        return self._refuse("is an unusual spelling of an IPv4 address", f"write '{spelled}'")
+            self._reject("ends in a number and is not an IPv4 address")
+        return self._reject("is an unusual spelling of an IPv4 address", f"write '{spelled}'")
 
 
-def _shown(value: object) -> str:
+def _abbreviated(value: object) -> str:
     text = ascii(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."

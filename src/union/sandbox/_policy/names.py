@@ -1,9 +1,8 @@
-"""DNS names brought to one spelling, or refused.
+"""Normalise DNS names to one spelling, or reject them.
 
-The name that is judged and the name that is looked up are the same string: what comes out of
-:func:`normalise_name`. Everything that two programs could read differently is refused rather than
-repaired: control characters, percent signs, separators that only appear after Unicode mapping,
-and letters on which the two IDNA standards disagree.
+The policy and the resolver use the same string: the result of :func:`normalise_name`. Text that two
+programs could parse differently is rejected instead of repaired: control characters, percent signs,
+separators that only appear after Unicode mapping, and letters on which the IDNA standards disagree.
 """
 
 from __future__ import annotations
@@ -15,52 +14,52 @@ from typing import Final
 __all__ = ["NameSyntaxError", "normalise_name"]
 
 _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
-_LONGEST_NAME: Final = 253
-_LONGEST_INPUT: Final = 1024
+_MAX_NAME_CHARS: Final = 253
+_MAX_INPUT_CHARS: Final = 1024
 _DEVIATIONS: Final = frozenset("\u00df\u1e9e\u03c2\u200c\u200d")
 """IDNA 2003 maps these away and IDNA 2008 keeps them: two different hosts for one spelling.
 
-The second is the first as a capital letter, which newer tables keep as the small one.
+The second is the capital form of the first, which newer tables map to the small letter.
 """
 
 
 class NameSyntaxError(ValueError):
-    """This text is not a DNS name; the message says why, without repeating the text."""
+    """The text is not a DNS name; the message gives the reason without repeating the text."""
 
 
 def normalise_name(text: str) -> str:
     """Return the lower-case ASCII form without a trailing dot.
 
     Raises:
-        NameSyntaxError: the text is not a name, or not one that all programs read alike.
+        NameSyntaxError: the text is not a name, or programs differ in how they parse it.
 
     """
-    if len(text) > _LONGEST_INPUT:
-        raise NameSyntaxError("is too long")
+    if len(text) > _MAX_INPUT_CHARS:
+        raise NameSyntaxError(f"is longer than {_MAX_INPUT_CHARS} characters")
     if text.isascii():
         if " " in text or not text.isprintable():
-            raise NameSyntaxError("holds a space or a control character")
+            raise NameSyntaxError("contains a space or a control character")
         name = text.lower()
     else:
-        _refuse_ambiguous(text)
+        _reject_ambiguous(text)
         name = unicodedata.normalize("NFKC", text).replace("\u3002", ".").lower()
     name = name.removesuffix(".")
     if not name:
         raise NameSyntaxError("is empty")
     labels = [_normalise_label(label) for label in name.split(".")]
     name = ".".join(labels)
-    if len(name) > _LONGEST_NAME:
-        raise NameSyntaxError(f"is longer than {_LONGEST_NAME} characters")
+    if len(name) > _MAX_NAME_CHARS:
+        raise NameSyntaxError(f"is longer than {_MAX_NAME_CHARS} characters")
     return name
 
 
-def _refuse_ambiguous(text: str) -> None:
+def _reject_ambiguous(text: str) -> None:
     for character in text:
         if character.isspace() or unicodedata.category(character) in {"Cc", "Cs", "Co", "Cn"}:
-            raise NameSyntaxError("holds a space or a control character")
+            raise NameSyntaxError("contains a space or a control character")
         if character in _DEVIATIONS:
             raise NameSyntaxError(
-                "holds a letter on which the IDNA standards disagree; write it in its xn-- form"
+                "contains a letter on which the IDNA standards disagree; write it in its xn-- form"
             )
 
 

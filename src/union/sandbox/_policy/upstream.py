@@ -1,4 +1,4 @@
-"""The caller's own proxy, through which allowed connections are made."""
+"""Parse the URL of the caller's own proxy, which carries allowed connections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from union.sandbox._policy.addresses import host_and_port
+from union.sandbox._policy.addresses import format_host_port
 from union.sandbox._policy.entries import Entry, parse_entries
 from union.sandbox.errors import PolicyError
 
@@ -24,7 +24,16 @@ _SCHEMES: Final[dict[str, tuple[Literal["http", "socks5"], int]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """Where the proxy is, what it speaks, and who we are to it."""
+    """Protocol, address and credentials of a proxy.
+
+    Args:
+        kind: ``"http"`` or ``"socks5"``.
+        host: name or address of the proxy.
+        port: its port.
+        username: user name. Default: empty, no authentication.
+        password: password. Default: empty. Not part of ``repr()``.
+
+    """
 
     kind: Literal["http", "socks5"]
     host: str
@@ -34,10 +43,10 @@ class Upstream:
 
 
 def parse_allowed_proxies(values: Sequence[str], *, argument: str) -> tuple[Entry, ...]:
-    """Read the proxies that an operator allows: URLs, or hosts with an optional port.
+    """Parse the proxies that an operator allows: URLs, or hosts with an optional port.
 
     Raises:
-        PolicyError: naming ``argument``.
+        PolicyError: a value is invalid or contains credentials; names ``argument``.
 
     """
     hosts: list[str] = []
@@ -48,25 +57,26 @@ def parse_allowed_proxies(values: Sequence[str], *, argument: str) -> tuple[Entr
         upstream = parse_upstream(value, argument=argument)
         if upstream.username or upstream.password:
             raise PolicyError(
-                f"{argument} holds a user name or a password; clients pass their own",
+                f"{argument} contains a user name or a password; clients pass their own",
                 argument=argument,
                 hint="write only scheme, host and port: http://proxy.example:3128",
             )
-        hosts.append(host_and_port(upstream.host, upstream.port))
+        hosts.append(format_host_port(upstream.host, upstream.port))
     return parse_entries(hosts, argument=argument)
 
 
 def parse_upstream(url: str, *, argument: str) -> Upstream:
-    """Read ``http://[user:password@]host[:port]`` or the same with ``socks5``, ``socks5h``.
+    """Parse ``http://[user:password@]host[:port]``, or the same with ``socks5`` or ``socks5h``.
 
     Raises:
-        PolicyError: naming ``argument``; the URL is not repeated, as it may hold a password.
+        PolicyError: the URL is invalid; names ``argument`` and omits the URL, which may contain a
+            password.
 
     """
-    accepted = "accepted is http://, socks5:// or socks5h://, a host, and an optional port"
+    accepted = "accepted: http://, socks5:// or socks5h://, then a host and an optional port"
     if not url.isprintable() or " " in url:
         raise PolicyError(
-            f"{argument} holds a space or a control character", argument=argument, hint=accepted
+            f"{argument} contains a space or a control character", argument=argument, hint=accepted
         )
     try:
         parts = urlsplit(url)
@@ -76,12 +86,12 @@ def parse_upstream(url: str, *, argument: str) -> Upstream:
     known = _SCHEMES.get(parts.scheme)
     if known is None:
         raise PolicyError(
-            f"{argument} has the scheme {parts.scheme!r}", argument=argument, hint=accepted
+            f"{argument} has the unknown scheme {parts.scheme!r}", argument=argument, hint=accepted
         )
     kind, default_port = known
     if not parts.hostname or parts.path not in {"", "/"} or parts.query or parts.fragment:
         raise PolicyError(
-            f"{argument} needs a host, and nothing after the port",
+            f"{argument} must have a host and nothing after the port",
             argument=argument,
             hint=accepted,
         )

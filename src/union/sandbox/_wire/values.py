@@ -19,7 +19,7 @@ from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resolve_call import RESOURCE_OF
 from union.sandbox._core.resources import Resources
-from union.sandbox._policy.decision import Decision, Door
+from union.sandbox._policy.decision import Decision, FrontendName
 from union.sandbox._wire.errors import clean_text
 from union.sandbox._wire.frames import WireError, parse_json, to_json
 from union.sandbox.constants import DEVNULL, PIPE, Stream
@@ -453,7 +453,7 @@ def decision_from(told: dict[str, Any]) -> Decision:
             known[name] = clean_text(value)
         else:
             _number(value, name)
-    known["door"] = cast("Door", known["door"])
+    known["door"] = cast("FrontendName", known["door"])
     return Decision(allowed=_checked(told["allowed"], bool, "allowed"), **known)
 
 

@@ -71,6 +71,8 @@ class Pool:
             self.release()
             self._channel.close()
             self._channel = Channel(self._readers)
+            if not self.is_bare:
+                self._channel.check_limits(self._spec.backend)
         return self._channel
 
     @property
@@ -184,7 +186,7 @@ class Pool:
         if posture.shape == "open" or not self.pythons.wants(posture) or not venv.is_as_seen():
             return False
         # A waiting Python runs what earlier runs left in the venv (.pth files), and so must not
-        # have a network that a later, narrower run lacks. Filtered doors are not served yet.
+        # have a network that a later, narrower run lacks. Filtered listeners are not served yet.
         fingerprint = venv.fingerprint()
         plain = RunSpec(kind="python", env=self._spec.env, network=spec.network)
         command = build(plain, posture)._replace(script=None)

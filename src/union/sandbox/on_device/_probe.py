@@ -57,7 +57,7 @@ class Facts:
     """Whether the private root is entered by pivot_root; if not, it is moved over the caller's."""
     idmap: bool = True
     redirect: bool = True
-    """Whether nf_tables can lead every connection to our door."""
+    """Whether nf_tables can redirect every TCP connection to our listener."""
     share: bool = True
     """Whether a sandbox can begin with a copy of what was built once."""
     counters: bool = True

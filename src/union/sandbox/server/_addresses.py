@@ -1,8 +1,9 @@
 """Where a server listens, as entries of a deny-list: no sandbox may dial them.
 
 A sandbox with the open network would share the host's, and with it the server's own port. So on a
-server with a TCP port, ``open`` is a network of its own, whose doors refuse these addresses. Other
-addresses of the host change over time: ``_net/own_server.py`` judges them when they are dialled.
+server with a TCP port, ``open`` is a network of its own, whose proxies refuse these addresses.
+Other addresses of the host change over time: ``_net/own_server.py`` checks them when they are
+dialled.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._policy.policy import Entry, parse_entries
+from union.sandbox._policy.rules import Entry, parse_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

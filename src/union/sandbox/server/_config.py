@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from union.sandbox._core.spec import NetworkSpec
-    from union.sandbox._policy.policy import Entry
+    from union.sandbox._policy.rules import Entry
     from union.sandbox.server._auth import Guest
     from union.sandbox.server._supervised import FixedSession
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from union.sandbox._policy.addresses import host_and_port
-from union.sandbox._policy.policy import NetworkRules, decide_name
+from union.sandbox._policy.addresses import format_host_port
+from union.sandbox._policy.rules import NetworkRules, decide_name
 from union.sandbox._policy.upstream import parse_upstream
 from union.sandbox.errors import PolicyError
 
 if TYPE_CHECKING:
     from union.sandbox._core.spec import NetworkSpec
-    from union.sandbox._policy.policy import Entry
+    from union.sandbox._policy.rules import Entry
 
 __all__ = ["check_proxies"]
 
@@ -31,7 +31,7 @@ def check_proxies(network: NetworkSpec, allowed: tuple[Entry, ...]) -> None:
         upstream = parse_upstream(url, argument=argument)
         verdict = decide_name(NetworkRules(allow=allowed), upstream.host, upstream.port)
         if not verdict.allowed:
-            place = host_and_port(upstream.host, upstream.port)
+            place = format_host_port(upstream.host, upstream.port)
             raise PolicyError(
                 f"{argument}: this server does not allow the upstream proxy {place}",
                 argument=argument,

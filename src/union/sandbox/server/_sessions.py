@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from union.sandbox._core.spec import RunSpec
 from union.sandbox._net.own_server import OwnServer
 from union.sandbox._policy.ceiling import check_narrower
-from union.sandbox._policy.policy import NetworkRules
+from union.sandbox._policy.rules import NetworkRules
 from union.sandbox._wire.values import Facts, run_from, session_from
 from union.sandbox.errors import (
     PolicyError,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from union.sandbox._core.spec import SessionSpec
-    from union.sandbox._policy.policy import Entry
+    from union.sandbox._policy.rules import Entry
     from union.sandbox.server._auth import Grant
     from union.sandbox.server._config import Config
     from union.sandbox.server._metrics import Metrics

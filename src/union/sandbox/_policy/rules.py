@@ -1,8 +1,8 @@
-"""Which destinations a run may reach: the one place that decides.
+"""The rules of one network policy, and the only functions that decide about a destination.
 
-Deny entries first, then allow entries, then the default. Every door (transparent TCP, DNS, HTTP
-proxy, SOCKS5) asks here and nowhere else, twice for a name: once about the name, and once about
-each address it resolved to.
+Deny entries come first, then allow entries, then the default. Every frontend (transparent TCP, DNS,
+HTTP proxy, SOCKS5) uses these functions, twice for a name: once for the name, and once for each
+address it resolves to.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from union.sandbox._policy.addresses import (
     canonical,
-    embedded,
-    host_and_port,
+    embedded_ipv4,
+    format_host_port,
     internal_range,
-    ipv4_spelling,
     looks_numeric,
     parse_address,
+    parse_inet_aton,
     unreachable_range,
 )
 from union.sandbox._policy.entries import Entry, first_uncovered, parse_entries
@@ -41,7 +41,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class NetworkRules:
-    """``allow`` None: everything that is not denied. An empty tuple allows nothing."""
+    """The allow-list and deny-list of one policy.
+
+    Args:
+        allow: allowed destinations; empty: none; None: all that are not denied.
+        deny: denied destinations, which override ``allow``. Default: empty.
+
+    """
 
     allow: tuple[Entry, ...] | None
     deny: tuple[Entry, ...] = ()
@@ -49,10 +55,14 @@ class NetworkRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The answer about one destination.
+    """The decision about one destination.
 
-    ``rule`` is the entry that decided, or what stood in for one; ``suggestion`` is the allow-list
-    entry that would have let it through, empty where none would.
+    Args:
+        allowed: whether it may be reached.
+        rule: the list entry or built-in rule that decided.
+        reason: explanation of the decision.
+        suggestion: allow-list entry that would permit it. Default: empty, no entry would.
+
     """
 
     allowed: bool
@@ -62,7 +72,7 @@ class Verdict:
 
 
 def parse_host(host: str) -> Address | str:
-    """Read a destination: an address in any spelling, or a name in its one spelling.
+    """Parse a destination: an address in any spelling, or a name, which is normalised.
 
     Raises:
         NameSyntaxError: it is neither.
@@ -79,16 +89,16 @@ def parse_host(host: str) -> Address | str:
     name = normalise_name(host)
     if not looks_numeric(name):
         return name
-    spelled = ipv4_spelling(name)
-    if spelled is None:
+    address = parse_inet_aton(name)
+    if address is None:
         raise NameSyntaxError("ends in a number and is not an IPv4 address")
-    return spelled
+    return address
 
 
 def decide_name(rules: NetworkRules, host: str, port: int | None) -> Verdict:
-    """Judge a destination as a program wrote it. ``port`` None: a look-up, for any port.
+    """Decide about a destination as a program wrote it. ``port`` None: a lookup for any port.
 
-    A yes about a name is not yet a yes about where it leads: see :func:`decide_address`.
+    An allowed name may still resolve to a refused address: see :func:`decide_address`.
     """
     try:
         parsed = parse_host(host)
@@ -96,22 +106,24 @@ def decide_name(rules: NetworkRules, host: str, port: int | None) -> Verdict:
         return Verdict(allowed=False, rule="syntax", reason=f"the host {exc}")
     if not isinstance(parsed, str):
         return decide_address(rules, parsed, port, name=None)
-    return _judge_name(rules, parsed, port)
+    return _decide_normalised_name(rules, parsed, port)
 
 
 def decide_address(
     rules: NetworkRules, address: Address | str, port: int | None, *, name: str | None
 ) -> Verdict:
-    """Judge an address: one that was asked for (``name`` None), or one that ``name`` led to."""
+    """Decide about an address: a requested one (``name`` None), or an address of ``name``."""
     if isinstance(address, str):
         parsed = parse_address(address)
         if parsed is None:
-            return Verdict(allowed=False, rule="syntax", reason="this is not an IP address")
+            return Verdict(allowed=False, rule="syntax", reason="the address is not an IP address")
         address = parsed
     address = canonical(address)
-    inner = embedded(address)
+    inner = embedded_ipv4(address)
     for entry in rules.deny:
-        if _holds(entry, address, port) or (inner is not None and _holds(entry, inner, port)):
+        if _matches_address(entry, address, port) or (
+            inner is not None and _matches_address(entry, inner, port)
+        ):
             return _denied(entry, f"{address} is denied by {entry.text}")
     by_name = None if name is None else decide_name(rules, name, port)
     if by_name is not None and not by_name.allowed:
@@ -120,23 +132,25 @@ def decide_address(
         kind = unreachable_range(address)
         if kind:
             return Verdict(
-                allowed=False, rule="internal", reason=f"{address} is {kind}: not reachable"
+                allowed=False,
+                rule="internal",
+                reason=f"{address} is {kind}, which is never reachable",
             )
         return Verdict(allowed=True, rule="open", reason="nothing denies it")
     for entry in rules.allow:
-        if _holds(entry, address, port):
+        if _matches_address(entry, address, port):
             return _allowed(entry)
-    return _judge_unlisted_address(address, port, name=name, by_name=by_name)
+    return _decide_unlisted_address(address, port, name=name, by_name=by_name)
 
 
 def decide_server_name(
     rules: NetworkRules, server_name: str, port: int, *, name: str | None
 ) -> Verdict:
-    """Judge the server name inside a TLS greeting on a connection that was already allowed.
+    """Decide about the server name in a TLS ClientHello on an allowed connection.
 
-    For a connection to ``name``, the greeting must ask for that name or for another allowed one:
-    otherwise one allowed front would open every host behind it. For one to an address that an
-    entry allows, everything at that address is allowed, but for names that are denied.
+    On a connection to ``name``, the server name must be that name or another allowed one:
+    otherwise an allowed CDN would give access to every host behind it. On a connection to an
+    address that an entry allows (``name`` None), every server name is allowed unless it is denied.
     """
     try:
         parsed = parse_host(server_name)
@@ -145,8 +159,8 @@ def decide_server_name(
     if not isinstance(parsed, str):
         return decide_address(rules, parsed, port, name=None)
     if name is None:
-        return _judge_name(NetworkRules(allow=None, deny=rules.deny), parsed, port)
-    verdict = _judge_name(rules, parsed, port)
+        return _decide_normalised_name(NetworkRules(allow=None, deny=rules.deny), parsed, port)
+    verdict = _decide_normalised_name(rules, parsed, port)
     if verdict.allowed or verdict.rule != "default":
         return verdict
     return _unlisted(
@@ -155,44 +169,44 @@ def decide_server_name(
     )
 
 
-def _judge_unlisted_address(
+def _decide_unlisted_address(
     address: Address, port: int | None, *, name: str | None, by_name: Verdict | None
 ) -> Verdict:
-    """Judge an address that no entry names: only an allowed name can speak for it."""
+    """Decide about an address without an entry: only an allowed name can permit it."""
     kind = internal_range(address)
-    suggestion = host_and_port(str(address), port)
+    suggestion = format_host_port(str(address), port)
     if by_name is None:
-        what = f" ({kind})" if kind else ""
-        return _unlisted(f"{address}{what} is not on the allow-list", suggestion)
+        suffix = f" ({kind})" if kind else ""
+        return _unlisted(f"{address}{suffix} is not on the allow-list", suggestion)
     if kind:
         return Verdict(
             allowed=False,
             rule="internal",
-            reason=f"{name} leads to {address}, {kind}; only an IP or CIDR entry allows that",
+            reason=f"{name} resolves to {address}, {kind}; only an IP or CIDR entry allows that",
             suggestion=suggestion,
         )
     return by_name
 
 
-def _judge_name(rules: NetworkRules, name: str, port: int | None) -> Verdict:
+def _decide_normalised_name(rules: NetworkRules, name: str, port: int | None) -> Verdict:
     for entry in rules.deny:
-        if _names(entry, name) and entry.port in {None, port}:
+        if _matches_name(entry, name) and entry.port in {None, port}:
             return _denied(entry, f"{name} is denied by {entry.text}")
     if rules.allow is None:
         return Verdict(allowed=True, rule="open", reason="nothing denies it")
     for entry in rules.allow:
-        if _names(entry, name) and (port is None or entry.port in {None, port}):
+        if _matches_name(entry, name) and (port is None or entry.port in {None, port}):
             return _allowed(entry)
-    return _unlisted(f"{name} is not on the allow-list", host_and_port(name, port))
+    return _unlisted(f"{name} is not on the allow-list", format_host_port(name, port))
 
 
-def _names(entry: Entry, name: str) -> bool:
+def _matches_name(entry: Entry, name: str) -> bool:
     if entry.kind == "name":
         return name == entry.name
     return entry.kind == "pattern" and name.endswith("." + entry.name)
 
 
-def _holds(entry: Entry, address: Address, port: int | None) -> bool:
+def _matches_address(entry: Entry, address: Address, port: int | None) -> bool:
     return (
         entry.network is not None
         and (entry.port is None or entry.port == port)

@@ -1,4 +1,4 @@
-"""The TLS server name is judged in every greeting that a server could read."""
+"""The TLS server name is checked in every ClientHello that a server could accept."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ ALERT = bytes.fromhex("1503010002015a")
 CIPHER_CHANGE = bytes.fromhex("140301000101")
 HEARTBEAT = bytes.fromhex("180301000401000100")
 APPLICATION = bytes.fromhex("170301000100")
-# Of one length, so that one replaces the other in a greeting.
+# Both have the same length, so that one can replace the other in a ClientHello.
 ALLOWED, HIDDEN = "ok.example", "no.example"
 
 
-def client_of(name):
-    """A client between two buffers, after its first greeting."""
+def start_client(name):
+    """Return a client between two buffers, after its first ClientHello."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(incoming, outgoing, server_hostname=name)
-    shake(client)
+    handshake(client)
     return client, incoming, outgoing
 
 
-def shake(side):
+def handshake(side):
     try:
         side.do_handshake()
     except ssl.SSLWantReadError:
@@ -43,8 +43,8 @@ def shake(side):
         return
 
 
-def greeting(name):
-    return client_of(name)[2].read()
+def client_hello(name):
+    return start_client(name)[2].read()
 
 
 def with_version(data, major):
@@ -66,8 +66,8 @@ def payloads(data):
     return joined
 
 
-class LenientFront:
-    """Skips records before the greeting and accepts any version, as some servers do."""
+class LenientServer:
+    """Skip records before the ClientHello and accept any version, as some servers do."""
 
     def __init__(self):
         self.seen = []
@@ -76,15 +76,15 @@ class LenientFront:
         data = b""
         while piece := await reader.read(65536):
             data += piece
-            # Records may cut the name: compare without their headers.
+            # The name may span records: compare without their headers.
             joined = data + payloads(data)
             self.seen += [name for name in (ALLOWED, HIDDEN) if name.encode() in joined]
             writer.write(b"answer")
             await writer.drain()
 
 
-async def reach(doors, port, pieces):
-    reader, writer = await doors.knock("http")
+async def send_through_tunnel(harness, port, pieces):
+    reader, writer = await harness.connect("http")
     writer.write(f"CONNECT {ALLOWED}:{port} HTTP/1.1\r\n\r\n".encode())
     assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     for piece in pieces:
@@ -100,7 +100,7 @@ async def reach(doors, port, pieces):
 ATTACKS = {
     "the other name alone": lambda hello: [hello],
     "after a warning alert": lambda hello: [ALERT, hello],
-    "after a warning alert, at once": lambda hello: [ALERT + hello],
+    "together with a warning alert": lambda hello: [ALERT + hello],
     "after a cipher change": lambda hello: [CIPHER_CHANGE, hello],
     "after a heartbeat": lambda hello: [HEARTBEAT, hello],
     "after application data": lambda hello: [APPLICATION, hello],
@@ -112,12 +112,14 @@ ATTACKS = {
     "an alert of an unusual version": lambda hello: [with_version(ALERT, 2) + hello],
     "in several records": lambda hello: [cut_into_records(hello, 100)],
     "byte by byte": lambda hello: [bytes((b,)) for b in hello[:20]] + [hello[20:]],
-    "after an allowed greeting": lambda hello: [greeting(ALLOWED), hello],
-    "after an allowed greeting and early data": lambda hello: [
-        greeting(ALLOWED) + CIPHER_CHANGE + APPLICATION,
+    "after an allowed ClientHello": lambda hello: [client_hello(ALLOWED), hello],
+    "after an allowed ClientHello and early data": lambda hello: [
+        client_hello(ALLOWED) + CIPHER_CHANGE + APPLICATION,
         CIPHER_CHANGE + hello,
     ],
-    "in the record of an allowed greeting": lambda hello: [in_one_record(greeting(ALLOWED), hello)],
+    "in the record of an allowed ClientHello": lambda hello: [
+        in_one_record(client_hello(ALLOWED), hello)
+    ],
 }
 
 
@@ -128,24 +130,24 @@ def in_one_record(first, second):
 
 @pytest.mark.threat(163)
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_another_server_name_does_not_reach_a_lenient_front(open_doors, attack):
-    front = LenientFront()
-    async with serving(front) as port:
-        doors = open_doors(rules([ALLOWED, "127.0.0.0/8"]), table={ALLOWED: ["127.0.0.1"]})
-        pieces = ATTACKS[attack](greeting(HIDDEN))
+async def test_a_refused_server_name_does_not_reach_a_lenient_server(open_egress, attack):
+    server_under_test = LenientServer()
+    async with serving(server_under_test) as port:
+        harness = open_egress(rules([ALLOWED, "127.0.0.0/8"]), table={ALLOWED: ["127.0.0.1"]})
+        pieces = ATTACKS[attack](client_hello(HIDDEN))
         with contextlib.suppress(ConnectionError):
-            await reach(doors, port, pieces)
-        assert HIDDEN not in front.seen
-        await doors.aclose()
-        assert not doors.decisions[-1].allowed
-        # The control: sent to it without doors, the front reads the name in the same bytes.
+            await send_through_tunnel(harness, port, pieces)
+        assert HIDDEN not in server_under_test.seen
+        await harness.aclose()
+        assert not harness.decisions[-1].allowed
+        # Control: sent directly, the same bytes deliver the name to the server.
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for piece in pieces:
             writer.write(piece)
         writer.write_eof()
         await asyncio.wait_for(reader.read(), 10)
         writer.close()
-        assert HIDDEN in front.seen
+        assert HIDDEN in server_under_test.seen
 
 
 @pytest.fixture
@@ -154,14 +156,14 @@ def certificate(tmp_path: Path):
         pytest.fail("openssl is not installed: apt-get install openssl")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3",
-         "-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=front"],
+         "-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=server_under_test"],
         cwd=tmp_path, check=True, capture_output=True,
     )  # fmt: skip
     return tmp_path / "cert.pem", tmp_path / "key.pem"
 
 
-class RetryingFront:
-    """A real TLS server that asks every client for a second greeting."""
+class RetryingServer:
+    """A real TLS server that requests a second ClientHello from every client."""
 
     def __init__(self, certificate):
         self.seen = []
@@ -175,19 +177,19 @@ class RetryingFront:
         server = self.context.wrap_bio(incoming, outgoing, server_side=True)
         while data := await reader.read(65536):
             incoming.write(data)
-            shake(server)
+            handshake(server)
             writer.write(outgoing.read())
             await writer.drain()
 
 
-async def second_greeting(reader, writer, name):
-    """Shake hands with the allowed name, and change it in the second greeting."""
-    client, incoming, outgoing = client_of(ALLOWED)
+async def second_client_hello(reader, writer, name):
+    """Start with the allowed name and change it in the second ClientHello."""
+    client, incoming, outgoing = start_client(ALLOWED)
     writer.write(outgoing.read())
     incoming.write(await asyncio.wait_for(reader.read(65536), 10))
-    shake(client)
+    handshake(client)
     second = outgoing.read()
-    assert ALLOWED.encode() in second, "the server asked for it"
+    assert ALLOWED.encode() in second, "control: the server requested it"
     writer.write(second.replace(ALLOWED.encode(), name.encode()))
     await writer.drain()
     try:
@@ -197,34 +199,36 @@ async def second_greeting(reader, writer, name):
 
 
 @pytest.mark.threat(163)
-async def test_the_name_in_a_second_greeting_is_judged(open_doors, certificate):
-    """Some servers choose the host by the second greeting. The first case is the control."""
-    front = RetryingFront(certificate)
-    async with serving(front) as port:
+async def test_the_name_in_a_second_client_hello_is_checked(open_egress, certificate):
+    """Some servers select the host by the second ClientHello. The first case is the control."""
+    server_under_test = RetryingServer(certificate)
+    async with serving(server_under_test) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        assert await second_greeting(reader, writer, HIDDEN)
-        assert front.seen == [ALLOWED, HIDDEN], "without the doors, the server reads both names"
+        assert await second_client_hello(reader, writer, HIDDEN)
+        assert server_under_test.seen == [ALLOWED, HIDDEN], (
+            "control: the server receives both names"
+        )
         writer.close()
-        front.seen.clear()
-        doors = open_doors(rules([ALLOWED, "127.0.0.0/8"]), table={ALLOWED: ["127.0.0.1"]})
+        server_under_test.seen.clear()
+        harness = open_egress(rules([ALLOWED, "127.0.0.0/8"]), table={ALLOWED: ["127.0.0.1"]})
         for name, wanted in ((ALLOWED, [ALLOWED] * 2), (HIDDEN, [ALLOWED])):
-            reader, writer = await doors.knock("http")
+            reader, writer = await harness.connect("http")
             writer.write(f"CONNECT {ALLOWED}:{port} HTTP/1.1\r\n\r\n".encode())
             assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
-            assert bool(await second_greeting(reader, writer, name)) == (name == ALLOWED)
+            assert bool(await second_client_hello(reader, writer, name)) == (name == ALLOWED)
             writer.close()
-            assert front.seen == wanted
-            front.seen.clear()
+            assert server_under_test.seen == wanted
+            server_under_test.seen.clear()
 
 
-async def test_protocols_whose_first_bytes_resemble_tls_pass(open_doors):
-    """Length-prefixed protocols: a length of 0x0116 or 0x0115 reads like a record type."""
+async def test_protocols_whose_first_bytes_resemble_tls_pass(open_egress):
+    """Length-prefixed protocols: a length of 0x0116 or 0x0115 looks like a record type."""
 
     async def answer(reader, writer):
         writer.write(b"%d" % len(await reader.readexactly(0x115)))
 
     async with serving(answer) as port:
-        doors = open_doors(rules([ALLOWED, "127.0.0.0/8"]), table={ALLOWED: ["127.0.0.1"]})
+        harness = open_egress(rules([ALLOWED, "127.0.0.0/8"]), table={ALLOWED: ["127.0.0.1"]})
         for first in (0x14, 0x15, 0x16, 0x17, 0x18):
             message = bytes((first, 1, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0)).ljust(0x115, b"x")
-            assert await reach(doors, port, [message]) == b"277"
+            assert await send_through_tunnel(harness, port, [message]) == b"277"

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._codecs.tls_greeting import (
-    ClientGreetings,
+from union.sandbox._codecs.client_hello import (
+    ClientHelloTracker,
     TlsFormatError,
     looks_like_tls,
-    read_hello,
+    parse_client_hello,
 )
 
 
-def greeting(name):
-    """What a real client sends first."""
+def client_hello(name):
+    """Return the ClientHello of a real client."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.create_default_context()
     context.check_hostname = False
@@ -26,32 +26,32 @@ def greeting(name):
     return outgoing.read()
 
 
-def test_the_name_in_a_real_greeting():
-    data = greeting("www.example.com")
+def test_the_server_name_of_a_real_client_hello():
+    data = client_hello("www.example.com")
     assert looks_like_tls(data)
-    assert read_hello(data).server_name == "www.example.com"
+    assert parse_client_hello(data).server_name == "www.example.com"
 
 
-def test_a_greeting_without_a_name():
-    assert read_hello(greeting(None)).server_name is None
+def test_a_client_hello_without_a_server_name():
+    assert parse_client_hello(client_hello(None)).server_name is None
 
 
-def test_a_greeting_is_incomplete_until_its_last_byte():
-    data = greeting("www.example.com")
-    assert all(read_hello(data[:size]) is None for size in range(len(data)))
+def test_a_client_hello_is_incomplete_until_its_last_byte():
+    data = client_hello("www.example.com")
+    assert all(parse_client_hello(data[:size]) is None for size in range(len(data)))
 
 
-def test_a_greeting_cut_over_records_is_joined():
-    data = greeting("www.example.com")
+def test_a_client_hello_in_several_records_is_joined():
+    data = client_hello("www.example.com")
     body = data[5:]
     for size, fine in ((len(body) // 20, True), (1, False)):
-        pieces = [body[at : at + size] for at in range(0, len(body), size)]
-        wire = b"".join(b"\x16\x03\x01" + len(p).to_bytes(2, "big") + p for p in pieces)
+        parts = [body[at : at + size] for at in range(0, len(body), size)]
+        wire = b"".join(b"\x16\x03\x01" + len(p).to_bytes(2, "big") + p for p in parts)
         if fine:
-            assert read_hello(wire).server_name == "www.example.com"
+            assert parse_client_hello(wire).server_name == "www.example.com"
         else:
-            with pytest.raises(TlsFormatError, match="pieces"):
-                read_hello(wire)
+            with pytest.raises(TlsFormatError, match="spans more than 64 records"):
+                parse_client_hello(wire)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_a_greeting_cut_over_records_is_joined():
         b"\x16\x03\x01\x40\x00" + b"\x01\xff\xff\xff",
     ],
 )
-def test_malformed_greetings(data):
+def test_malformed_client_hellos_are_refused(data):
     with pytest.raises(TlsFormatError):
-        read_hello(data)
+        parse_client_hello(data)
 
 
-def test_two_names_are_refused():
-    data = greeting("www.example.com")
+def test_two_server_names_are_refused():
+    data = client_hello("www.example.com")
     at = data.index(b"www.example.com") - 9
     extension = data[at : at + 9 + 15]
     hello = data[9:]
@@ -87,10 +87,10 @@ def test_two_names_are_refused():
     message = b"\x01" + len(doubled).to_bytes(3, "big") + bytes(doubled)
     record = b"\x16\x03\x01" + len(message).to_bytes(2, "big") + message
     with pytest.raises(TlsFormatError, match="two"):
-        read_hello(record)
+        parse_client_hello(record)
 
 
-def test_other_protocols_do_not_look_like_it():
+def test_other_protocols_do_not_look_like_tls():
     assert not looks_like_tls(b"GET / HTTP/1.1")
     assert not looks_like_tls(b"SSH-2.0-x")
     assert not looks_like_tls(b"")
@@ -102,51 +102,51 @@ def test_other_protocols_do_not_look_like_it():
 
 @pytest.mark.threat(163)
 @pytest.mark.parametrize("kind", [0x14, 0x15, 0x17, 0x18])
-def test_no_other_record_comes_before_the_greeting(kind):
+def test_other_records_before_the_client_hello_are_refused(kind):
     for size in (1, 2, 7):
         record = bytes((kind, 3, 1, 0, 2, 1, 90))[:size]
-        greetings = ClientGreetings()
+        tracker = ClientHelloTracker()
         if size == 1:
-            assert greetings.feed(record) == ()
-            assert greetings.is_waiting
+            assert tracker.feed(record) == ()
+            assert tracker.is_waiting
             record = b"\x03\x01"
         with pytest.raises(TlsFormatError):
-            greetings.feed(record + b"\0\x02\x01\x5a")
+            tracker.feed(record + b"\0\x02\x01\x5a")
 
 
 @given(st.lists(st.binary(min_size=1, max_size=600), max_size=6))
 @settings(max_examples=200, deadline=None)
-def test_arbitrary_bytes_end_or_wait_or_are_refused(pieces):
-    greetings = ClientGreetings()
+def test_arbitrary_bytes_leave_a_consistent_state(parts):
+    tracker = ClientHelloTracker()
     try:
-        for piece in pieces:
-            greetings.feed(piece)
-            greetings.feed_answer(piece)
+        for part in parts:
+            tracker.feed(part)
+            tracker.feed_server(part)
     except TlsFormatError:
         return
-    assert not (greetings.is_over and greetings.is_waiting)
+    assert not (tracker.is_over and tracker.is_waiting)
 
 
 @pytest.mark.parametrize("step", [1, 3, 100, 5000])
-def test_a_greeting_in_pieces_is_held_back_until_it_is_complete(step):
-    data = greeting("www.example.com")
-    greetings = ClientGreetings()
+def test_a_partial_client_hello_is_held_back(step):
+    data = client_hello("www.example.com")
+    tracker = ClientHelloTracker()
     names = ()
     for at in range(0, len(data), step):
         assert not names
-        names = greetings.feed(data[at : at + step])
-        assert greetings.is_waiting == (at + step < len(data))
+        names = tracker.feed(data[at : at + step])
+        assert tracker.is_waiting == (at + step < len(data))
     assert names == ("www.example.com",)
-    assert not greetings.is_over, "a second one may follow"
-    greetings.feed_answer(b"\x16\x03\x03\x00\x7a\x02\x00\x00\x76\x03\x03" + bytes(32))
-    assert greetings.feed(b"\x14\x03\x03\x00\x01\x01") == ()
-    assert greetings.is_over
+    assert not tracker.is_over, "a second one may follow"
+    tracker.feed_server(b"\x16\x03\x03\x00\x7a\x02\x00\x00\x76\x03\x03" + bytes(32))
+    assert tracker.feed(b"\x14\x03\x03\x00\x01\x01") == ()
+    assert tracker.is_over
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=120))
-def test_any_bytes_are_a_greeting_incomplete_or_a_format_error(tail):
+def test_arbitrary_bytes_raise_only_format_errors(tail):
     try:
-        read_hello(b"\x16\x03\x01" + tail)
+        parse_client_hello(b"\x16\x03\x01" + tail)
     except TlsFormatError:
         return
