@@ -39,8 +39,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         runner, "LAST_FAILED", tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
     )
-    beside = ["2" if option == runner.WORKERS else option for option in runner.RUNS[runner.BESIDE]]
-    monkeypatch.setitem(runner.RUNS, runner.BESIDE, beside)
+    parallel = [
+        "2" if option == runner.WORKERS else option for option in runner.RUNS[runner.PARALLEL]
+    ]
+    monkeypatch.setitem(runner.RUNS, runner.PARALLEL, parallel)
     return tmp_path
 
 
@@ -74,9 +76,9 @@ def test_a_test_that_passes_only_alone_fails_the_run_and_is_named(project: Path,
     assert code == 1
     lines = shown.splitlines()
     assert [line for line in lines if line.startswith("flaky: ")] == [
-        "flaky: test_b.py::test_flaky: failed beside others, passed alone"
+        "flaky: test_b.py::test_flaky: failed in a parallel run, passed alone"
     ]
-    assert f"failed: {runner.BESIDE}" in lines
+    assert f"failed: {runner.PARALLEL}" in lines
     assert re.fullmatch(r"=== 2 failed, 1 passed in \d+s ===", last_line(shown))
 
 
