@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import union.sandbox as sb
+from union.sandbox.testing import scripted_session
 
 # The canonical names and their newer spellings.
 PROMISED = """
@@ -149,3 +150,14 @@ def test_newer_spellings_inside_modules():
     assert sb.errors.CommandError is sb.SandboxCommandError
     assert sb.constants.PYPI_HOSTS is sb.PYPI_HOSTS
     assert issubclass(sb.SandboxExecutionError, sb.SandboxError)
+
+
+async def test_a_process_has_no_public_method_for_transports():
+    async with scripted_session({"x": ""}) as sbx:
+        process = await sbx.run("x")
+    assert {name for name in dir(process) if not name.startswith("_")} == {
+        *("backend", "isolation", "pid", "returncode", "exit_code", "runtime_ms"),
+        *("termination_reason", "usage", "network", "truncated", "stdin"),
+        *("send_signal", "terminate", "kill", "resize", "wait", "communicate", "communicate_text"),
+        *("iter_stdout", "iter_stderr", "iter_stdout_lines", "iter_stderr_lines", "result"),
+    }

@@ -278,7 +278,7 @@ class Session:
         process = SandboxProcess(spec, self._processes.discard)
         self._processes.add(process)
         try:
-            process._attach(await transport.start(spec, process))  # noqa: SLF001 - one handle
+            process._attach(await transport.start(spec, process._sink))  # noqa: SLF001 - one handle
         except BaseException:
             self._processes.discard(process)
             raise
@@ -286,7 +286,6 @@ class Session:
         if not live:
             try:
                 await process._until_done()  # noqa: SLF001 - one handle
-                await process._finish_pumps()  # noqa: SLF001
             except asyncio.CancelledError:
                 process.kill()
                 raise

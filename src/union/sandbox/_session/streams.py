@@ -67,7 +67,7 @@ class StreamBuffer:
         self._ended = True
         self._wake()
 
-    def pour(self, into: Callable[[bytes | memoryview], None]) -> None:
+    def redirect(self, into: Callable[[bytes | memoryview], None]) -> None:
         """Gives what is held, and everything that comes, to somebody who keeps it all."""
         self._check_alone()
         self._into = into
