@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from union.sandbox._core.file_errors import SandboxPathError
+from union.sandbox._core.file_errors import SandboxPathError, shown_path
 from union.sandbox.errors import SandboxUsageError
 
 __all__ = ["shown_path", "work_path"]
@@ -16,14 +16,6 @@ __all__ = ["shown_path", "work_path"]
 MAX_NAME_BYTES: Final = 255
 MAX_PATH_BYTES: Final = 4095
 """The kernel's 4096, less the byte that ends the string."""
-
-_SHOWN: Final = 120
-
-
-def shown_path(path: str) -> str:
-    """Return ``path`` quoted for a message: printable, and not longer than a line."""
-    short = path if len(path) <= _SHOWN else f"{path[: _SHOWN // 2]}...{path[-_SHOWN // 2 :]}"
-    return ascii(short)
 
 
 def work_path(

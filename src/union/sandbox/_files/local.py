@@ -19,7 +19,7 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox import constants
-from union.sandbox._core.refusals import translated
+from union.sandbox._core.file_errors import translate_os_errors
 from union.sandbox._files.listing import entries_of
 from union.sandbox._files.reader import OldFile, read_whole
 from union.sandbox._files.writer import NewFile
@@ -47,7 +47,7 @@ class LocalTree:
 
     def open(self) -> None:
         """Take hold of the directory."""
-        with translated(self.path, argument="local"):
+        with translate_os_errors(self.path, argument="local"):
             self._fd = os.open(self.path, _READ_DIR)
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class LocalTree:
     @contextlib.contextmanager
     def entered(self, rel: str) -> Iterator[int]:
         """Lend the descriptor for work on ``rel``, whose errors are put into our words."""
-        with translated(self.named(rel), argument="local"):
+        with translate_os_errors(self.named(rel), argument="local"):
             yield self._fd
 
     def open_parent(self, root: int, rel: str) -> tuple[int, bytes]:

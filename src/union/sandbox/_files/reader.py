@@ -7,7 +7,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Final, Protocol
 
-from union.sandbox._core.refusals import not_a_file, too_large
+from union.sandbox._core.file_errors import not_regular_error, too_large_error
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -54,7 +54,7 @@ class OldFile:
             piece = os.read(self._fd, min(size, self._max_bytes - self._total + 1))
         self._total += len(piece)
         if self._total > self._max_bytes:
-            raise too_large(self._shown, size=self._total, max_bytes=self._max_bytes)
+            raise too_large_error(self._shown, size=self._total, max_bytes=self._max_bytes)
         return piece
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ def read_whole(fd: int, rel: str, *, max_bytes: int) -> bytes:
     # Sparse files lie about their size for free; memory is what would be used up.
     expected = _checked_size(fd, rel, max_bytes=max_bytes)
     if expected > _machine_memory():
-        raise too_large(rel, size=expected, max_bytes=max_bytes)
+        raise too_large_error(rel, size=expected, max_bytes=max_bytes)
     pieces: list[bytes] = []
     total = 0
     while True:
@@ -82,16 +82,16 @@ def read_whole(fd: int, rel: str, *, max_bytes: int) -> bytes:
         pieces.append(piece)
         total += len(piece)
         if total > max_bytes:
-            raise too_large(rel, size=total, max_bytes=max_bytes)
+            raise too_large_error(rel, size=total, max_bytes=max_bytes)
 
 
 def _checked_size(fd: int, rel: str, *, max_bytes: int) -> int:
     """The size of a regular file within the limit."""
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
-        raise not_a_file(found.st_mode, rel)
+        raise not_regular_error(found.st_mode, rel)
     if found.st_size > max_bytes:
-        raise too_large(rel, size=found.st_size, max_bytes=max_bytes)
+        raise too_large_error(rel, size=found.st_size, max_bytes=max_bytes)
     return found.st_size
 
 

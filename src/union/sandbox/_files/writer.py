@@ -15,7 +15,7 @@ import stat
 import threading
 from typing import TYPE_CHECKING, Final, Protocol
 
-from union.sandbox._core.refusals import not_a_file
+from union.sandbox._core.file_errors import not_regular_error
 from union.sandbox.errors import SandboxUsageError, SessionClosedError
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class NewFile:
         if stat.S_ISLNK(found.st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._leaf)
         if not stat.S_ISREG(found.st_mode):
-            raise not_a_file(found.st_mode, self._tree.named(self._rel))
+            raise not_regular_error(found.st_mode, self._tree.named(self._rel))
         if not self._overwrite:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._leaf)
 

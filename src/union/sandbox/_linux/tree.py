@@ -26,9 +26,9 @@ from union.sandbox import constants
 from union.sandbox._core.file_errors import (
     SandboxFileNotFoundError,
     SandboxNotADirectoryError,
+    translate_os_errors,
 )
 from union.sandbox._core.paths import shown_path
-from union.sandbox._core.refusals import translated
 from union.sandbox._files.listing import described, entries_of
 from union.sandbox._files.reader import OldFile, read_whole
 from union.sandbox._files.writer import NewFile, Owner, bytes_of, temporary_name
@@ -71,7 +71,7 @@ class WorkTree:
         self._unfinished: set[NewFile] = set()
         # A trailing slash would make the kernel follow a link in spite of O_NOFOLLOW.
         bare = path.rstrip("/") or "/"
-        with translated(path):
+        with translate_os_errors(path):
             if stat.S_ISLNK(os.stat(bare, follow_symlinks=False).st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), bare)
             self._fd = os.open(bare, _PIN_DIR | os.O_NOFOLLOW)
@@ -314,7 +314,7 @@ class WorkTree:
     @contextlib.contextmanager
     def entered(self, rel: str) -> Iterator[int]:
         """Lend the descriptor for work on ``rel``, whose errors are put into our words."""
-        with self._root() as root, translated(rel):
+        with self._root() as root, translate_os_errors(rel):
             yield root
 
     def _give_back(self) -> None:

@@ -10,10 +10,10 @@ from union.sandbox._core.file_errors import (
     SandboxFileTooLargeError,
     SandboxIsADirectoryError,
     SandboxNotADirectoryError,
+    not_empty_error,
 )
 from union.sandbox._core.files import FileInfo
 from union.sandbox._core.paths import work_path
-from union.sandbox._core.refusals import not_empty
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class MemoryFiles:
         kind = self._info(name).kind
         inside = {n for n in (*self.files, *self._dirs) if n.startswith(f"{name}/")}
         if kind == "dir" and inside and not recursive:
-            raise not_empty(name)
+            raise not_empty_error(name)
         for each in {name, *inside}:
             self.files.pop(each, None)
             self._modes.pop(each, None)

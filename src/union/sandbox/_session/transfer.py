@@ -27,10 +27,11 @@ from union.sandbox._core.file_errors import (
     SandboxIsADirectoryError,
     SandboxNotRegularError,
     SandboxPathError,
+    not_regular_error,
+    translate_os_errors,
 )
 from union.sandbox._core.files import VENV_DIR, FileInfo, Skipped, Transfer
 from union.sandbox._core.paths import MAX_PATH_BYTES, shown_path, work_path
-from union.sandbox._core.refusals import not_a_file, translated
 from union.sandbox._files.listing import described
 from union.sandbox._files.local import LocalTree
 from union.sandbox._session import threads
@@ -363,15 +364,15 @@ async def _local_side(path: str, top: str) -> AsyncIterator[_Side]:
 
 def _look(local: str) -> FileInfo:
     """What the caller's path leads to: a file or a directory, or an error."""
-    with translated(local, argument="local"):
+    with translate_os_errors(local, argument="local"):
         found = os.stat(local)
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-            raise not_a_file(found.st_mode, local)
+            raise not_regular_error(found.st_mode, local)
         return described(local, found)
 
 
 def _make_dirs(local: str) -> None:
-    with translated(local, argument="local"):
+    with translate_os_errors(local, argument="local"):
         os.makedirs(local, exist_ok=True)
 
 
