@@ -23,7 +23,7 @@ CLEAN = (
     "src/union/sandbox/__init__.py",
     "src/union/sandbox/_backends",
     "src/union/sandbox/errors.py",
-    "src/union/sandbox/testing.py",
+    "src/union/sandbox/testing",
 )
 
 

@@ -120,14 +120,14 @@ def make_parser() -> argparse.ArgumentParser:
     cp.add_argument("--backend", choices=BACKENDS, help="as in sbx run")
     cp.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
-    doctor = _verb(verbs, "doctor", "doctor:doctor", "say what this machine can isolate", "")
+    doctor = _verb(verbs, "doctor", "host_commands:doctor", "say what this machine can isolate", "")
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
 
     verbs.add_parser(
         "serve", help="start the server for remote sessions", add_help=False
-    ).set_defaults(handler="serve:serve")
+    ).set_defaults(handler="host_commands:serve")
 
-    version = _verb(verbs, "version", "version:version", "print the version", "")
+    version = _verb(verbs, "version", "host_commands:version", "print the version", "")
     version.add_argument("--json", action="store_true", help="print it as JSON")
 
     completion = _verb(

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.resolve import resolve_session
-from union.sandbox._session.memory_files import MemoryFiles
 from union.sandbox._session.session import Session
 from union.sandbox.errors import SandboxUsageError
+from union.sandbox.testing._memory_files import MemoryFiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
