@@ -171,8 +171,8 @@ def script(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Pa
     return path
 
 
-def asked(*command: str) -> set[str]:
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+def asked(*command: str, cwd: Path | None = None) -> set[str]:
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30, cwd=cwd)
     assert done.stderr == ""
     return set(done.stdout.split("\n")) - {""}
 
@@ -180,14 +180,17 @@ def asked(*command: str) -> set[str]:
 @pytest.mark.parametrize(
     "words, wanted",
     [
-        (["sbx", ""], {*COMMANDS, "--help", "--version"}),
+        (["sbx", ""], {*COMMANDS}),
+        (["sbx", "--"], {"--help", "--version"}),
         (["sbx", "ru"], {"run"}),
         (["sbx", "run", "--allow"], {"--allow", "--allow-pypi"}),
         (["sbx", "run", "--network", ""], {"blocked", "allowlist", "open"}),
         (["sbx", "shell", "--backend", "user"], {"userns"}),
         (["sbx", "completion", "z"], {"zsh"}),
         (["sbx", "run", "--timeout", ""], set()),
-        (["sbx", "run", "--", "--allow"], set()),
+        (["sbx", "run", "--work-dir", ""], set()),  # it has no directory to offer
+        (["sbx", "run", "--", "s"], {"sbx.bash"}),
+        (["sbx", "run", "--", "--allow"], {"sbx.bash"}),  # no option of sbx: only files
     ],
 )
 def test_bash_completes(
@@ -195,9 +198,9 @@ def test_bash_completes(
 ) -> None:
     path = script("bash", tmp_path, capsys)
     line = " ".join(f"'{word}'" for word in words)
-    ask = f"source {path}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _sbx"
+    ask = f"source {path}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _shtab_sbx"
     show = 'printf "%s\\n" "${COMPREPLY[@]}"'
-    assert asked("bash", "--norc", "-c", f"{ask}; {show}") == wanted
+    assert asked("bash", "--norc", "-c", f"{ask}; {show}", cwd=tmp_path) == wanted
 
 
 @pytest.mark.parametrize(
@@ -219,11 +222,12 @@ def test_fish_completes(
 
 def test_zsh_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At a terminal of its own, because zsh completes nowhere else."""
-    path = script("zsh", tmp_path, capsys)
+    script("zsh", tmp_path, capsys).rename(tmp_path / "_sbx")
     drive = f"""
 zmodload zsh/zpty
 zpty z 'zsh -f'
-zpty -w z 'PS1=; autoload -U compinit; compinit -u -D; source {path}; bindkey "^I" complete-word'
+zpty -w z 'PS1=; fpath=({tmp_path} $fpath); autoload -U compinit; compinit -u -D'
+zpty -w z 'bindkey "^I" complete-word'
 zpty -w z 'echo be""gun'
 zpty -r z shown '*begun*'
 zpty -w -n z $'sbx run --netw\\t\\t'
