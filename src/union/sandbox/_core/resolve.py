@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 __all__ = [
     "resolve_run",
     "resolve_session",
-    "settled_output_cap",
-    "settled_timeout",
-    "settled_window",
+    "validate_output_cap",
+    "validate_timeout",
+    "validate_window",
 ]
 
 _MODES: Final[tuple[str, ...]] = get_args(NetworkMode)
 _MAX_ENV_BYTES: Final = 1024 * 1024
 _MAX_ARG_BYTES: Final = 128 * 1024 - 1
 """The kernel's limit on one argument or one variable (MAX_ARG_STRLEN)."""
-_MOST_WARM: Final = 32
-_MOST_CELLS: Final = 65535
+_MAX_WARM: Final = 32
+_MAX_CELLS: Final = 65535
 """The kernel keeps each side of a window in 16 bits."""
-_USUAL_WINDOW: Final = (24, 80)
-_LONGEST_S: Final = 100 * 365 * 86400
+_DEFAULT_WINDOW: Final = (24, 80)
+_MAX_TIMEOUT_S: Final = 100 * 365 * 86400
 _STREAMS: Final[dict[object, StreamMode]] = {
     Stream.PIPE: "pipe",
     Stream.INHERIT: "inherit",
@@ -52,7 +52,9 @@ _STREAMS: Final[dict[object, StreamMode]] = {
 }
 
 
-def _wrong(argument: str, value: object, accepted: str, *, hint: str = "") -> SandboxUsageError:
+def _usage_error(
+    argument: str, value: object, accepted: str, *, hint: str = ""
+) -> SandboxUsageError:
     from union.sandbox._core.suggestions import remedy
 
     shown = repr(value)
@@ -64,14 +66,16 @@ def _wrong(argument: str, value: object, accepted: str, *, hint: str = "") -> Sa
     )
 
 
-def settled_timeout(argument: str, value: object) -> float | None:
+def validate_timeout(argument: str, value: object) -> float | None:
     """A positive, finite number of seconds, or None for no limit."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(argument, value, "a number of seconds, or None for no limit")
-    if not 0 < value <= _LONGEST_S:  # also false for NaN
-        raise _wrong(argument, value, "a positive, finite number of seconds, or None for no limit")
+        raise _usage_error(argument, value, "a number of seconds, or None for no limit")
+    if not 0 < value <= _MAX_TIMEOUT_S:  # also false for NaN
+        raise _usage_error(
+            argument, value, "a positive, finite number of seconds, or None for no limit"
+        )
     return float(value)
 
 
@@ -86,13 +90,13 @@ def _environment(value: object) -> _Variables:
     if value is None:
         return ()
     if not isinstance(value, Mapping):
-        raise _wrong("env", value, "a mapping of str to str")
+        raise _usage_error("env", value, "a mapping of str to str")
     size = 0
     for key, item in value.items():
         if not isinstance(key, str) or not isinstance(item, str):
-            raise _wrong("env", {key: item}, "a mapping of str to str")
+            raise _usage_error("env", {key: item}, "a mapping of str to str")
         if not key or "=" in key or "\0" in key:
-            raise _wrong("env", key, "names that are not empty and hold no '=' and no NUL")
+            raise _usage_error("env", key, "names that are not empty and hold no '=' and no NUL")
         if "\0" in item:
             raise SandboxUsageError(f"env: the value of {key!r} holds a NUL byte", argument="env")
         length = len(_encoded("env", f"{key}={item}"))
@@ -128,19 +132,19 @@ def _choice(argument: str, value: object, accepted: Sequence[str]) -> str:
         from union.sandbox._core.suggestions import near
 
         one_of = "one of " + ", ".join(repr(a) for a in accepted)
-        raise _wrong(argument, value, one_of, hint=near(argument, value, accepted))
+        raise _usage_error(argument, value, one_of, hint=near(argument, value, accepted))
     return value
 
 
 def _flag(argument: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise _wrong(argument, value, "True or False")
+        raise _usage_error(argument, value, "True or False")
     return value
 
 
 def _paths(argument: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise _wrong(argument, value, "a list of absolute paths")
+        raise _usage_error(argument, value, "a list of absolute paths")
     return tuple(_absolute(argument, item) for item in value)
 
 
@@ -148,7 +152,7 @@ def _absolute(argument: str, value: object) -> str:
     fspath = getattr(type(value), "__fspath__", None)
     path = fspath(value) if fspath is not None else value
     if not isinstance(path, str) or "\0" in path or not path.startswith("/"):
-        raise _wrong(argument, value, "an absolute path")
+        raise _usage_error(argument, value, "an absolute path")
     _encoded(argument, path)
     return path
 
@@ -254,7 +258,7 @@ def resolve_session(
             network_socks_url,
         ),
         network_is_ceiling=network_mode is not None,
-        timeout_s=settled_timeout("timeout_s", timeout_s),
+        timeout_s=validate_timeout("timeout_s", timeout_s),
         env=_environment(env),
         read_only_paths=_paths("read_only_paths", read_only_paths),
         read_write_paths=_paths("read_write_paths", read_write_paths),
@@ -267,16 +271,18 @@ def resolve_session(
 
 def _modules(value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise _wrong("preload", value, "a list of module names")
+        raise _usage_error("preload", value, "a list of module names")
     for name in value:
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
-            raise _wrong("preload", name, "a list of module names")
+            raise _usage_error("preload", name, "a list of module names")
     return tuple(value)
 
 
 def _warm(value: object) -> int:
-    if not isinstance(value, int) or not 0 <= value <= _MOST_WARM:
-        raise _wrong("warm", value, f"True, False, or a number of sandboxes from 0 to {_MOST_WARM}")
+    if not isinstance(value, int) or not 0 <= value <= _MAX_WARM:
+        raise _usage_error(
+            "warm", value, f"True, False, or a number of sandboxes from 0 to {_MAX_WARM}"
+        )
     return WARM if value is True else int(value)
 
 
@@ -287,7 +293,7 @@ def _stream(argument: str, value: object) -> StreamMode:
         return "pipe" if value else "devnull"
     if isinstance(value, Stream):
         return _STREAMS[value]
-    raise _wrong(argument, value, "True, False, PIPE, INHERIT or DEVNULL")
+    raise _usage_error(argument, value, "True, False, PIPE, INHERIT or DEVNULL")
 
 
 def _stdin(value: object) -> bytes | Literal["pipe"] | None:
@@ -297,14 +303,14 @@ def _stdin(value: object) -> bytes | Literal["pipe"] | None:
         return "pipe"
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    raise _wrong("stdin", value, "bytes, PIPE, DEVNULL or None")
+    raise _usage_error("stdin", value, "bytes, PIPE, DEVNULL or None")
 
 
 def _command(cmd: object, script_type: object) -> dict[str, Any]:
     kind = _choice("script_type", script_type, ("shell", "python"))
     if isinstance(cmd, str):
         if not cmd.strip():
-            raise _wrong("cmd", cmd, "a command that is not empty")
+            raise _usage_error("cmd", cmd, "a command that is not empty")
         if "\0" in cmd:
             raise SandboxUsageError("cmd holds a NUL character", argument="cmd")
         _encoded("cmd", cmd)
@@ -312,16 +318,16 @@ def _command(cmd: object, script_type: object) -> dict[str, Any]:
             return {"kind": "python", "text": _without_margin(cmd)}
         return {"kind": "shell", "text": cmd}
     if isinstance(cmd, bytes) or not isinstance(cmd, Sequence):
-        raise _wrong("cmd", cmd, "a string, or a list of strings")
+        raise _usage_error("cmd", cmd, "a string, or a list of strings")
     if kind == "python":
         raise SandboxUsageError(
             "cmd must be source text when script_type='python', not a list", argument="cmd"
         )
     if not cmd or not cmd[0]:
-        raise _wrong("cmd", cmd, "a list whose first element names a program")
+        raise _usage_error("cmd", cmd, "a list whose first element names a program")
     for item in cmd:
         if not isinstance(item, str):
-            raise _wrong("cmd", item, "a list of strings")
+            raise _usage_error("cmd", item, "a list of strings")
         if "\0" in item:
             raise SandboxUsageError("cmd holds a NUL character", argument="cmd")
         if len(_encoded("cmd", item)) > _MAX_ARG_BYTES:
@@ -408,10 +414,10 @@ def resolve_run(
         fspath = getattr(type(cwd), "__fspath__", None)
         cwd = fspath(cwd) if fspath is not None else cwd
         if not isinstance(cwd, str) or not cwd or "\0" in cwd:
-            raise _wrong("cwd", cwd, "a path")
+            raise _usage_error("cwd", cwd, "a path")
         _encoded("cwd", cwd)
         if not cwd.startswith("/") and ".." in cwd.split("/"):
-            raise _wrong(
+            raise _usage_error(
                 "cwd",
                 cwd,
                 "a path below the work dir without '..', or an absolute path visible inside",
@@ -428,10 +434,10 @@ def resolve_run(
         stderr=_stream("stderr", stderr) if window is None else "devnull",
         stdin=_stdin(stdin),
         network=_run_network(session, network_mode, network_allowlist),
-        timeout_s=settled_timeout("timeout_s", timeout_s),
+        timeout_s=validate_timeout("timeout_s", timeout_s),
         background=_flag("background", background),
         pty=window,
-        max_output_bytes=settled_output_cap(max_output_bytes),
+        max_output_bytes=validate_output_cap(max_output_bytes),
         call=call,
     )
 
@@ -465,24 +471,28 @@ def _pty(value: object, stdout: object, stderr: object) -> tuple[int, int] | Non
             hint="leave it out, or use PIPE or INHERIT",
         )
     if value is True:
-        return _USUAL_WINDOW
+        return _DEFAULT_WINDOW
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != 2:
-        raise _wrong("pty", value, "True, False, or a pair (rows, columns)")
-    return settled_window("pty", *value)
+        raise _usage_error("pty", value, "True, False, or a pair (rows, columns)")
+    return validate_window("pty", *value)
 
 
-def settled_window(argument: str, rows: object, cols: object) -> tuple[int, int]:
+def validate_window(argument: str, rows: object, cols: object) -> tuple[int, int]:
     """The size of a terminal's window."""
     for value in (rows, cols):
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST_CELLS:
-            raise _wrong(argument, (rows, cols), f"rows and columns, each from 1 to {_MOST_CELLS}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_CELLS:
+            raise _usage_error(
+                argument, (rows, cols), f"rows and columns, each from 1 to {_MAX_CELLS}"
+            )
     return cast("tuple[int, int]", (rows, cols))
 
 
-def settled_output_cap(value: object) -> int:
+def validate_output_cap(value: object) -> int:
     """How many bytes of one stream are kept."""
     if value is None:
         return constants.MAX_OUTPUT_BYTES
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _wrong("max_output_bytes", value, "a whole number of bytes, or None for the default")
+        raise _usage_error(
+            "max_output_bytes", value, "a whole number of bytes, or None for the default"
+        )
     return value

@@ -26,8 +26,8 @@ _UNITS: Final = {
     "Ti": 2**40,
 }
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)(m|[kKMGT]i?|)")
-_LEAST_MEMORY: Final = 8 * 2**20
-_MOST: Final = 2**62
+_MIN_MEMORY_BYTES: Final = 8 * 2**20
+_MAX_QUANTITY: Final = 2**62
 """Of anything: the kernel counts in 64 bits, with a sign."""
 
 
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     AnyResources = Resources | _FlyteResources
 
 
-def _wrong(name: str, value: object, accepted: str, *, hint: str = "") -> SandboxUsageError:
+def _usage_error(name: str, value: object, accepted: str, *, hint: str = "") -> SandboxUsageError:
     return SandboxUsageError(
         f"resources: {name} must be {accepted}, not {value!r}", argument="resources", hint=hint
     )
@@ -85,20 +85,20 @@ def _quantity(name: str, value: Any) -> float:
         value = value[1]
     accepted = 'a positive number or text such as "512Mi"'
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise _wrong(name, value, accepted)
+        raise _usage_error(name, value, accepted)
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value.strip())
         if not match:
             from union.sandbox._core.suggestions import near_size
 
-            raise _wrong(name, value, accepted, hint=near_size(value))
+            raise _usage_error(name, value, accepted, hint=near_size(value))
         scale = 0.001 if match[2] == "m" else _UNITS[match[2]]
         number = float(match[1]) * scale
     else:
         # A whole number may be too large to be a float.
-        number = float(value) if abs(value) <= _MOST else math.inf
-    if not math.isfinite(number) or not 0 < number <= _MOST:
-        raise _wrong(name, value, accepted)
+        number = float(value) if abs(value) <= _MAX_QUANTITY else math.inf
+    if not math.isfinite(number) or not 0 < number <= _MAX_QUANTITY:
+        raise _usage_error(name, value, accepted)
     return number
 
 
@@ -106,13 +106,13 @@ def _bytes(name: str, value: Any) -> int:
     """A size; to the kernel, none at all would mean as much as there is."""
     size = int(_quantity(name, value))
     if size < 1:
-        raise _wrong(name, value, "at least one byte")
+        raise _usage_error(name, value, "at least one byte")
     return size
 
 
 def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-        raise _wrong(name, value, "a whole number of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_QUANTITY:
+        raise _usage_error(name, value, "a whole number of at least 1")
     return value
 
 
@@ -126,7 +126,7 @@ def _devices(gpu: Any) -> Any:
         return int(number) if number.isdecimal() else gpu
     if hasattr(gpu, "quantity"):
         if getattr(gpu, "device_class", "GPU") != "GPU":
-            raise _wrong("gpu", gpu, "an NVIDIA GPU; no other kind of device can be shown")
+            raise _usage_error("gpu", gpu, "an NVIDIA GPU; no other kind of device can be shown")
         return gpu.quantity
     return gpu
 
@@ -198,7 +198,7 @@ def _with_session(limits: Limits, asked: Resources) -> Limits:
     if asked.session_processes is None:
         return dataclasses.replace(limits, session_processes=limits.processes)
     if asked.processes is not None:
-        raise _wrong(
+        raise _usage_error(
             "session_processes", asked.session_processes, f"at least processes ({asked.processes})"
         )
     return dataclasses.replace(limits, processes=limits.session_processes)
@@ -208,8 +208,8 @@ def _consistent(limits: Limits) -> Limits:
     memory = limits.memory_bytes
     if memory is None:
         return limits
-    if memory < _LEAST_MEMORY:
-        raise _wrong("memory", memory, f"at least {_LEAST_MEMORY} bytes (8Mi)")
+    if memory < _MIN_MEMORY_BYTES:
+        raise _usage_error("memory", memory, f"at least {_MIN_MEMORY_BYTES} bytes (8Mi)")
     # Scratch files are memory too: none of them may be larger than what the run may use.
     return dataclasses.replace(
         limits,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
 from union.sandbox._core.events import Usage
-from union.sandbox._core.resolve import settled_output_cap, settled_window
+from union.sandbox._core.resolve import validate_output_cap, validate_window
 from union.sandbox._session import threads
 from union.sandbox._session.sink import ProcessSink
 from union.sandbox._session.streams import StreamBuffer
@@ -259,7 +259,7 @@ class SandboxProcess:
             raise SandboxUsageError(
                 "resize() needs a command with a terminal", hint="run(..., pty=True)"
             )
-        settled_window("rows, cols", rows, cols)
+        validate_window("rows, cols", rows, cols)
         if not self._sink.has_ended and self._sink.run is not None:
             self._sink.run.resize(rows, cols)
 
@@ -301,7 +301,7 @@ class SandboxProcess:
 
         """
         try:
-            return await self._communicate(input, settled_output_cap(max_output_bytes))
+            return await self._communicate(input, validate_output_cap(max_output_bytes))
         except asyncio.CancelledError:
             self.kill()
             raise
