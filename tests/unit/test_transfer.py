@@ -12,7 +12,7 @@ from union import sandbox as sb
 from union.sandbox._core.file_errors import SandboxFileTooLargeError
 from union.sandbox._core.files import FileInfo
 from union.sandbox._files.local import LocalTree
-from union.sandbox._files.writer import NewFile
+from union.sandbox._files.writer import FileWriter
 from union.sandbox.testing import ScriptedTransport, scripted_session
 
 pytestmark = pytest.mark.spec("E3")
@@ -250,7 +250,7 @@ def test_the_local_side_makes_directories_and_files_as_asked(local, tmp_path):
 
 def test_a_taken_name_is_not_replaced_even_if_it_came_just_now(local, tmp_path, monkeypatch):
     put(local, "f", b"1")
-    monkeypatch.setattr(NewFile, "_check_target", lambda _: None)
+    monkeypatch.setattr(FileWriter, "_check_target", lambda _: None)
     with pytest.raises(FileExistsError):
         put(local, "f", b"2", overwrite=False)
     assert local.get("f", max_bytes=9) == b"1"

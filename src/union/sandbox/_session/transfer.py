@@ -32,10 +32,10 @@ from union.sandbox._core.file_errors import (
 )
 from union.sandbox._core.files import VENV_DIR, FileInfo, Skipped, Transfer
 from union.sandbox._core.paths import MAX_PATH_BYTES, shown_path, work_path
-from union.sandbox._files.listing import described
+from union.sandbox._files.listing import file_info
 from union.sandbox._files.local import LocalTree
 from union.sandbox._session import threads
-from union.sandbox._session.async_files import TreeFiles
+from union.sandbox._session.async_files import AsyncFiles
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
@@ -357,7 +357,7 @@ async def _local_side(path: str, top: str) -> AsyncIterator[_Side]:
     try:
         await threads.files.run(tree, tree.open)
         name = os.fsencode(top).decode("utf-8", "surrogateescape")
-        yield _Side(TreeFiles(tree, work_dir=path, argument="local"), name)
+        yield _Side(AsyncFiles(tree, work_dir=path, argument="local"), name)
     finally:
         tree.close()
 
@@ -368,7 +368,7 @@ def _look(local: str) -> FileInfo:
         found = os.stat(local)
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
             raise not_regular_error(found.st_mode, local)
-        return described(local, found)
+        return file_info(local, found)
 
 
 def _make_dirs(local: str) -> None:
