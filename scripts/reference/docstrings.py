@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 _WIDTH = 88
 
 
+_SECTIONS = {"Args:": "Arguments", "Raises:": "Raises"}
+
+
 def prose(docstring: str | None) -> str:
-    """Return a docstring as Markdown: its examples and literal blocks become fenced ones."""
+    """Return a docstring as Markdown.
+
+    Examples and literal blocks become fenced ones, sections of arguments and errors become lists.
+    """
     out: list[str] = []
     lines = inspect.cleandoc(docstring or "").splitlines()
     while lines:
@@ -29,6 +35,11 @@ def prose(docstring: str | None) -> str:
             while lines and lines[0].strip():
                 block.append(lines.pop(0))
             out += ["```pycon", *block, "```"]
+        elif line in _SECTIONS:
+            block = []
+            while lines and (not lines[0].strip() or lines[0].startswith("    ")):
+                block.append(lines.pop(0))
+            out += [f"{_SECTIONS[line]}:", "", *_items(block), ""]
         elif line.strip() == "::":
             block = []
             while lines and (not lines[0].strip() or lines[0].startswith("    ")):
@@ -38,6 +49,17 @@ def prose(docstring: str | None) -> str:
         else:
             out.append(re.sub(r"``(.+?)``", r"`\1`", line))
     return "\n".join(out).strip()
+
+
+def _items(block: list[str]) -> Iterator[str]:
+    """Yield ``name: text`` entries as items of a list; a deeper line continues its entry."""
+    for line in textwrap.dedent("\n".join(block)).strip("\n").splitlines():
+        text = re.sub(r"``(.+?)``", r"`\1`", line.strip())
+        if line.startswith(" "):
+            yield f"  {text}"
+        elif text:
+            name, _, rest = text.partition(": ")
+            yield f"- `{name}`: {rest}"
 
 
 def signature(name: str, function: Callable[..., Any], *, drop_self: bool = False) -> str:
@@ -127,12 +149,15 @@ def fields(cls: type) -> str:
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield what a class itself defines for its users, in order; what is for transports, last."""
-    public = [(n, v) for n, v in vars(cls).items() if not n.startswith("_")]
-    callable_ = [(n, v) for n, v in public if inspect.isfunction(v) or isinstance(v, property)]
-    yield from sorted(callable_, key=lambda item: is_for_transports(item[1]))
+    """Yield the public methods and properties of a class, with those of its private bases."""
+    for part in (cls, *filter(_is_private, cls.__bases__)):
+        for name, value in vars(part).items():
+            if not name.startswith("_") and (
+                inspect.isfunction(value) or isinstance(value, property)
+            ):
+                yield name, value
 
 
-def is_for_transports(member: Any) -> bool:
-    """Whether only a transport calls this."""
-    return (member.__doc__ or "").startswith("For transports")
+def _is_private(cls: type) -> bool:
+    """Return whether a class is ours and has no entry of its own."""
+    return cls.__module__.startswith("union.sandbox.") and "._" in cls.__module__
