@@ -58,8 +58,8 @@ def test_the_text_says_why_and_what_to_do() -> None:
     assert "one *            no: no such thing\n                   fix: install it\n" in text
     assert "weaker: files: read a file: 9 bytes" in text
     assert "landlock         no: old kernel\n                   fix: a newer one" in text
-    assert text.endswith("does not work here. These work: backend='two'.")
-    assert "NOT SAFE: attacks got through in two." in str(report(works("two", "failed")))
+    assert text.endswith("does not work on this machine. Available instead: backend='two'.")
+    assert "NOT SAFE: escape checks failed with two." in str(report(works("two", "failed")))
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -142,7 +142,7 @@ def test_the_calls_environment_wins():
 
 def test_an_environment_has_a_size():
     assert session(env={f"N{n}": "x" * 100_000 for n in range(10)})
-    with pytest.raises(SandboxUsageError, match="env takes") as caught:
+    with pytest.raises(SandboxUsageError, match="env has") as caught:
         session(env={f"N{n}": "x" * 100_000 for n in range(11)})
     assert "put_bytes" in caught.value.hint
 

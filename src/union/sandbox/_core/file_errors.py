@@ -1,15 +1,15 @@
-"""Errors of file work in a work dir: each is a `SandboxError` and the builtin that fits.
+"""Errors of file operations: each is a `SandboxError` and the matching builtin.
 
 ::
 
-    SandboxFileError                  OSError             anything else the file system refused
+    SandboxFileError                  OSError             any other error of the file system
     ├── SandboxPathError              PermissionError     outside the work dir, or through a link
     ├── SandboxFileNotFoundError      FileNotFoundError
     ├── SandboxFileExistsError        FileExistsError
     ├── SandboxIsADirectoryError      IsADirectoryError
     ├── SandboxNotADirectoryError     NotADirectoryError
     ├── SandboxNotRegularError        PermissionError     a FIFO, socket or device
-    ├── SandboxFileAccessError        PermissionError     the permission bits say no
+    ├── SandboxFileAccessError        PermissionError     permission denied
     └── SandboxFileTooLargeError      OSError (EFBIG)
 
 ``errno`` and ``filename`` are set as on any ``OSError``; ``code`` is stable across releases.
@@ -52,8 +52,8 @@ def _rebuild(
     number: int,
     filename: str,
 ) -> SandboxFileError:
-    # Not ``cls.__new__``: where ValueError comes first in the MRO, its ``__new__`` is found and
-    # refuses the larger layout of an OSError.
+    # Not ``cls.__new__``: if ValueError comes first in the MRO, its ``__new__`` is used and
+    # rejects the larger layout of an OSError.
     exc = OSError.__new__(cls)
     exc.args = args
     exc.__dict__.update(state)
@@ -63,7 +63,7 @@ def _rebuild(
 
 
 class SandboxFileError(SandboxError, OSError):
-    """The file system refused; ``errno`` says how, ``filename`` is the path as given."""
+    """A file operation failed; ``errno`` is the cause, ``filename`` the path as given."""
 
     code = "file"
     default_errno: ClassVar[int] = errno.EIO
@@ -87,7 +87,7 @@ class SandboxFileError(SandboxError, OSError):
 
 
 class SandboxPathError(SandboxUsageError, SandboxFileError, PermissionError):
-    """The path leaves the work dir, or goes through a symbolic link."""
+    """The path leads outside the work dir or goes through a symbolic link."""
 
     code = "path-outside"
     default_errno = errno.EPERM
@@ -106,42 +106,42 @@ class SandboxPathError(SandboxUsageError, SandboxFileError, PermissionError):
 
 
 class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
-    """Nothing has this name."""
+    """The path does not exist."""
 
     code = "file-not-found"
     default_errno = errno.ENOENT
 
 
 class SandboxFileExistsError(SandboxFileError, FileExistsError):
-    """The name is taken and the call may not replace it."""
+    """The path exists and the call does not overwrite."""
 
     code = "file-exists"
     default_errno = errno.EEXIST
 
 
 class SandboxIsADirectoryError(SandboxFileError, IsADirectoryError):
-    """A directory is where a file was expected."""
+    """The path is a directory; a file was expected."""
 
     code = "is-a-directory"
     default_errno = errno.EISDIR
 
 
 class SandboxNotADirectoryError(SandboxFileError, NotADirectoryError):
-    """Something else is where a directory was expected."""
+    """The path is not a directory; a directory was expected."""
 
     code = "not-a-directory"
     default_errno = errno.ENOTDIR
 
 
 class SandboxNotRegularError(SandboxFileError, PermissionError):
-    """A FIFO, a socket or a device: neither read nor replaced."""
+    """The path is a FIFO, socket or device; these are neither read nor replaced."""
 
     code = "not-regular"
     default_errno = errno.EPERM
 
 
 class SandboxFileAccessError(SandboxFileError, PermissionError):
-    """The permission bits do not let this process in."""
+    """The permission bits deny access to this process."""
 
     code = "file-access"
     default_errno = errno.EACCES
@@ -175,16 +175,16 @@ def not_regular_error(mode: int, rel: str) -> SandboxFileError:
 
 
 def too_large_error(rel: str, *, size: int, max_bytes: int) -> SandboxFileTooLargeError:
-    """Return the error for a file over the caller's limit, or over any machine's."""
+    """Return the error for a file that exceeds ``max_bytes`` or the memory of this machine."""
     if size <= max_bytes:
         msg = f"{shown_path(rel)} has {size} bytes, more than this machine has memory"
         return SandboxFileTooLargeError(msg, path=rel)
-    msg = f"{shown_path(rel)} has {size} bytes or more; max_bytes={max_bytes} are accepted"
+    msg = f"{shown_path(rel)} has at least {size} bytes; max_bytes={max_bytes}"
     return SandboxFileTooLargeError(msg, path=rel, hint="raise max_bytes, or read it in parts")
 
 
 def not_empty_error(rel: str) -> SandboxFileError:
-    """Return the error for a directory that is not removed because something is in it."""
+    """Return the error for removing a directory that is not empty."""
     return SandboxFileError(
         f"{shown_path(rel)} is a directory that is not empty",
         path=rel,
@@ -208,7 +208,7 @@ _BY_ERRNO: Final[dict[int, tuple[type[SandboxFileError], str]]] = {
 
 @contextlib.contextmanager
 def translate_os_errors(rel: str, *, argument: str = "path") -> Iterator[None]:
-    """Turn what the kernel says about ``rel`` into an error of this package."""
+    """Translate an ``OSError`` about ``rel`` into an error of this package, by its ``errno``."""
     try:
         yield
     except SandboxError:
@@ -219,7 +219,7 @@ def translate_os_errors(rel: str, *, argument: str = "path") -> Iterator[None]:
             msg = f"{shown} is a symbolic link or goes through one; links are not followed"
             raise SandboxPathError(msg, path=rel, argument=argument, code="path-symlink") from exc
         if exc.errno == errno.EXDEV:
-            msg = f"{shown} leads out of the directory that it must stay in"
+            msg = f"{shown} leads outside the directory that it must stay in"
             raise SandboxPathError(msg, path=rel, argument=argument) from exc
         if exc.errno == errno.EAGAIN:
             msg = f"{shown} kept changing while it was being opened"

@@ -1,7 +1,7 @@
-"""Keyword arguments -> SessionSpec and RunSpec. The only place where defaults meet.
+"""Validate keyword arguments and resolve them, with defaults, to SessionSpec and RunSpec.
 
-Every mistake in a call is found here, before anything exists: the error names the argument, shows
-the value and says what is accepted.
+Every invalid argument is rejected here, before anything is created. The error names the argument,
+the value received and the accepted values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_ARG_BYTES: Final = 128 * 1024 - 1
 """The kernel's limit on one argument or one variable (MAX_ARG_STRLEN)."""
 _MAX_WARM: Final = 32
 _MAX_CELLS: Final = 65535
-"""The kernel keeps each side of a window in 16 bits."""
+"""The kernel stores rows and columns of a terminal window in 16 bits each."""
 _DEFAULT_WINDOW: Final = (24, 80)
 _MAX_TIMEOUT_S: Final = 100 * 365 * 86400
 _STREAMS: Final[dict[object, StreamMode]] = {
@@ -67,7 +67,7 @@ def _usage_error(
 
 
 def validate_timeout(argument: str, value: object) -> float | None:
-    """A positive, finite number of seconds, or None for no limit."""
+    """Return a positive, finite number of seconds, or None for no limit."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -96,21 +96,23 @@ def _environment(value: object) -> _Variables:
         if not isinstance(key, str) or not isinstance(item, str):
             raise _usage_error("env", {key: item}, "a mapping of str to str")
         if not key or "=" in key or "\0" in key:
-            raise _usage_error("env", key, "names that are not empty and hold no '=' and no NUL")
+            raise _usage_error("env", key, "names that are not empty and contain no '=' and no NUL")
         if "\0" in item:
-            raise SandboxUsageError(f"env: the value of {key!r} holds a NUL byte", argument="env")
+            raise SandboxUsageError(
+                f"env: the value of {key!r} contains a NUL byte", argument="env"
+            )
         length = len(_encoded("env", f"{key}={item}"))
         size += length
         if length > _MAX_ARG_BYTES:
             raise SandboxUsageError(
-                f"env: {key!r} takes {length} bytes; the kernel takes at most {_MAX_ARG_BYTES} "
+                f"env: {key!r} has {length} bytes; the kernel's limit is {_MAX_ARG_BYTES} "
                 "for one variable",
                 argument="env",
                 hint="put large values into a file with put_bytes()",
             )
     if size > _MAX_ENV_BYTES:
         raise SandboxUsageError(
-            f"env takes {size} bytes; at most {_MAX_ENV_BYTES} are accepted",
+            f"env has {size} bytes in total; the limit is {_MAX_ENV_BYTES}",
             argument="env",
             hint="put large values into a file with put_bytes()",
         )
@@ -122,7 +124,7 @@ def _encoded(argument: str, text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as exc:
         raise SandboxUsageError(
-            f"{argument} holds a character that cannot be encoded: {exc.reason} at {exc.start}",
+            f"{argument} contains a character that cannot be encoded: {exc.reason} at {exc.start}",
             argument=argument,
         ) from exc
 
@@ -173,32 +175,34 @@ def _network(
     socks_url: object = None,
 ) -> NetworkSpec:
     is_given = mode is not None
-    settled = cast("NetworkMode", _choice("network_mode", mode if is_given else "blocked", _MODES))
-    if allowlist is not None and settled != "allowlist":
+    network_mode = cast(
+        "NetworkMode", _choice("network_mode", mode if is_given else "blocked", _MODES)
+    )
+    if allowlist is not None and network_mode != "allowlist":
         raise PolicyError(
-            f"network_allowlist needs network_mode='allowlist'; the mode is {settled!r}",
+            f"network_allowlist needs network_mode='allowlist'; the mode is {network_mode!r}",
             argument="network_allowlist",
             hint="pass network_mode='allowlist' as well",
         )
-    if settled == "allowlist" and allowlist is None:
+    if network_mode == "allowlist" and allowlist is None:
         raise PolicyError(
             "network_mode='allowlist' needs network_allowlist",
             argument="network_allowlist",
-            hint="an empty list allows nothing; network_mode='blocked' says that more cheaply",
+            hint="pass a list of hosts; to allow nothing, use network_mode='blocked'",
         )
     for name, value in (
         ("network_denylist", denylist),
         ("network_proxy_url", proxy_url),
         ("network_socks_url", socks_url),
     ):
-        if value is not None and is_given and settled == "blocked":
+        if value is not None and is_given and network_mode == "blocked":
             raise PolicyError(
-                f"{name} has no meaning with network_mode='blocked'",
+                f"{name} has no effect with network_mode='blocked'",
                 argument=name,
                 hint="use network_mode='open' or 'allowlist'",
             )
     return NetworkSpec(
-        mode=settled,
+        mode=network_mode,
         allow=_entries("network_allowlist", allowlist),
         deny=_entries("network_denylist", denylist),
         proxy_url=_url("network_proxy_url", proxy_url, ("http://",)),
@@ -236,14 +240,14 @@ def resolve_session(
     warm: object = True,
     preload: object = (),
 ) -> SessionSpec:
-    """The session that these arguments describe, or an error that names the wrong one."""
+    """Return the session that the arguments describe; raise an error for an invalid one."""
     work_dir = None if host_work_dir is None else _absolute("host_work_dir", host_work_dir)
     chosen = _choice("backend", backend, backends)
     limits = limits_from(resources)
-    # "default" is the server's own, which the server checks.
+    # "default" is the default backend of the server, which checks this itself.
     if limits.gpus and chosen not in {"bubblewrap", "default"}:
         raise SandboxUsageError(
-            f"resources: the {chosen!r} backend shows no GPU; backend='bubblewrap' does",
+            f"resources: the {chosen!r} backend does not support GPUs; use backend='bubblewrap'",
             argument="resources",
         )
     _check_enforceable(chosen, allowlist=network_allowlist, denylist=network_denylist)
@@ -312,7 +316,7 @@ def _command(cmd: object, script_type: object) -> dict[str, Any]:
         if not cmd.strip():
             raise _usage_error("cmd", cmd, "a command that is not empty")
         if "\0" in cmd:
-            raise SandboxUsageError("cmd holds a NUL character", argument="cmd")
+            raise SandboxUsageError("cmd contains a NUL character", argument="cmd")
         _encoded("cmd", cmd)
         if kind == "python":
             return {"kind": "python", "text": _without_margin(cmd)}
@@ -329,10 +333,10 @@ def _command(cmd: object, script_type: object) -> dict[str, Any]:
         if not isinstance(item, str):
             raise _usage_error("cmd", item, "a list of strings")
         if "\0" in item:
-            raise SandboxUsageError("cmd holds a NUL character", argument="cmd")
+            raise SandboxUsageError("cmd contains a NUL character", argument="cmd")
         if len(_encoded("cmd", item)) > _MAX_ARG_BYTES:
             raise SandboxUsageError(
-                f"cmd: one argument takes more than the kernel's {_MAX_ARG_BYTES} bytes",
+                f"cmd: one argument exceeds the kernel's limit of {_MAX_ARG_BYTES} bytes",
                 argument="cmd",
                 hint="pass it as a string, through stdin, or in a file with put_bytes()",
             )
@@ -340,10 +344,10 @@ def _command(cmd: object, script_type: object) -> dict[str, Any]:
 
 
 def _without_margin(source: str) -> str:
-    """Take off the indentation that all lines share."""
+    """Remove the indentation that all lines share."""
     blank = source[: len(source) - len(source.lstrip())]
     if not blank or blank.endswith("\n"):
-        # The first line has none, so there is nothing to take; a long script need not be searched.
+        # The first line has no indentation, so nothing is shared; skip searching a long script.
         return source
     return textwrap.dedent(source)
 
@@ -409,7 +413,7 @@ def resolve_run(
     read_only_paths: object = (),
     read_write_paths: object = (),
 ) -> RunSpec:
-    """The command that these arguments describe, with the session's defaults merged in."""
+    """Return the command that the arguments describe, with the defaults of the session."""
     if cwd is not None:
         fspath = getattr(type(cwd), "__fspath__", None)
         cwd = fspath(cwd) if fspath is not None else cwd
@@ -445,7 +449,7 @@ def resolve_run(
 def _call(
     session: SessionSpec, resources: object, read_only: object, read_write: object
 ) -> CallPosture | None:
-    """What the call changes about files and limits; None if that is nothing."""
+    """Return what the call changes about files and limits; None if it changes nothing."""
     from union.sandbox._core.resolve_call import limits_of_call, spec_of_call
 
     call = CallPosture(
@@ -466,7 +470,7 @@ def _pty(value: object, stdout: object, stderr: object) -> tuple[int, int] | Non
         )
     if _stream("stdout", stdout) == "devnull":
         raise SandboxUsageError(
-            "stdout cannot be discarded with pty: somebody has to read a terminal",
+            "stdout cannot be discarded with pty: the output of a terminal must be read",
             argument="stdout",
             hint="leave it out, or use PIPE or INHERIT",
         )
@@ -478,7 +482,7 @@ def _pty(value: object, stdout: object, stderr: object) -> tuple[int, int] | Non
 
 
 def validate_window(argument: str, rows: object, cols: object) -> tuple[int, int]:
-    """The size of a terminal's window."""
+    """Return the size of a terminal window as ``(rows, columns)``."""
     for value in (rows, cols):
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_CELLS:
             raise _usage_error(
@@ -488,7 +492,7 @@ def validate_window(argument: str, rows: object, cols: object) -> tuple[int, int
 
 
 def validate_output_cap(value: object) -> int:
-    """How many bytes of one stream are kept."""
+    """Return how many bytes of one stream to collect; None for the default."""
     if value is None:
         return constants.MAX_OUTPUT_BYTES
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:

@@ -1,4 +1,4 @@
-"""What one call changes about its session: extra or narrower paths, and lower limits.
+"""Changes of one call to its session: extra or narrower paths, and lower limits.
 
 Rules of this file:
 
