@@ -58,7 +58,7 @@ async def shown(sbx: sb.Session, cmd: str, **options: object) -> str:
     proc = await sbx.run(cmd, pty=options.pop("pty", True), timeout_s=15, **options)  # type: ignore[arg-type]
     out, err = await proc.communicate_text()
     assert err == ""
-    await asyncio.sleep(0)  # whoever waits is told first, and then all is closed
+    await asyncio.sleep(0)  # the waiter is woken first, then the session closes
     return out.replace("\r\n", "\n")
 
 
@@ -161,7 +161,7 @@ async def test_job_control_stops_and_continues(sbx: sb.Session) -> None:
     assert await proc.wait() == 0
 
 
-async def test_ctrl_z_does_not_stop_a_command_that_nobody_could_continue(sbx: sb.Session) -> None:
+async def test_ctrl_z_does_not_stop_a_command_without_job_control(sbx: sb.Session) -> None:
     proc = await sbx.run("echo begun; read x; echo $x", pty=True, stdin=True, stdout=True)
     screen = Screen(proc)
     await screen.until("begun")

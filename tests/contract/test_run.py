@@ -152,7 +152,7 @@ async def test_common_indentation_is_removed(sbx: sb.Session) -> None:
 async def test_tracebacks_show_source_lines(sbx: sb.Session) -> None:
     code = """
         def inner():
-            raise ValueError("told so")
+            raise ValueError("as planned")
 
         inner()
     """
@@ -160,7 +160,7 @@ async def test_tracebacks_show_source_lines(sbx: sb.Session) -> None:
     assert result.returncode == 1
     assert "in inner\n    raise ValueError" in result.stderr
     assert "line 5, in <module>\n    inner()" in result.stderr
-    assert result.stderr.endswith("ValueError: told so\n")
+    assert result.stderr.endswith("ValueError: as planned\n")
 
 
 @pytest.mark.spec("C4")

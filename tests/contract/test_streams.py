@@ -1,4 +1,4 @@
-"""Output: live, whole, in order, bounded in memory; whoever reads it, in whatever way."""
+"""Output: live, complete, in order, bounded in memory, for every way to read it."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ async def test_a_slow_reader_costs_no_memory(sbx: sb.Session) -> None:
 
 @pytest.mark.spec("D6")
 @pytest.mark.parametrize("streams", [{"stdout": True, "stderr": True}, {}])
-async def test_output_is_cut_at_the_cap_and_said_so(sbx: sb.Session, streams: dict) -> None:
+async def test_output_beyond_the_limit_is_cut_and_reported(sbx: sb.Session, streams: dict) -> None:
     text = "head -c 3000000 /dev/zero; echo short >&2; exit 2"
     if streams:
         proc = await sbx.run(text, **streams)

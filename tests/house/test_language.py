@@ -20,10 +20,19 @@ CLEAN = (
     "docs/concepts",
     "docs/index.md",
     "scripts/import_graph.py",
+    "scripts/completion.py",
     "src/union/sandbox/__init__.py",
     "src/union/sandbox/_backends",
+    "src/union/sandbox/_cli",
+    "src/union/sandbox/_core",
+    "src/union/sandbox/_files",
+    "src/union/sandbox/_session",
+    "src/union/sandbox/constants.py",
     "src/union/sandbox/errors.py",
     "src/union/sandbox/testing",
+    "tests/cli",
+    "tests/contract",
+    "tests/typing",
 )
 
 

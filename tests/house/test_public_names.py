@@ -50,13 +50,13 @@ WITHOUT_FLYTE = """\
 import json, sys
 sys.modules["flyte"] = None
 import union.sandbox as sb
-said = {}
+errors = {}
 for name in sys.argv[1:]:
     try:
         getattr(sb, name)
     except sb.SandboxError as exc:
-        said[name] = [type(exc).__name__, exc.hint]
-print(json.dumps(said))
+        errors[name] = [type(exc).__name__, exc.hint]
+print(json.dumps(errors))
 """
 
 
@@ -65,10 +65,10 @@ def resolve(name: str) -> object:
     try:
         return getattr(sb, name)
     except (sb.SandboxError, ImportError) as exc:
-        said = str(exc)
-    assert name in OF_EXTRAS, f"{name} belongs to a bare install, but: {said}"
-    assert "pip install" in said
-    assert "unionai-sandbox[" in said
+        message = str(exc)
+    assert name in OF_EXTRAS, f"{name} belongs to a bare install, but: {message}"
+    assert "pip install" in message
+    assert "unionai-sandbox[" in message
     return None
 
 
@@ -112,10 +112,10 @@ def test_without_the_extra_a_name_of_it_says_how_to_get_it():
         text=True,
         timeout=30,
     )
-    said = json.loads(done.stdout)
-    assert set(said) == set(OF_EXTRAS)
-    assert {hint for _, hint in said.values()} == {"pip install 'unionai-sandbox[flyte]'"}
-    assert {kind for kind, _ in said.values()} == {"MissingExtraError"}
+    errors = json.loads(done.stdout)
+    assert set(errors) == set(OF_EXTRAS)
+    assert {hint for _, hint in errors.values()} == {"pip install 'unionai-sandbox[flyte]'"}
+    assert {kind for kind, _ in errors.values()} == {"MissingExtraError"}
 
 
 @pytest.mark.spec("A2", "A3")

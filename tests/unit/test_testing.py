@@ -221,7 +221,7 @@ async def test_arguments_are_checked_as_with_a_sandbox():
 @pytest.mark.parametrize("reply", [True, None, 1.5, ["x"]])
 async def test_a_senseless_answer_is_refused(reply: object):
     async with scripted_session({"x": reply}) as sbx:  # type: ignore[dict-item]  # the point
-        with pytest.raises(sb.SandboxUsageError, match="a scripted answer must be"):
+        with pytest.raises(sb.SandboxUsageError, match="a scripted reply must be"):
             await sbx.run("x")
 
 
