@@ -51,7 +51,7 @@ class Done:
 
 
 class Recorder:
-    """Stands in for a session: says where a copy would go, and reports progress."""
+    """A stand-in for a session: records the target of a copy and reports progress."""
 
     def __init__(self, dirs: set[str]) -> None:
         self.dirs = dirs
@@ -99,7 +99,7 @@ class Recorder:
         ((":", "there"), ("out", ".", "there")),
     ],
 )
-def test_what_is_in_a_directory_goes_into_the_target_and_a_file_becomes_it_or_goes_into_it(
+def test_the_target_of_a_directory_and_of_a_file(
     words: tuple[str, str],
     call: tuple[str, str, str],
     place: Path,

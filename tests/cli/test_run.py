@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spec("H")
 
 @pytest.fixture(params=WAYS)
 def run(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """The words that begin every call, for each backend."""
+    """The first arguments of every call, for each backend."""
     return ("run", "--backend", request.param)
 
 
@@ -102,7 +102,7 @@ def test_output_comes_as_it_is_written_and_input_as_it_is_typed() -> None:
     process.stdin.flush()
     assert process.stdout.readline() == "got hello\n"
     process.communicate(timeout=20)
-    assert process.returncode == 1  # what read says at the end of the input
+    assert process.returncode == 1  # the exit code of read at end-of-file
 
 
 def test_a_command_that_does_not_read_is_not_waited_for() -> None:
@@ -173,7 +173,7 @@ def test_a_usage_error_names_the_mistake(words: tuple[str, ...], message: str, t
     assert message in err
 
 
-def test_what_cannot_be_started_has_codes_of_its_own(tool: Tool) -> None:
+def test_exit_codes_of_commands_that_cannot_start(tool: Tool) -> None:
     code, out, err = tool(*JAILED, "--", "no-such-program")
     assert (code, out) == (127, "")
     assert "no-such-program" in err

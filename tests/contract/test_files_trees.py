@@ -66,7 +66,7 @@ async def test_a_tree_goes_in_and_comes_back(sbx: sb.Session, tmp_path: Path) ->
     assert tree_of(target) == {**CONTENT, "bare": None}
 
 
-async def test_what_the_sandbox_made_comes_out(sbx: sb.Session, tmp_path: Path) -> None:
+async def test_files_of_the_sandbox_can_be_downloaded(sbx: sb.Session, tmp_path: Path) -> None:
     await sbx.run(
         "umask 077; mkdir -p out/d; echo a > out/a; seq 200000 > out/d/big; chmod 755 out/a"
     )

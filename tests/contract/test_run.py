@@ -103,7 +103,7 @@ async def test_background_ends_at_close(open_session: OpenSession) -> None:
         "trap '' TERM HUP; sleep 60 &",
     ],
 )
-async def test_what_a_command_leaves_behind_ends_with_it(sbx: sb.Session, leave: str) -> None:
+async def test_background_processes_end_with_their_command(sbx: sb.Session, leave: str) -> None:
     began = time.monotonic()
     result = await sbx.exec(f"{leave} echo done")
     assert (result.stdout, result.returncode) == ("done\n", 0)

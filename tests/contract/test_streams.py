@@ -33,7 +33,7 @@ def resident() -> int:
 
 
 def ahead(way: str) -> int:
-    """How many MiB a command can be ahead of its full buffer: its pipe, and what is on the wire."""
+    """Return the MiB beyond the full buffer that pipes and connections can hold."""
     return 2 + (WINDOW // MIB if way.startswith("remote") else 0)
 
 
@@ -424,7 +424,7 @@ async def test_waiting_with_a_limit_does_not_kill(sbx: sb.Session) -> None:
 
 
 @pytest.mark.spec("D6")
-async def test_what_was_not_read_when_the_session_closed_can_still_be_read(
+async def test_unread_output_can_be_read_after_the_session_closed(
     open_session: OpenSession,
 ) -> None:
     size = 1_100_000  # more than is read ahead, by less than a pipe holds

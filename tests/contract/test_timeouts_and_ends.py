@@ -1,4 +1,4 @@
-"""How commands end: time limits, signals, limits; the causes and codes that are reported."""
+"""Ends of commands: timeouts, signals and limits, with the reasons and codes reported."""
 
 from __future__ import annotations
 

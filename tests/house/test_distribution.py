@@ -1,4 +1,4 @@
-"""The package is what its metadata says, and leaves room for others in its namespace."""
+"""The metadata of the package is right, and its namespace can be shared."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ CLEAN = (
 )
 
 
-def test_what_is_listed_as_clean_is_clean():
+def test_listed_paths_contain_no_avoided_word():
     found = language.hits([language.ROOT / path for path in CLEAN])
     assert found == [], "\n".join(map(str, found))
 

@@ -61,7 +61,7 @@ print(json.dumps(errors))
 
 
 def resolve(name: str) -> object:
-    """Return the object, or None for one whose extra is missing and that says so properly."""
+    """Return the object, or None if its extra is missing and the error names it."""
     try:
         return getattr(sb, name)
     except (sb.SandboxError, ImportError) as exc:

@@ -92,7 +92,7 @@ async def test_a_callable_gets_all_of_a_piped_stdin():
         assert await proc.communicate(b"two") == (b"one two", b"")
 
 
-async def test_what_a_callable_raises_reaches_the_caller():
+async def test_exceptions_of_a_callable_reply_propagate():
     def broken(_: Call) -> str:
         raise LookupError("mistake in the test")
 

@@ -92,7 +92,7 @@ KILL_GRACE_S: Final = 0.2
 MAX_OUTPUT_BYTES: Final = 64 * 1024 * 1024
 """Default for ``max_output_bytes``: what is collected of one stream."""
 UNREAD_STREAM_BYTES: Final = 64 * 1024 * 1024
-"""What is buffered of a piped stream while the caller reads the other one."""
+"""The buffer of a piped stream while the caller reads the other one."""
 MAX_LINE_BYTES: Final = 1024 * 1024
 """Longer lines are yielded in pieces of this size."""
 MAX_FILE_BYTES: Final = 1024 * 1024 * 1024

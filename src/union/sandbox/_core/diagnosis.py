@@ -27,7 +27,7 @@ class Attack:
     """``held``: blocked. ``weaker``: it succeeded where `Isolation` reports a weaker layer.
     ``failed``: it succeeded although `Isolation` reports protection."""
     detail: str = ""
-    """What the attempt returned."""
+    """The result of the attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class BackendReport:
     reason: str = ""
     """Why it is not available."""
     hint: str = ""
-    """How to make it available."""
+    """The remedy."""
     isolation: Isolation | None = None
     """The layers verified on a live sandbox; None if there was none."""
     attacks: tuple[Attack, ...] = ()

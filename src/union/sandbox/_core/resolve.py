@@ -356,7 +356,7 @@ def _run_network(spec: SessionSpec, mode: object, allowlist: object) -> NetworkS
     """Return the network of a call: its own mode and list within what the session allows.
 
     The deny-list and the proxies stay the session's. A session that was opened with a mode is the
-    ceiling of its calls; without one, a call may ask for any mode.
+    ceiling of its calls; without one, a call may request any mode.
     """
     session = spec.network
     if mode is None and allowlist is None:
@@ -365,15 +365,15 @@ def _run_network(spec: SessionSpec, mode: object, allowlist: object) -> NetworkS
         mode = session.mode
     if mode == session.mode == "allowlist" and allowlist is None:
         return session
-    asked = _network(mode, allowlist, None)
+    requested = _network(mode, allowlist, None)
     _check_enforceable(spec.backend, allowlist=allowlist)
     if spec.network_is_ceiling:
-        check_narrower(asked, ceiling=session)
-    if asked.mode == "blocked":
-        return asked
+        check_narrower(requested, ceiling=session)
+    if requested.mode == "blocked":
+        return requested
     return NetworkSpec(
-        mode=asked.mode,
-        allow=asked.allow,
+        mode=requested.mode,
+        allow=requested.allow,
         deny=session.deny,
         proxy_url=session.proxy_url,
         socks_url=session.socks_url,

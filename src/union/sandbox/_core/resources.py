@@ -200,15 +200,17 @@ def limits_from(resources: object, *, base: Limits | None = None) -> Limits:
     return _consistent(_with_session(limits, resources))
 
 
-def _with_session(limits: Limits, asked: Resources) -> Limits:
+def _with_session(limits: Limits, requested: Resources) -> Limits:
     """Return the limits with ``processes`` at most ``session_processes``."""
     if limits.session_processes >= limits.processes:
         return limits
-    if asked.session_processes is None:
+    if requested.session_processes is None:
         return dataclasses.replace(limits, session_processes=limits.processes)
-    if asked.processes is not None:
+    if requested.processes is not None:
         raise _usage_error(
-            "session_processes", asked.session_processes, f"at least processes ({asked.processes})"
+            "session_processes",
+            requested.session_processes,
+            f"at least processes ({requested.processes})",
         )
     return dataclasses.replace(limits, processes=limits.session_processes)
 

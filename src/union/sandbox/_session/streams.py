@@ -33,7 +33,7 @@ class StreamBuffer:
     def __init__(self, on_room: Callable[[], None]) -> None:
         self._chunks: deque[bytes | memoryview] = deque()
         self._start = 0
-        """How many bytes of the first chunk were already returned as lines."""
+        """The number of bytes of the first chunk already returned as lines."""
         self._partial: list[bytes] = []
         """The beginning of an incomplete line; kept if its reader is cancelled."""
         self._size = 0
