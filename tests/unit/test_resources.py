@@ -95,7 +95,7 @@ def test_counts(name):
             limits_from(Resources(**{name: value}))
 
 
-def test_too_little_memory_is_said():
+def test_too_little_memory_is_an_error():
     with pytest.raises(SandboxUsageError, match="8Mi"):
         limits_from(Resources(memory="1Mi"))
     assert limits_from(Resources(memory="8Mi")).memory_bytes == 8 * MIB

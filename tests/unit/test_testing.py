@@ -162,7 +162,7 @@ async def test_a_large_output_waits_for_its_reader():
     async with scripted_session({"big": Answer(stdout=big, stderr=big)}) as sbx:
         proc = await sbx.run("big", stdout=True, stderr=True)
         await asyncio.sleep(0.02)
-        assert proc.returncode is None, "nobody has read: the writer must wait"
+        assert proc.returncode is None, "without a reader the writer must wait"
         out = b"".join([chunk async for chunk in proc.iter_stdout()])
         err = b"".join([chunk async for chunk in proc.iter_stderr()])
     assert (out, err, proc.returncode) == (big, big, 0)
