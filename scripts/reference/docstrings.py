@@ -165,12 +165,15 @@ def fields(cls: type) -> str:
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield the public members that a class defines, in order; those for transports last."""
-    public = [(n, v) for n, v in vars(cls).items() if not n.startswith("_")]
-    callable_ = [(n, v) for n, v in public if inspect.isfunction(v) or isinstance(v, property)]
-    yield from sorted(callable_, key=lambda item: is_for_transports(item[1]))
+    """Yield the public methods and properties of a class, with those of its private bases."""
+    for part in (cls, *filter(_is_private, cls.__bases__)):
+        for name, value in vars(part).items():
+            if not name.startswith("_") and (
+                inspect.isfunction(value) or isinstance(value, property)
+            ):
+                yield name, value
 
 
-def is_for_transports(member: Any) -> bool:
-    """Return whether the member is for transports only."""
-    return (member.__doc__ or "").startswith("For transports")
+def _is_private(cls: type) -> bool:
+    """Return whether a class is ours and has no entry of its own."""
+    return cls.__module__.startswith("union.sandbox.") and "._" in cls.__module__

@@ -45,7 +45,7 @@ def test_place(name: str) -> None:
     assert not backends["sandbox-exec"]["available"]
     works = backends[doctor["default"]]["available"]
     assert doctor["ok"] == works
-    assert found["text"].splitlines()[-1].startswith("Well" if works else "Not well")
+    assert found["text"].splitlines()[-1].startswith("OK: " if works else "NOT OK: ")
     assert matrix.line(name, found) in matrix.PAGE.read_text(encoding="utf-8"), (
         "the page is out of date: python -m tests.environments.matrix --write"
     )

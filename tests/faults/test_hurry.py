@@ -95,6 +95,6 @@ async def test_whoever_gives_up_waiting_leaves_nothing_behind() -> None:
         for _ in range(50):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(proc.wait(), 0.001)
-        assert proc._exit_waiters == []
+        assert proc._sink.exit_waiters == []
         proc.kill()
         assert await proc.wait() == 137

@@ -59,7 +59,7 @@ def last_line(shown: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)  # each of these starts several runs of pytest, one after the other
-def test_what_passes_passes_and_is_counted(project: Path, capfd):
+def test_passed_and_skipped_tests_are_counted(project: Path, capfd):
     alone = "import pytest\n@pytest.mark.alone\ndef test_alone(): ...\n"
     skipped = "import pytest\ndef test_skipped():\n    pytest.skip('why')\n"
     code, shown = run(project, capfd, a=GOOD, b=alone, c=skipped)

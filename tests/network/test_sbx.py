@@ -35,7 +35,7 @@ def test_a_package_is_installed_from_the_command_line(
     retries = ("--env", "UV_HTTP_RETRIES=0")
     assert main([*run, *index, *retries, *stand_in, "--", *install]) != 0
     refused = capfd.readouterr().err
-    assert f"sbx: refused {sb.PYPI_HOSTS[0]}" in refused
+    assert f"sbx: denied {sb.PYPI_HOSTS[0]}" in refused
     assert f"--allow {sb.PYPI_HOSTS[0]}" in refused
 
     code = main([*run, *index, "--allow-pypi", *stand_in, "--", *install])

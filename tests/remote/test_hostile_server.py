@@ -372,12 +372,12 @@ async def test_output_byte_by_byte_costs_no_more_than_its_size():
 
     async with Drips() as server, server.open() as session:
         proc = await session.run("true")
-        collector = proc._collected[1]
+        collector = proc._sink.collected[1]
         assert len(collector._chunks) < 200
         assert (await proc.communicate())[0] == b"x" * 600_000
         proc = await session.run("true", stdout=True)
         await proc.wait()
-        assert len(proc._buffers[1]._chunks) < 1000
+        assert len(proc._sink.buffers[1]._chunks) < 1000
         assert (await proc.communicate())[0] == b"x" * 600_000
 
 

@@ -12,7 +12,7 @@ from union import sandbox as sb
 from union.sandbox._core.file_errors import SandboxFileTooLargeError
 from union.sandbox._core.files import FileInfo
 from union.sandbox._files.local import LocalTree
-from union.sandbox._files.writer import NewFile
+from union.sandbox._files.writer import FileWriter
 from union.sandbox.testing import ScriptedTransport, scripted_session
 
 pytestmark = pytest.mark.spec("E3")
@@ -22,20 +22,20 @@ def entry(path: str, kind: str = "file", size: int = 1) -> FileInfo:
     return FileInfo(path=path, kind=kind, size=size, mode=0o6777, mtime=0.0)
 
 
-class Liar(ScriptedTransport):
-    """A server that answers as it likes: each directory holds what ``told`` says of it."""
+class HostileServer(ScriptedTransport):
+    """A hostile server: each directory has the entries that ``entries`` returns for it."""
 
-    def __init__(self, told) -> None:
+    def __init__(self, entries) -> None:
         super().__init__({})
-        self._told = told
-        self.asked = 0
+        self._entries = entries
+        self.listings = 0
 
     async def stat(self, path):
         return entry(path, "dir")
 
     async def list_dir(self, path):
-        self.asked += 1
-        return self._told(path)
+        self.listings += 1
+        return self._entries(path)
 
     async def get(self, path, *, max_bytes):
         if max_bytes < 200_000:
@@ -64,7 +64,7 @@ async def test_a_name_that_no_directory_can_hold_ends_the_download(tmp_path, pat
     (tmp_path / "outside").mkdir()
     local = tmp_path / "a" / "local"
     local.mkdir(parents=True)
-    liar = Liar(lambda _: (entry("t/fine"), entry(path, kind)))
+    liar = HostileServer(lambda _: (entry("t/fine"), entry(path, kind)))
     async with scripted_session(liar) as sbx:
         with pytest.raises(sb.SandboxError) as caught:
             await sbx.download("t", local)
@@ -84,7 +84,7 @@ def caught_dirs(path):
 
 
 async def test_control_an_honest_listing_is_copied(tmp_path):
-    liar = Liar(lambda path: (entry("t/d", "dir"),) if path == "t" else (entry("t/d/f"),))
+    liar = HostileServer(lambda path: (entry("t/d", "dir"),) if path == "t" else (entry("t/d/f"),))
     async with scripted_session(liar) as sbx:
         got = await sbx.download("t", tmp_path)
     assert (got.files, got.dirs, got.bytes) == (1, 1, 200_000)
@@ -92,12 +92,12 @@ async def test_control_an_honest_listing_is_copied(tmp_path):
 
 
 async def test_a_size_below_nothing_is_not_believed(tmp_path):
-    liar = Liar(lambda _: (entry("t/a", size=10**12), entry("t/b", size=-(10**12))))
+    liar = HostileServer(lambda _: (entry("t/a", size=10**12), entry("t/b", size=-(10**12))))
     async with scripted_session(liar) as sbx:
         with pytest.raises(sb.SandboxError) as caught:
             await sbx.download("t", tmp_path)
     assert caught.value.code in {"bad-entry", "file-too-large"}
-    liar = Liar(lambda _: (entry("t/b", size=-(10**12)),))
+    liar = HostileServer(lambda _: (entry("t/b", size=-(10**12)),))
     async with scripted_session(liar) as sbx:
         with pytest.raises(sb.SandboxError) as caught:
             await sbx.download("t", tmp_path)
@@ -105,23 +105,25 @@ async def test_a_size_below_nothing_is_not_believed(tmp_path):
 
 
 async def test_directories_without_end_are_given_up(tmp_path):
-    deep = Liar(lambda path: (entry(f"{path}/d", "dir"),))
+    deep = HostileServer(lambda path: (entry(f"{path}/d", "dir"),))
     async with scripted_session(deep) as sbx:
         with pytest.raises(sb.SandboxError) as caught:
             await sbx.download("t", tmp_path)
     assert caught.value.code == "tree-too-deep"
-    assert deep.asked < 200
+    assert deep.listings < 200
     numbers = itertools.count()
-    wide = Liar(lambda path: tuple(entry(f"{path}/{next(numbers)}", "dir") for _ in range(5)))
+    wide = HostileServer(
+        lambda path: tuple(entry(f"{path}/{next(numbers)}", "dir") for _ in range(5))
+    )
     async with scripted_session(wide) as sbx:
         with pytest.raises(sb.SandboxError) as caught:
             await sbx.download("t", tmp_path, max_files=1000)
     assert caught.value.code in {"too-many-files", "tree-too-deep"}
-    assert wide.asked <= 250
+    assert wide.listings <= 250
 
 
 async def test_content_that_exceeds_its_size_ends_at_the_limit(tmp_path):
-    liar = Liar(lambda _: tuple(entry(f"t/{n}") for n in range(5)))
+    liar = HostileServer(lambda _: tuple(entry(f"t/{n}") for n in range(5)))
     async with scripted_session(liar) as sbx:
         with pytest.raises(sb.SandboxError, match="max_bytes=600000") as caught:
             await sbx.download("t", tmp_path, max_bytes=600_000)
@@ -250,7 +252,7 @@ def test_the_local_side_makes_directories_and_files_as_asked(local, tmp_path):
 
 def test_a_taken_name_is_not_replaced_even_if_it_came_just_now(local, tmp_path, monkeypatch):
     put(local, "f", b"1")
-    monkeypatch.setattr(NewFile, "_check_target", lambda _: None)
+    monkeypatch.setattr(FileWriter, "_check_target", lambda _: None)
     with pytest.raises(FileExistsError):
         put(local, "f", b"2", overwrite=False)
     assert local.get("f", max_bytes=9) == b"1"

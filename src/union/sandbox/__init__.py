@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     Process = SandboxProcess
     base_image = base_sandbox_image
 
-# Every name is resolved on first touch, so that importing the package costs next to nothing.
+# Names are resolved at first use, so that importing the package is cheap.
 _HOMES = {
     "BackendName": "_core.literals",
     "BackendStatus": "on_device._availability",
@@ -204,7 +204,7 @@ def __getattr__(name: str) -> Any:
     module = importlib.import_module(f"{__name__}.{module_name}")
     value = module if colon and not attribute else getattr(module, attribute or name)
     if callable(value) and value.__module__.startswith(__name__):
-        # What users see in a traceback and in pickles is the public name.
+        # Tracebacks and pickles then show the public name.
         value.__module__ = __name__
     globals()[name] = value
     return value

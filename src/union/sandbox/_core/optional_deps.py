@@ -1,4 +1,4 @@
-"""What a bare install leaves out, and how to get it."""
+"""Check for optional dependencies; the error names the extra that installs them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["MissingExtraError", "require"]
 
 
 class MissingExtraError(SandboxError, ImportError):
-    """A package is needed that an extra brings; the hint is the command that installs it."""
+    """A package of an extra is not installed; the hint is the command that installs it."""
 
     code = "missing-extra"
 
 
 def require(module: str, *, extra: str, what: str) -> None:
-    """Raises unless ``module`` is installed."""
+    """Raise `MissingExtraError` unless ``module`` is installed."""
     if importlib.util.find_spec(module) is None:
         raise MissingExtraError(
             f"{what} needs the package {module!r}, which is not installed",

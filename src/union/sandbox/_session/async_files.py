@@ -1,4 +1,4 @@
-"""Files of a tree on this machine, off the event loop: the file half of a transport."""
+"""AsyncFiles: file operations on a local tree in threads, as the file half of a transport."""
 
 from __future__ import annotations
 
@@ -12,75 +12,87 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable
 
     from union.sandbox._core.files import FileInfo
-    from union.sandbox._files.reader import OldFile
-    from union.sandbox._files.writer import NewFile
+    from union.sandbox._files.reader import FileReader
+    from union.sandbox._files.writer import FileWriter
 
-__all__ = ["BlockingTree", "TreeFiles"]
+__all__ = ["AsyncFiles", "BlockingFiles"]
 
-_PIECE: Final = 1024 * 1024
-"""Big enough that changing threads costs little, small enough to hold many of."""
+_CHUNK_BYTES: Final = 1024 * 1024
+"""Large enough to amortize the change of threads, small enough to hold many at once."""
 
 
-class BlockingTree(Protocol):
-    """A directory whose files are worked on by calls that block."""
+class BlockingFiles(Protocol):
+    """File operations on one directory tree that block."""
 
     def put(self, rel: str, data: bytes, *, mode: int, overwrite: bool) -> int: ...
 
     def get(self, rel: str, *, max_bytes: int) -> bytes: ...
 
-    def new_file(self, rel: str, *, mode: int, overwrite: bool) -> NewFile: ...
+    def open_writer(self, rel: str, *, mode: int, overwrite: bool) -> FileWriter: ...
 
-    def old_file(self, rel: str, *, max_bytes: int) -> OldFile: ...
+    def open_reader(self, rel: str, *, max_bytes: int) -> FileReader: ...
 
     def list_dir(self, rel: str) -> tuple[FileInfo, ...]: ...
 
     def make_dir(self, rel: str, *, parents: bool, exist_ok: bool) -> None: ...
 
 
-class TreeFiles:
-    """Moves files in and out of one tree."""
+class AsyncFiles:
+    """Run the operations of one tree in threads, after the paths were checked.
 
-    def __init__(self, tree: BlockingTree, *, work_dir: str, argument: str = "path") -> None:
+    Args:
+        tree: the blocking operations.
+        work_dir: the absolute path that absolute arguments must be below.
+        argument: the name of the argument that error messages refer to.
+
+    """
+
+    def __init__(self, tree: BlockingFiles, *, work_dir: str, argument: str = "path") -> None:
         self._tree = tree
-        self._below = functools.partial(work_path, work_dir=work_dir, argument=argument)
+        self._checked_path = functools.partial(work_path, work_dir=work_dir, argument=argument)
 
     async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
         return await threads.files.run(
-            self._tree, self._tree.put, self._below(path), data, mode=mode, overwrite=overwrite
+            self._tree,
+            self._tree.put,
+            self._checked_path(path),
+            data,
+            mode=mode,
+            overwrite=overwrite,
         )
 
     async def get(self, path: str, *, max_bytes: int) -> bytes:
         return await threads.files.run(
-            self._tree, self._tree.get, self._below(path), max_bytes=max_bytes
+            self._tree, self._tree.get, self._checked_path(path), max_bytes=max_bytes
         )
 
     async def write(
         self, path: str, chunks: AsyncIterable[bytes], *, mode: int, overwrite: bool
     ) -> int:
-        new = self._tree.new_file(self._below(path), mode=mode, overwrite=overwrite)
+        writer = self._tree.open_writer(self._checked_path(path), mode=mode, overwrite=overwrite)
         try:
             async for chunk in chunks:
-                await threads.files.run(self._tree, new.write, chunk)
-            return await threads.files.run(self._tree, new.commit)
+                await threads.files.run(self._tree, writer.write, chunk)
+            return await threads.files.run(self._tree, writer.commit)
         except BaseException:
-            await threads.files.run(self._tree, new.abort)
+            await threads.files.run(self._tree, writer.abort)
             raise
 
     async def read(self, path: str, *, max_bytes: int) -> AsyncGenerator[bytes, None]:
-        old = self._tree.old_file(self._below(path), max_bytes=max_bytes)
+        reader = self._tree.open_reader(self._checked_path(path), max_bytes=max_bytes)
         try:
-            while piece := await threads.files.run(self._tree, old.piece, _PIECE):
-                yield piece
+            while chunk := await threads.files.run(self._tree, reader.read, _CHUNK_BYTES):
+                yield chunk
         finally:
-            old.close()
+            reader.close()
 
     async def list_dir(self, path: str) -> tuple[FileInfo, ...]:
         return await threads.files.run(
-            self._tree, self._tree.list_dir, self._below(path, allow_root=True)
+            self._tree, self._tree.list_dir, self._checked_path(path, allow_root=True)
         )
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
-        below = self._below(path, allow_root=True)
+        checked = self._checked_path(path, allow_root=True)
         await threads.files.run(
-            self._tree, self._tree.make_dir, below, parents=parents, exist_ok=exist_ok
+            self._tree, self._tree.make_dir, checked, parents=parents, exist_ok=exist_ok
         )

@@ -1,13 +1,13 @@
-"""Whole trees in and out: one copy, between a work dir and a directory of the caller.
+"""Copy files and directory trees between a work dir and the caller's file system.
 
 Rules of this file:
 
-- Neither side is believed: names are checked before they are used, sizes are hints, and what is
-  no file any more when its turn comes is left out and said so.
-- First everything is counted, within the limits; then it is copied, within the same limits, as
+- Neither side is trusted: names are checked before use, sizes are hints, and an entry that is no
+  longer a file when it is copied is skipped and reported.
+- Everything is counted first, within the limits. The copy applies the same limits again, because
   the tree may have grown.
-- Links and special files are left out and said so; none is ever followed or made.
-- Each file appears whole or not at all. What was copied before an error stays.
+- Links and special files are skipped and reported; none is ever followed or created.
+- Each file appears complete or not at all. Files copied before an error remain.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from union.sandbox._core.file_errors import (
     SandboxIsADirectoryError,
     SandboxNotRegularError,
     SandboxPathError,
+    not_regular_error,
+    translate_os_errors,
 )
 from union.sandbox._core.files import VENV_DIR, FileInfo, Skipped, Transfer
 from union.sandbox._core.paths import MAX_PATH_BYTES, shown_path, work_path
-from union.sandbox._core.refusals import not_a_file, translated
-from union.sandbox._files.listing import described
+from union.sandbox._files.listing import file_info
 from union.sandbox._files.local import LocalTree
 from union.sandbox._session import threads
-from union.sandbox._session.async_files import TreeFiles
+from union.sandbox._session.async_files import AsyncFiles
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
@@ -46,11 +47,11 @@ if TYPE_CHECKING:
 __all__ = ["Options", "Progress", "checked_options", "download", "upload"]
 
 Progress = Callable[[int, int | None, str], None]
-"""Bytes so far, bytes in all (None while they are counted), and what is being copied."""
+"""Called with bytes copied, total bytes (None while counting) and the current path."""
 
-_SMALL: Final = 256 * 1024
-"""A file up to this size is copied in one piece."""
-_OWNER_CAN: Final = 0o600
+_SMALL_BYTES: Final = 256 * 1024
+"""Files up to this size are copied in one piece."""
+_OWNER_READ_WRITE: Final = 0o600
 
 _CHANGED: Final = frozenset(
     {
@@ -63,28 +64,28 @@ _CHANGED: Final = frozenset(
         "path-symlink",
     }
 )
-"""Codes of what a file that was there a moment ago says when it is something else by now."""
+"""Error codes for an entry that was removed or replaced after it was counted."""
 
 
 class _ChangedError(Exception):
-    """A file is not what it was when it was counted."""
+    """An entry was removed or replaced after it was counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a copy may do."""
+    """Options of one copy."""
 
     overwrite: bool
     max_bytes: int
     max_files: int
     progress: Progress | None
     live: Callable[[], Transport]
-    """The transport, as long as the session is open; an error that says why it is not."""
+    """Returns the transport of the open session; raises if the session is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One end of a copy: the top of the tree, or a single file."""
+    """Source or target of a copy: the top of a tree, or a single file."""
 
     files: Files
     top: str
@@ -101,7 +102,7 @@ def checked_options(
     max_files: object,
     progress: object,
 ) -> Options:
-    """Checks the arguments that ``upload()`` and ``download()`` share."""
+    """Check the arguments that ``upload()`` and ``download()`` share."""
     if not isinstance(overwrite, bool):
         raise SandboxUsageError(
             f"overwrite must be True or False, not {overwrite!r}", argument="overwrite"
@@ -129,8 +130,8 @@ def _limit(value: object, argument: str, default: int) -> int:
     return value or default
 
 
-async def _reached(options: Options) -> Transport:
-    """The transport, after its first call: a server tells its work dir when it is reached."""
+async def _connected(options: Options) -> Transport:
+    """Return the transport once its work dir is known: a server reports it when connected."""
     transport = options.live()
     if not transport.is_known:
         await transport.stat(".")
@@ -138,16 +139,16 @@ async def _reached(options: Options) -> Transport:
 
 
 async def upload(local: object, path: str, options: Options) -> Transfer:
-    """Copies a file or a tree of the caller's into the work dir."""
+    """Copy a file or a tree of the caller into the work dir."""
     source = _local_path(local)
-    transport = await _reached(options)
+    transport = await _connected(options)
     top = work_path(path, work_dir=transport.work_dir, allow_root=True)
-    found = await threads.files.run(transport, _look, source)
+    found = await threads.files.run(transport, _local_info, source)
     if found.kind == "dir":
         async with _local_side(source, ".") as side:
             copy = _Copy(side, _Side(transport, top), options)
-            return await copy.tree(leave_out=VENV_DIR if top == "." else "")
-    # The name itself may be a link, and is the caller's word; below a directory none is followed.
+            return await copy.tree(exclude=VENV_DIR if top == "." else "")
+    # The caller's path itself is trusted and may be a link; below a directory none is followed.
     real = await threads.files.run(transport, os.path.realpath, source)
     async with _local_side(*os.path.split(real)) as side:
         target = work_path(path, work_dir=transport.work_dir)
@@ -155,9 +156,9 @@ async def upload(local: object, path: str, options: Options) -> Transfer:
 
 
 async def download(path: str, local: object, options: Options) -> Transfer:
-    """Copies a file or a tree of the work dir to the caller's side."""
+    """Copy a file or a tree of the work dir to the caller's side."""
     target = _local_path(local)
-    transport = await _reached(options)
+    transport = await _connected(options)
     top = work_path(path, work_dir=transport.work_dir, allow_root=True)
     found = await transport.stat(top)
     source = _Side(transport, top)
@@ -165,9 +166,9 @@ async def download(path: str, local: object, options: Options) -> Transfer:
         await threads.files.run(transport, _make_dirs, target)
         async with _local_side(target, ".") as side:
             copy = _Copy(source, side, options)
-            return await copy.tree(leave_out=VENV_DIR if top == "." else "")
+            return await copy.tree(exclude=VENV_DIR if top == "." else "")
     if found.kind != "file":
-        raise _no_file(found)
+        raise _not_copied_error(found)
     above, name = os.path.split(target)
     if name in {"", ".", ".."}:
         msg = f"local={shown_path(target)} names a directory, and {shown_path(top)} is a file"
@@ -178,7 +179,7 @@ async def download(path: str, local: object, options: Options) -> Transfer:
 
 
 class _Copy:
-    """One copy from a side to the other."""
+    """One copy from source to target."""
 
     def __init__(self, source: _Side, target: _Side, options: Options) -> None:
         self._source = source
@@ -193,26 +194,28 @@ class _Copy:
         self._skipped: list[Skipped] = []
 
     async def file(self, info: FileInfo) -> Transfer:
-        """Copies the one file that both sides name."""
+        """Copy the one file that both sides name."""
         self._count(info.size)
         self._total = info.size
         name = self._source.top.rpartition("/")[2]
         try:
-            await self._one(name, info, source=self._source.top, target=self._target.top)
+            await self._copy_file(name, info, source=self._source.top, target=self._target.top)
         except _ChangedError as changed:
             raise changed.__cause__ or changed from None
         return self._result()
 
-    async def tree(self, *, leave_out: str) -> Transfer:
-        """Copies what is below both tops, but not the entry of the top with this name."""
-        await self._look_around(leave_out)
+    async def tree(self, *, exclude: str) -> Transfer:
+        """Copy everything below the top, except its entry ``exclude``."""
+        await self._count_entries(exclude)
         self._total = sum(info.size for _, info in self._files)
         await self._make_dir(self._target.top)
         for rel in self._dirs:
             await self._make_dir(self._target.at(rel))
         for rel, info in self._files:
             try:
-                await self._one(rel, info, source=self._source.at(rel), target=self._target.at(rel))
+                await self._copy_file(
+                    rel, info, source=self._source.at(rel), target=self._target.at(rel)
+                )
             except _ChangedError:
                 self._skip(rel, "changed")
         return self._result()
@@ -227,7 +230,7 @@ class _Copy:
 
     # Counting.
 
-    async def _look_around(self, leave_out: str) -> None:
+    async def _count_entries(self, exclude: str) -> None:
         waiting = [""]
         size = 0
         while waiting:
@@ -244,8 +247,8 @@ class _Copy:
             if where:
                 self._dirs.append(where)
             for info in entries:
-                rel = self._checked(info, where)
-                if rel == leave_out:
+                rel = self._checked_path(info, where)
+                if rel == exclude:
                     self._skip(rel, "venv")
                 elif info.kind == "file":
                     size += info.size
@@ -257,8 +260,8 @@ class _Copy:
                 self._count(size)
             self._report(where)
 
-    def _checked(self, info: FileInfo, where: str) -> str:
-        """The path of an entry below the top, if it is one that a file system can have."""
+    def _checked_path(self, info: FileInfo, where: str) -> str:
+        """Return the path of an entry below the top; raise if a file system cannot contain it."""
         name = info.name
         rel = f"{where}/{name}" if where else name
         if (
@@ -267,22 +270,22 @@ class _Copy:
             or "\0" in name
             or info.size < 0
         ):
-            msg = f"an entry of {shown_path(where or '.')} calls itself {shown_path(info.path)}"
+            msg = f"{shown_path(where or '.')} lists an invalid entry: {shown_path(info.path)}"
             raise SandboxFileError(msg, path=where, code="bad-entry")
         longest = max(len(_encoded(self._source.at(rel))), len(_encoded(self._target.at(rel))))
         if rel.count("/") > constants.MAX_TREE_DEPTH or longest > MAX_PATH_BYTES:
             msg = (
-                f"{shown_path(rel)} is too deep: at most {constants.MAX_TREE_DEPTH} directories "
-                f"and {MAX_PATH_BYTES} bytes of path are copied"
+                f"{shown_path(rel)} is too deep: the limit is {constants.MAX_TREE_DEPTH} levels "
+                f"and {MAX_PATH_BYTES} bytes of path"
             )
             raise SandboxFileTooLargeError(msg, path=rel, code="tree-too-deep")
         self._seen += 1
         return rel
 
     def _count(self, size: int) -> None:
-        """Holds what was found against the limits."""
+        """Raise if the entries exceed the limits."""
         if self._seen > self._options.max_files:
-            msg = f"there are more than max_files={self._options.max_files} entries"
+            msg = f"the tree has more than max_files={self._options.max_files} entries"
             raise SandboxFileTooLargeError(
                 msg, path=self._source.top, code="too-many-files", hint="raise max_files"
             )
@@ -290,7 +293,8 @@ class _Copy:
             raise self._too_large()
 
     def _too_large(self) -> SandboxFileTooLargeError:
-        msg = f"{shown_path(self._source.top)} has more than max_bytes={self._options.max_bytes}"
+        top, limit = shown_path(self._source.top), self._options.max_bytes
+        msg = f"{top} has more than max_bytes={limit} bytes"
         return SandboxFileTooLargeError(msg, path=self._source.top, hint="raise max_bytes")
 
     # Copying.
@@ -299,24 +303,24 @@ class _Copy:
         if path != ".":
             await self._target.files.make_dir(path, parents=True, exist_ok=True)
 
-    async def _one(self, rel: str, info: FileInfo, *, source: str, target: str) -> None:
-        mode = (info.mode | _OWNER_CAN) & 0o777
+    async def _copy_file(self, rel: str, info: FileInfo, *, source: str, target: str) -> None:
+        mode = (info.mode | _OWNER_READ_WRITE) & 0o777
         overwrite = self._options.overwrite
-        data = await self._small(source) if info.size <= _SMALL else None
+        data = await self._read_small(source) if info.size <= _SMALL_BYTES else None
         if data is not None:
             await self._target.files.put(target, data, mode=mode, overwrite=overwrite)
             self._done += len(data)
         else:
-            async with contextlib.aclosing(self._pieces(source, rel)) as pieces:
-                await self._target.files.write(target, pieces, mode=mode, overwrite=overwrite)
+            async with contextlib.aclosing(self._chunks(source, rel)) as chunks:
+                await self._target.files.write(target, chunks, mode=mode, overwrite=overwrite)
         self._copied += 1
         self._report(rel)
 
-    async def _small(self, source: str) -> bytes | None:
-        """The whole of a small file; None if it is not small any more."""
+    async def _read_small(self, source: str) -> bytes | None:
+        """Return the content of a small file; None if it has grown."""
         left = self._options.max_bytes - self._done
         try:
-            return await self._source.files.get(source, max_bytes=min(_SMALL, left))
+            return await self._source.files.get(source, max_bytes=min(_SMALL_BYTES, left))
         except SandboxFileTooLargeError:
             return None
         except SandboxFileError as exc:
@@ -324,15 +328,15 @@ class _Copy:
                 raise
             raise _ChangedError from exc
 
-    async def _pieces(self, source: str, rel: str) -> AsyncGenerator[bytes, None]:
+    async def _chunks(self, source: str, rel: str) -> AsyncGenerator[bytes, None]:
         left = self._options.max_bytes - self._done
         try:
             async with contextlib.aclosing(
                 self._source.files.read(source, max_bytes=left)
-            ) as pieces:
-                async for piece in pieces:
-                    yield piece
-                    self._done += len(piece)
+            ) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+                    self._done += len(chunk)
                     self._report(rel)
         except SandboxFileTooLargeError as exc:
             raise self._too_large() from exc
@@ -356,22 +360,22 @@ async def _local_side(path: str, top: str) -> AsyncIterator[_Side]:
     try:
         await threads.files.run(tree, tree.open)
         name = os.fsencode(top).decode("utf-8", "surrogateescape")
-        yield _Side(TreeFiles(tree, work_dir=path, argument="local"), name)
+        yield _Side(AsyncFiles(tree, work_dir=path, argument="local"), name)
     finally:
         tree.close()
 
 
-def _look(local: str) -> FileInfo:
-    """What the caller's path leads to: a file or a directory, or an error."""
-    with translated(local, argument="local"):
+def _local_info(local: str) -> FileInfo:
+    """Describe the file or directory that the caller's path leads to."""
+    with translate_os_errors(local, argument="local"):
         found = os.stat(local)
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-            raise not_a_file(found.st_mode, local)
-        return described(local, found)
+            raise not_regular_error(found.st_mode, local)
+        return file_info(local, found)
 
 
 def _make_dirs(local: str) -> None:
-    with translated(local, argument="local"):
+    with translate_os_errors(local, argument="local"):
         os.makedirs(local, exist_ok=True)
 
 
@@ -384,13 +388,13 @@ def _local_path(local: object) -> str:
     path = os.fsdecode(local)
     if not path or "\0" in path:
         raise SandboxUsageError(
-            f"local={shown_path(path)} is no path; it must not be empty or have a NUL character",
+            f"local={shown_path(path)} is not a path: it is empty or contains a NUL character",
             argument="local",
         )
     return path
 
 
-def _no_file(info: FileInfo) -> SandboxFileError:
+def _not_copied_error(info: FileInfo) -> SandboxFileError:
     shown = shown_path(info.path)
     if info.kind == "symlink":
         msg = f"{shown} is a symbolic link; links are not followed"

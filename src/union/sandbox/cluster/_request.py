@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from union.sandbox._core.resolve import resolve_session, settled_timeout
+from union.sandbox._core.resolve import resolve_session, validate_timeout
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _mode(sandbox_mode: object, backend: object) -> SandboxMode | None:
 
 def _seconds(argument: str, value: object) -> float:
     number = value.total_seconds() if isinstance(value, timedelta) else value
-    settled = settled_timeout(argument, number)
+    settled = validate_timeout(argument, number)
     if settled is None:
         raise _wrong(argument, value, "a timedelta, or a number of seconds")
     return settled

@@ -115,9 +115,9 @@ class SandboxSession(Session):
     @property
     def work_dir(self) -> str:
         """The directory that persists between calls, by its path inside."""
-        self._learn()
-        if self._facts is not None:
-            return self._facts.work_dir
+        self._update_info()
+        if self._info is not None:
+            return self._info.work_dir
         return WORK_DIR if self.host_work_dir is None else self.host_work_dir
 
     # Opening.
@@ -125,7 +125,7 @@ class SandboxSession(Session):
     async def open(self) -> Self:
         """Waits until the server can be addressed; raises early why it never will be."""
         if self._state == "closed":
-            raise SessionClosedError(self._why_closed)
+            raise SessionClosedError(self._closed_reason)
         try:
             await self._addressable()
         except SandboxError:
@@ -165,7 +165,7 @@ class SandboxSession(Session):
     def _live(self) -> Transport:
         """The transport; made at the first call, which reaches the server."""
         if self._state == "closed":
-            raise SessionClosedError(self._why_closed)
+            raise SessionClosedError(self._closed_reason)
         if datetime.now(UTC) >= self.expires_at:
             raise SessionClosedError("the session's timeout has passed")
         loop = asyncio.get_running_loop()
@@ -223,7 +223,7 @@ class SandboxSession(Session):
 
     async def _close(self) -> None:
         self._state = "closed"
-        self._learn()
+        self._update_info()
         try:
             if self._transport is not None:
                 async with asyncio.timeout(_TRANSPORT_S):

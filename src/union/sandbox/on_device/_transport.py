@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from union.sandbox._backends import registry
 from union.sandbox._core.paths import work_path
 from union.sandbox._session import threads
-from union.sandbox._session.async_files import TreeFiles
+from union.sandbox._session.async_files import AsyncFiles
 from union.sandbox._session.threads import until_done
 from union.sandbox.on_device import _programs
 from union.sandbox.on_device._bring_up import Postures
@@ -182,11 +182,11 @@ class LocalTransport:
 
     # Files.
 
-    def _files(self) -> TreeFiles:
-        return TreeFiles(self._opened().work.tree, work_dir=self.work_dir)
+    def _files(self) -> AsyncFiles:
+        return AsyncFiles(self._opened().work.tree, work_dir=self.work_dir)
 
     @contextlib.contextmanager
-    def _changing(self, path: str) -> Iterator[TreeFiles]:
+    def _changing(self, path: str) -> Iterator[AsyncFiles]:
         """What the caller changes may be the venv: the next command has to check it."""
         self._opened().work.check_changeable(path)
         try:

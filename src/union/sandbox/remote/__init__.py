@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from union.sandbox._core.optional_deps import require
-from union.sandbox._core.resolve import resolve_session, settled_timeout
+from union.sandbox._core.resolve import resolve_session, validate_timeout
 from union.sandbox._session.session import Session
 from union.sandbox.errors import SandboxUsageError
 
@@ -72,7 +72,7 @@ def session(
         endpoint,
         token=token,
         cert=cert,
-        connect_timeout_s=settled_timeout("connect_timeout_s", connect_timeout_s),
+        connect_timeout_s=validate_timeout("connect_timeout_s", connect_timeout_s),
         lazy=lazy,
     )
     spec = resolve_session(

@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from union.sandbox._core.paths import work_path
-from union.sandbox._files.writer import bytes_of, check_mode
+from union.sandbox._files.writer import as_byte_view, check_mode
 from union.sandbox._wire.frames import VERSION, WireError
 from union.sandbox._wire.values import (
     MAX_START,
@@ -330,7 +330,7 @@ class RemoteTransport:
 
     async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
         check_mode(mode)
-        view = bytes_of(data)
+        view = as_byte_view(data)
         http = await self._live()
 
         async def pieces() -> AsyncIterator[bytes]:

@@ -11,7 +11,7 @@ import asyncio
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._files.writer import bytes_of
+from union.sandbox._files.writer import as_byte_view
 from union.sandbox._wire.frames import to_json
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Upload:
 
 async def _next(chunks: AsyncIterator[bytes]) -> memoryview | None:
     chunk = await anext(chunks, None)
-    return None if chunk is None else bytes_of(chunk)
+    return None if chunk is None else as_byte_view(chunk)
 
 
 async def finished(task: asyncio.Task[Any], *, within_s: float) -> None:

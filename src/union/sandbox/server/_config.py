@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends import registry
-from union.sandbox._core.resolve import resolve_session, settled_timeout
+from union.sandbox._core.resolve import resolve_session, validate_timeout
 from union.sandbox._policy.upstream import parse_allowed_proxies
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Verifier
@@ -282,10 +282,10 @@ def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]
         max_runs=_count("--max-runs", parsed.max_runs),
         max_connections=_count("--max-connections", parsed.max_connections),
         max_buffer_bytes=_count("--max-buffer-mib", parsed.max_buffer_mib) * 1024 * 1024,
-        max_session_s=settled_timeout("--max-session-s", parsed.max_session_s),
-        grace_s=settled_timeout("--grace", parsed.grace) or 0.0,
-        header_timeout_s=settled_timeout("--header-timeout", parsed.header_timeout) or 0.0,
-        drain_s=settled_timeout("--drain", parsed.drain) or 0.0,
+        max_session_s=validate_timeout("--max-session-s", parsed.max_session_s),
+        grace_s=validate_timeout("--grace", parsed.grace) or 0.0,
+        header_timeout_s=validate_timeout("--header-timeout", parsed.header_timeout) or 0.0,
+        drain_s=validate_timeout("--drain", parsed.drain) or 0.0,
         tls_cert=parsed.tls_cert,
         tls_key=parsed.tls_key,
         tls_self_signed=parsed.tls_self_signed,

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from union.sandbox._core.events import Exited, Failed, Started
-from union.sandbox._core.resolve import settled_window
+from union.sandbox._core.resolve import validate_window
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire.errors import error_to
 from union.sandbox._wire.frames import (
@@ -277,7 +277,7 @@ class ServerRun:
             case {"op": "end", "cause": ("closed" | "timeout") as cause}:
                 self.end(cause)
             case {"op": "resize", "rows": int(rows), "cols": int(cols)}:
-                settled_window("rows, cols", rows, cols)
+                validate_window("rows, cols", rows, cols)
                 self._when_started(lambda run: run.resize(rows, cols))
             case {"op": "eof"}:
                 self._when_started(lambda run: run.close_stdin())

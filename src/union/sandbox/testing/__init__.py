@@ -1,8 +1,8 @@
-r"""A session that runs nothing: for the tests of programs that use sandboxes.
+r"""Scripted sessions for tests of programs that use sandboxes. No command is executed.
 
-``ScriptedTransport`` answers commands from a script, keeps files in memory and records every call.
-The session on top of it is the real one: arguments are checked, streams flow, time limits pass and
-errors are raised as they are with a sandbox.
+``ScriptedTransport`` replies to commands from a script, keeps files in memory and records every
+call. The session on top of it is the real one: arguments are checked, output is streamed, timeouts
+expire and errors are raised as with a sandbox.
 
 >>> import asyncio
 >>> async def main():
@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.resolve import resolve_session
-from union.sandbox._session.memory_files import MemoryFiles
 from union.sandbox._session.session import Session
 from union.sandbox.errors import SandboxUsageError
+from union.sandbox.testing._memory_files import MemoryFiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,101 +39,109 @@ __all__ = ["Answer", "Answers", "Call", "Reply", "ScriptedTransport", "scripted_
 
 _WORK_DIR: Final = "/sandbox/work"
 _BACKEND: Final = "scripted"
-_CHUNK: Final = 64 * 1024
+_CHUNK_BYTES: Final = 64 * 1024
 
-_ENDING: Final = frozenset(
+_ENDING_SIGNALS: Final = frozenset(
     {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGABRT, signal.SIGKILL, signal.SIGTERM}
 )
-"""What ends a program that handles no signal."""
+"""Signals that end a program without handlers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How a scripted command behaves.
-
-    ``after_s`` is how long it runs before it ends; its output comes at once, so a time limit finds
-    it written. ``failure`` makes it a command that never started: ``SandboxExecutionError``.
-    """
+    """The behaviour of one scripted command."""
 
     stdout: str | bytes = b""
+    """Written when the command starts."""
     stderr: str | bytes = b""
+    """Written when the command starts."""
     returncode: int = 0
+    """The exit code."""
     termination_reason: str = ""
+    """As ``ExecResult.termination_reason``."""
     after_s: float = 0.0
+    """Seconds until the command ends; 0 (default) for at once."""
     failure: str = ""
+    """If not empty, the command does not start: ``SandboxExecutionError`` with this reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One command as the session asked for it."""
+    """One command that the session requested."""
 
     cmd: str | tuple[str, ...]
-    """Shell text or Python source as given (dedented), or an argv."""
+    """Shell text, Python source (dedented), or an argument list."""
     script_type: str
     """``shell``, ``python`` or ``argv``."""
     env: dict[str, str]
     cwd: str | None
     stdin: bytes
-    """All of it: with ``stdin=PIPE``, what was written until it was closed."""
+    """The complete input; with ``stdin=PIPE``, everything written until it was closed."""
     network_mode: str
     timeout_s: float | None
     background: bool
     pty: tuple[int, int] | None = None
-    """Rows and columns of its terminal, as it started."""
+    """Rows and columns of the terminal at the start; None for no terminal."""
     files: dict[str, bytes]
     """The session's files by path below the work dir; a reply may change them."""
 
 
 Reply = str | bytes | int | Answer | Callable[["Call"], "str | bytes | int | Answer"]
-"""Text is stdout, a number is an exit code, a callable is asked when the command runs."""
+"""Text is stdout, a number is an exit code, a callable is called when the command runs."""
 Answers = (
     Mapping[str, Reply]
     | Mapping[re.Pattern[str], Reply]
     | Mapping[str | re.Pattern[str], Reply]
     | Callable[[Call], "str | bytes | int | Answer"]
 )
-"""Replies by command: a str is the whole command, a pattern is searched for in it."""
+"""Replies by command: a str matches the whole command, a pattern is searched in it."""
 
 
 class ScriptedTransport(MemoryFiles):
-    """Answers commands from a script; implements the transport that a session stands on."""
+    """Transport that replies to commands from a script.
+
+    Args:
+        answers: replies by command, or a callable that returns the reply to a `Call`.
+        files: initial content by path below the work dir; None (default) for none.
+
+    """
 
     def __init__(self, answers: Answers, *, files: Mapping[str, bytes] | None = None) -> None:
         super().__init__(_WORK_DIR, files)
         self._answers = answers
         self._runs: set[_ScriptedRun] = set()
         self.calls: list[Call] = []
-        """Every command so far; one that reads ``stdin=PIPE`` is added when that is closed."""
+        """Every command so far; a command with ``stdin=PIPE`` is added when stdin is closed."""
         self.resizes: list[tuple[int, int]] = []
-        """The windows that commands with a terminal were given after their start."""
+        """Window sizes, as (rows, columns), set by ``resize()``."""
 
     @property
     def commands(self) -> list[str | tuple[str, ...]]:
-        """The commands of ``calls``."""
+        """The ``cmd`` of every call."""
         return [call.cmd for call in self.calls]
 
     # The transport.
 
     @property
     def is_known(self) -> bool:
-        """Always: there is nothing to find out."""
+        """Always true."""
         return True
 
     @property
     def work_dir(self) -> str:
-        """The path that stands for the work dir; nothing is there."""
+        """A fixed path that does not exist."""
         return _WORK_DIR
 
     @property
     def isolation(self) -> Isolation:
-        """No layer at all."""
+        """The report without any isolation layer."""
         return Isolation(backend=_BACKEND)
 
     async def open(self) -> None:
-        """Nothing to set up."""
+        """Do nothing."""
 
     async def start(self, spec: RunSpec, sink: Sink) -> _ScriptedRun:
-        """Plays the answer for one command; raises if the script has none."""
+        """Start the reply to one command; raise if the script has none."""
         reply = self._reply(spec)
         run = _ScriptedRun(spec, sink, reply, on_call=self._record, on_resize=self.resizes.append)
         self._runs.add(run)
@@ -155,10 +163,10 @@ class ScriptedTransport(MemoryFiles):
                 return reply
         known = ", ".join(repr(k.pattern if isinstance(k, re.Pattern) else k) for k in answers)
         raise SandboxUsageError(
-            f"no answer is scripted for {text[:200]!r}",
+            f"the script has no reply for {text[:200]!r}",
             argument="cmd",
             code="unscripted",
-            hint=f"there are answers for: {known}" if known else "the script is empty",
+            hint=f"it has replies for: {known}" if known else "the script is empty",
         )
 
     def _record(self, spec: RunSpec, stdin: bytes) -> Call:
@@ -178,11 +186,11 @@ class ScriptedTransport(MemoryFiles):
         return call
 
     def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
-        """Only the work dir."""
+        """Return only the work dir."""
         return {"read_only": (), "read_write": (_WORK_DIR,)}
 
     async def aclose(self) -> None:
-        """Ends the commands that still run."""
+        """End the commands that still run."""
         for run in tuple(self._runs):
             run.finish(128 + signal.SIGKILL, "closed")
 
@@ -215,13 +223,13 @@ class _ScriptedRun:
         self.finished: asyncio.Future[None] = self._loop.create_future()
 
     def begin(self) -> None:
-        """Starts, or fails to; raises what a callable reply raises."""
+        """Start the command or report its failure; exceptions of a callable reply propagate."""
         answer: Answer | None = None
-        # A program that reads its stdin can answer only when it has all of it.
+        # A callable gets the complete input, so a command with piped stdin replies at its end.
         if self._spec.stdin != "pipe":
-            answer = self._ask(self._spec.stdin or b"")
+            answer = self._answer(self._spec.stdin or b"")
         elif not callable(self._reply):
-            answer = _settled(self._reply)
+            answer = _as_answer(self._reply)
         if answer is not None and answer.failure:
             self._fail("spawn", answer.failure)
             return
@@ -230,17 +238,17 @@ class _ScriptedRun:
             self._limit = self._loop.call_later(self._spec.timeout_s, self.end, "timeout")
         self._playing.append(self._loop.create_task(self._play(answer)))
 
-    def _ask(self, stdin: bytes) -> Answer:
+    def _answer(self, stdin: bytes) -> Answer:
         call = self._on_call(self._spec, stdin)
-        return _settled(self._reply(call) if callable(self._reply) else self._reply)
+        return _as_answer(self._reply(call) if callable(self._reply) else self._reply)
 
     async def _play(self, answer: Answer | None) -> None:
         if answer is None:
             await self._stdin_closed.wait()
             try:
-                answer = self._ask(bytes(self._stdin))
+                answer = self._answer(bytes(self._stdin))
             except BaseException as exc:
-                self._fail("stream", f"the scripted answer raised {exc!r}")
+                self._fail("stream", f"the scripted reply raised {exc!r}")
                 raise
         elif self._spec.stdin == "pipe":
             self._on_call(self._spec, b"")
@@ -254,9 +262,9 @@ class _ScriptedRun:
     async def _write(self, fd: int, data: bytes) -> None:
         if not self._open[fd]:
             return
-        for start in range(0, len(data), _CHUNK):
+        for start in range(0, len(data), _CHUNK_BYTES):
             self._room[fd].clear()
-            if not self._sink.output(fd, data[start : start + _CHUNK]):
+            if not self._sink.output(fd, data[start : start + _CHUNK_BYTES]):
                 await self._room[fd].wait()
 
     def _fail(self, stage: str, reason: str) -> None:
@@ -265,7 +273,7 @@ class _ScriptedRun:
             self._sink.event(Failed(stage, reason))
 
     def finish(self, returncode: int, reason: str) -> None:
-        """The end, once: closes the streams and tells the exit code."""
+        """End the command once: close its streams and report the exit code."""
         if self.finished.done():
             return
         self._stop()
@@ -288,7 +296,7 @@ class _ScriptedRun:
         self._room[fd].set()
 
     def signal(self, signum: int) -> None:
-        if signum in _ENDING:
+        if signum in _ENDING_SIGNALS:
             self.finish(128 + signum, "signal")
 
     def end(self, cause: str) -> None:
@@ -302,13 +310,13 @@ class _ScriptedRun:
 
     async def drain_stdin(self) -> None:
         if self.finished.done():
-            raise BrokenPipeError("the command does not read its stdin any more")
+            raise BrokenPipeError("the command has ended and no longer reads stdin")
 
     def close_stdin(self) -> None:
         self._stdin_closed.set()
 
 
-def _settled(reply: object) -> Answer:
+def _as_answer(reply: object) -> Answer:
     match reply:
         case Answer():
             return reply
@@ -317,7 +325,7 @@ def _settled(reply: object) -> Answer:
         case int() if not isinstance(reply, bool):
             return Answer(returncode=reply)
     raise SandboxUsageError(
-        f"a scripted answer must be text, bytes, an exit code or an Answer, not {reply!r}",
+        f"a scripted reply must be str, bytes, an exit code or an Answer, not {reply!r}",
         argument="answers",
     )
 
@@ -335,15 +343,26 @@ def scripted_session(
     network_mode: str | None = None,
     network_allowlist: Sequence[str] | None = None,
 ) -> Session:
-    """A session whose commands are answered by ``answers``; opened and closed like any other.
+    """Return a session whose commands get their replies from ``answers``.
 
-    Pass a ``ScriptedTransport`` to look at its ``calls`` and ``files`` afterwards. A command that
-    has no answer raises ``SandboxUsageError`` with the code ``unscripted``.
+    A command without a reply raises ``SandboxUsageError`` with the code ``unscripted``.
+
+    Args:
+        answers: replies by command, a callable, or a ``ScriptedTransport``, whose ``calls`` and
+            ``files`` can be checked afterwards.
+        files: initial content by path below the work dir; None (default) for none.
+        timeout_s: seconds until the session closes; None (default) for no limit.
+        env: variables of every command; None (default) for none.
+        network_mode: ``"blocked"``, ``"allowlist"`` or ``"open"``; None (default) for blocked
+            unless a call opens it.
+        network_allowlist: hosts for mode ``"allowlist"``; None (default) for no list.
+
     """
     if isinstance(answers, ScriptedTransport):
         if files is not None:
             raise SandboxUsageError(
-                "files belongs to the ScriptedTransport that was passed", argument="files"
+                "files must be passed to the ScriptedTransport",
+                argument="files",
             )
         transport = answers
     else:

@@ -1,4 +1,4 @@
-"""A work dir in memory: the file half of a transport, for sessions that run nothing."""
+"""MemoryFiles: a work dir in memory, as the file half of a scripted transport."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from union.sandbox._core.file_errors import (
     SandboxFileTooLargeError,
     SandboxIsADirectoryError,
     SandboxNotADirectoryError,
+    not_empty_error,
 )
 from union.sandbox._core.files import FileInfo
 from union.sandbox._core.paths import work_path
-from union.sandbox._core.refusals import not_empty
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryFiles"]
 
-_PIECE: Final = 64 * 1024
+_CHUNK_BYTES: Final = 64 * 1024
 _DIR_MODE: Final = 0o755
 _FILE_MODE: Final = 0o644
 
 
 class MemoryFiles:
-    """Files by path, with the rules and the errors of a real work dir."""
+    """Files by path, with the rules and errors of a real work dir."""
 
     def __init__(self, work_dir: str, files: Mapping[str, bytes] | None = None) -> None:
         self.files: dict[str, bytes] = {}
-        """What the work dir holds, by path below it; still there after the session has closed."""
+        """Content by path below the work dir; kept after the session has closed."""
         self._work_dir = work_dir
         self._dirs: set[str] = set()
         self._modes: dict[str, int] = {}
@@ -39,24 +39,24 @@ class MemoryFiles:
             self.files[work_path(path, work_dir=work_dir, argument="files")] = bytes(data)
 
     async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
-        """Keeps a file in memory, by the rules of a work dir."""
+        """Store a file."""
         if not isinstance(data, bytes | bytearray | memoryview):
             raise SandboxUsageError(
                 f"data must be bytes, not {type(data).__name__}", argument="data"
             )
-        name = self._free_name(path, mode=mode, overwrite=overwrite)
+        name = self._writable_name(path, mode=mode, overwrite=overwrite)
         self._make_parents(name)
         self.files[name], self._modes[name] = bytes(data), mode
         return len(self.files[name])
 
     async def get(self, path: str, *, max_bytes: int) -> bytes:
-        """Returns a file from memory, by the rules of a work dir."""
+        """Return the content of a file."""
         name = self._below(path)
         self._check_parents(name)
         if self._is_dir(name):
             raise SandboxIsADirectoryError(f"{name!r} is a directory", path=name)
         if name not in self.files:
-            raise _missing(name)
+            raise _not_found_error(name)
         data = self.files[name]
         if len(data) > max_bytes:
             raise SandboxFileTooLargeError(
@@ -67,51 +67,51 @@ class MemoryFiles:
     async def write(
         self, path: str, chunks: AsyncIterable[bytes], *, mode: int, overwrite: bool
     ) -> int:
-        """Keeps a file of these pieces."""
-        self._free_name(path, mode=mode, overwrite=overwrite)
+        """Store a file from chunks."""
+        self._writable_name(path, mode=mode, overwrite=overwrite)
         data = b"".join([chunk async for chunk in chunks])
         return await self.put(path, data, mode=mode, overwrite=overwrite)
 
     async def read(self, path: str, *, max_bytes: int) -> AsyncGenerator[bytes, None]:
-        """Yields a file in pieces."""
+        """Yield the content of a file in chunks."""
         data = await self.get(path, max_bytes=max_bytes)
-        for start in range(0, len(data), _PIECE):
-            yield data[start : start + _PIECE]
+        for start in range(0, len(data), _CHUNK_BYTES):
+            yield data[start : start + _CHUNK_BYTES]
 
     async def list_dir(self, path: str) -> tuple[FileInfo, ...]:
-        """Describes what is in a directory."""
+        """Return the entries of a directory."""
         name = self._below(path, allow_root=True)
         if self._info(name).kind != "dir":
-            raise _not_a_dir(name)
+            raise _not_a_directory_error(name)
         prefix = "" if name == "." else f"{name}/"
         known = (*self.files, *self._dirs)
         below = {each[len(prefix) :].split("/")[0] for each in known if each.startswith(prefix)}
         return tuple(self._info(prefix + each) for each in sorted(below))
 
     async def stat(self, path: str) -> FileInfo:
-        """Describes a file or a directory."""
+        """Return the description of a file or directory."""
         return self._info(self._below(path, allow_root=True))
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
-        """Makes a directory."""
+        """Create a directory."""
         name = self._below(path, allow_root=True)
         self._check_parents(name)
         above = name.rpartition("/")[0]
         if above and not parents and not self._is_dir(above):
-            raise _missing(above)
+            raise _not_found_error(above)
         if name in self.files:
-            raise _not_a_dir(name) if exist_ok else _taken(name)
+            raise _not_a_directory_error(name) if exist_ok else _exists_error(name)
         if self._is_dir(name) and not exist_ok:
-            raise _taken(name)
+            raise _exists_error(name)
         self._make_parents(f"{name}/")
 
     async def remove(self, path: str, *, recursive: bool) -> None:
-        """Removes a file, or a directory."""
+        """Remove a file or directory."""
         name = self._below(path)
         kind = self._info(name).kind
         inside = {n for n in (*self.files, *self._dirs) if n.startswith(f"{name}/")}
         if kind == "dir" and inside and not recursive:
-            raise not_empty(name)
+            raise not_empty_error(name)
         for each in {name, *inside}:
             self.files.pop(each, None)
             self._modes.pop(each, None)
@@ -120,8 +120,8 @@ class MemoryFiles:
     def _below(self, path: str, *, allow_root: bool = False) -> str:
         return work_path(path, work_dir=self._work_dir, allow_root=allow_root)
 
-    def _free_name(self, path: str, *, mode: int, overwrite: bool) -> str:
-        """The name of a file that may be written; raises if it may not."""
+    def _writable_name(self, path: str, *, mode: int, overwrite: bool) -> str:
+        """Return the name of a file that may be written, or raise."""
         name = self._below(path)
         if isinstance(mode, bool) or not isinstance(mode, int) or mode & ~0o777:
             raise SandboxUsageError(
@@ -131,22 +131,22 @@ class MemoryFiles:
         if self._is_dir(name):
             raise SandboxIsADirectoryError(f"{name!r} is a directory", path=name)
         if not overwrite and name in self.files:
-            raise _taken(name)
+            raise _exists_error(name)
         return name
 
     def _check_parents(self, name: str) -> None:
         for parent in _parents(name):
             if parent in self.files:
-                raise _not_a_dir(parent)
+                raise _not_a_directory_error(parent)
 
     def _make_parents(self, name: str) -> None:
-        """Directories stay when the files in them go."""
+        """Create the parent directories, which remain when their files are removed."""
         self._dirs.update(_parents(name))
 
     def _is_dir(self, name: str) -> bool:
         if name == "." or name in self._dirs:
             return True
-        # A reply may put files into the mapping without asking for their directories.
+        # A reply may add files to the mapping without creating their directories.
         return any(other.startswith(f"{name}/") for other in self.files)
 
     def _info(self, name: str) -> FileInfo:
@@ -157,7 +157,7 @@ class MemoryFiles:
             return FileInfo(path=name, kind="file", size=size, mode=mode, mtime=0.0)
         if self._is_dir(name):
             return FileInfo(path=name, kind="dir", size=0, mode=_DIR_MODE, mtime=0.0)
-        raise _missing(name)
+        raise _not_found_error(name)
 
 
 def _parents(name: str) -> list[str]:
@@ -165,13 +165,13 @@ def _parents(name: str) -> list[str]:
     return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
-def _missing(name: str) -> SandboxFileNotFoundError:
+def _not_found_error(name: str) -> SandboxFileNotFoundError:
     return SandboxFileNotFoundError(f"{name!r} does not exist", path=name)
 
 
-def _taken(name: str) -> SandboxFileExistsError:
+def _exists_error(name: str) -> SandboxFileExistsError:
     return SandboxFileExistsError(f"{name!r} exists already", path=name)
 
 
-def _not_a_dir(name: str) -> SandboxNotADirectoryError:
+def _not_a_directory_error(name: str) -> SandboxNotADirectoryError:
     return SandboxNotADirectoryError(f"{name!r} is not a directory", path=name)
