@@ -307,7 +307,7 @@ static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds
         report_failure(socket, failed, errno);
     } else {
         failed = 0;
-        if (p->flags & PREPARE_TELL_PID)
+        if (p->flags & PREPARE_REPORT_PID)
             (void)tell(channel, MSG_PID, p->id, pid);
         int listed = remember(pid, channel, p, s.said, kept, own[1]) == 0;
         if (!listed)

@@ -131,7 +131,7 @@ static void take_request(struct command *c)
     }
     c->wait = places.wait >= 0 ? fds[places.wait] : -1;
     c->slot = places.wait >= 0 ? c->built->slots[h->slot] : -1;
-    c->tell = (h->flags & EXEC_TELL) != 0;
+    c->tell = (h->flags & EXEC_REPORT_START) != 0;
     hand_on_words(c);
     if (exec_decode(h, body, size, strings, &c->body) < 0)
         child_fail(c, OP_REQUEST, EPROTO);

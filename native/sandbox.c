@@ -69,7 +69,7 @@ _Noreturn void sandbox_main(struct sandbox *s)
     if (wrapped)
         wrap(s, last);
     /* Of the many that are made from what is known to work, only their failures are of interest. */
-    int silent = (s->prepare->flags & (PREPARE_COPY | PREPARE_TELL_PID)) == PREPARE_COPY;
+    int silent = (s->prepare->flags & (PREPARE_COPY | PREPARE_REPORT_PID)) == PREPARE_COPY;
     sandbox_ready(s->socket, &built, s->life, !silent);
 }
 

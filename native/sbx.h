@@ -82,7 +82,7 @@ enum { MSG_READY = 40, MSG_STARTED = 41, MSG_EXITED = 42, MSG_FAILED = 43, MSG_S
 
 struct simple_msg { uint32_t type, id; int32_t a, b; };
 
-enum { PREPARE_DENY_SETGROUPS = 1, PREPARE_NOTIFY = 2, PREPARE_MAP_IDS = 4, PREPARE_TELL_PID = 8, PREPARE_WRAPPED = 16,
+enum { PREPARE_DENY_SETGROUPS = 1, PREPARE_NOTIFY = 2, PREPARE_MAP_IDS = 4, PREPARE_REPORT_PID = 8, PREPARE_WRAPPED = 16,
        PREPARE_COPY = 32 /* the last two descriptors are a user and a mount namespace to begin with */ };
 /* The program is to enter a user namespace made for it, and has no group of the caller's. */
 enum { WRAP_USERNS = 1 };
@@ -96,7 +96,7 @@ struct prepare_msg {
 };
 
 enum { EXEC_STDIN = 1, EXEC_STDOUT = 2, EXEC_STDERR = 4, EXEC_SCRIPT = 8, EXEC_PAYLOAD = 16, EXEC_WAIT = 32, EXEC_TTY = 64,
-       EXEC_TELL = 128 /* say when it has started */ };
+       EXEC_REPORT_START = 128 /* say when it has started */ };
 
 /* Where a program that was started ahead of its command finds what to wait on, and the slot to fill. */
 enum { WAIT_FD = 100, SLOT_FD = 101 };

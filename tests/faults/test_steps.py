@@ -20,7 +20,7 @@ from tests.faults.strace import ODD, Strace
 from union import sandbox as sb
 from union.sandbox._linux import launcher as launchers
 from union.sandbox._linux.launcher import Launcher
-from union.sandbox._plan.plan import OP_NAMES
+from union.sandbox._linux.protocol import FAILURE_NAMES
 from union.sandbox.on_device import _probe
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def check_told(seen: Seen, what: str, *, wrapped: bool) -> None:
     if wrapped and ("bwrap" in str(seen.error) or "not ready within" in str(seen.error)):
         return  # bwrap's own words; or it has none, and waits for ever
     assert os.strerror(NUMBER) in str(seen.error), text
-    named = any(name in str(seen.error) for name in OP_NAMES.values())
+    named = any(name in str(seen.error) for name in FAILURE_NAMES.values())
     assert named or "launcher refuses" in str(seen.error), text
 
 

@@ -287,7 +287,7 @@ async def test_a_bwrap_that_gives_up_is_quoted(install: Callable[[str], Path]) -
     with pytest.raises(sb.BackendUnavailableError) as caught:
         await sb.on_device.session().open()
     message = str(caught.value)
-    assert "(bwrap says: the moon is  [31mred)" in message
+    assert "(bwrap reports: the moon is  [31mred)" in message
     assert "can be built without it" in message
     assert "backend='userns' works here" in caught.value.hint
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from union.sandbox._linux.protocol import RLIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["RLIMIT_BYTES", "Command", "packed_rlimits"]
-
-_RLIMIT: Final = struct.Struct("=IIQQ")
-RLIMIT_BYTES: Final = _RLIMIT.size
+__all__ = ["Command", "packed_rlimits"]
 
 
 def packed_rlimits(limits: Iterable[tuple[int, int, int]]) -> bytes:
     """Limits of a command, each of them (resource, soft, hard)."""
-    return b"".join(_RLIMIT.pack(kind, 0, soft, hard) for kind, soft, hard in limits)
+    return b"".join(RLIMIT.pack(kind, 0, soft, hard) for kind, soft, hard in limits)
 
 
 class Command(NamedTuple):

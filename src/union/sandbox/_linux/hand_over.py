@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import struct
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._linux.command import RLIMIT_BYTES
 from union.sandbox._linux.launcher import sealed_memfd, send_with_fds
+from union.sandbox._linux.protocol import EXEC, RLIMIT, ExecFlag, Message
 
 if TYPE_CHECKING:
     import socket
 
     from union.sandbox._linux.command import Command
 
-__all__ = ["HAS_STDIN", "HAS_WAIT", "hand_over", "read_only_memfd"]
+__all__ = ["hand_over", "read_only_memfd"]
 
-_EXEC: Final = 30
-HAS_STDIN, _HAS_SCRIPT, _HAS_PAYLOAD, HAS_WAIT, _TTY, _REPORT = 1, 8, 16, 32, 64, 128
-_EXEC_MSG: Final = struct.Struct("=10I")
 _INLINE: Final = 60 * 1024
 
 
@@ -37,18 +33,19 @@ def hand_over(
     ``window`` is the size of its terminal.
     """
     if command.script is not None:
-        far_ends[_HAS_SCRIPT] = sealed_memfd("script", command.script)
+        far_ends[ExecFlag.SCRIPT] = sealed_memfd("script", command.script)
     body = command.body()
     size = len(body)
     if size > _INLINE:
-        far_ends[_HAS_PAYLOAD] = sealed_memfd("request", body)
+        far_ends[ExecFlag.PAYLOAD] = sealed_memfd("request", body)
         body = b""
-    flags = sum(far_ends) | (_REPORT if report else 0) | (0 if window is None else _TTY)
-    head = _EXEC_MSG.pack(
-        _EXEC,
+    flags = sum(far_ends) | (ExecFlag.REPORT_START if report else 0)
+    flags |= 0 if window is None else ExecFlag.TTY
+    head = EXEC.pack(
+        Message.EXEC,
         flags,
         command.slot,
-        len(command.rlimits) // RLIMIT_BYTES,
+        len(command.rlimits) // RLIMIT.size,
         len(command.programs),
         len(command.argv),
         len(command.env),

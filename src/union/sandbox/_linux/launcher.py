@@ -23,7 +23,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from union.sandbox._linux import causes, inherited
+from union.sandbox._linux import inherited, remedies
+from union.sandbox._linux.protocol import PREPARE, SIMPLE, Message, PrepareFlag
 from union.sandbox.errors import BackendUnavailableError, SandboxExecutionError
 
 if TYPE_CHECKING:
@@ -44,13 +45,6 @@ __all__ = [
 
 BINARY: Final = Path(__file__).parent / "bin" / "sandbox-launcher"
 
-_ATTACH, _USERNS = 1, 2
-_PREPARE, _KILL, _KILL_ALL = 10, 11, 12
-_GONE, _ALL_GONE, _USERNS_READY, _PID, _DRAINING = 20, 21, 22, 23, 24
-_DENY_SETGROUPS, _NOTIFY, _MAP_IDS, _TELL_PID, _WRAPPED, _COPY = 1, 2, 4, 8, 16, 32
-_FAILED = 43
-_SIMPLE = struct.Struct("=IIii")
-_PREPARE_MSG = struct.Struct("=12I")
 _PATIENCE_S: Final = 10.0
 """For an answer that takes a millisecond; a launcher that owes it for so long has been stopped."""
 _AGAIN_S: Final = 0.1
@@ -206,11 +200,11 @@ class Launcher:
         kind, error = 0, 0
         try:
             self._control.settimeout(0)
-            kind, _, error, _ = _SIMPLE.unpack(self._control.recv(_SIMPLE.size))
+            kind, _, error, _ = SIMPLE.unpack(self._control.recv(SIMPLE.size))
             self._control.settimeout(_PATIENCE_S)
         except (OSError, struct.error):
             pass  # it was killed, or another session has noticed before
-        if kind == _FAILED:
+        if kind == Message.FAILED:
             return OSError(error, f"the launcher could not set itself up: {os.strerror(error)}")
         return OSError(errno.EPIPE, "the launcher has ended, or was killed")
 
@@ -223,7 +217,9 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with self._lock:
-                send_with_fds(self._control, _SIMPLE.pack(_ATTACH, 0, 0, 0), [theirs.fileno()])
+                send_with_fds(
+                    self._control, SIMPLE.pack(Message.ATTACH, 0, 0, 0), [theirs.fileno()]
+                )
         except BaseException:
             ours.close()
             raise
@@ -249,10 +245,10 @@ class Launcher:
 
     def _make_userns(self, key: tuple[int, int, int, int]) -> int:
         uid_in, gid_in, uid_out, gid_out = key
-        message = _PREPARE_MSG.pack(_USERNS, 0, 0, 0, uid_in, uid_out, gid_in, gid_out, *[0] * 4)
+        message = PREPARE.pack(Message.USERNS, 0, 0, 0, uid_in, uid_out, gid_in, gid_out, *[0] * 4)
         try:
             self._control.send(message)
-            data, fds = receive(self._control, _SIMPLE.size, 1)
+            data, fds = receive(self._control, SIMPLE.size, 1)
         except TimeoutError as exc:
             # Its answer, should it come, would be taken for that to the next question.
             self.give_up()
@@ -262,9 +258,9 @@ class Launcher:
         if not data:
             raise self._why_it_ended()
         error = errno.EPROTO
-        if len(data) == _SIMPLE.size:
-            kind, _, error, _ = _SIMPLE.unpack(data)
-            if kind == _USERNS_READY and not error and len(fds) == 1:
+        if len(data) == SIMPLE.size:
+            kind, _, error, _ = SIMPLE.unpack(data)
+            if kind == Message.USERNS_READY and not error and len(fds) == 1:
                 return fds[0]
         for fd in fds:
             os.close(fd)
@@ -280,7 +276,7 @@ def _pidfd(pid: int) -> int:
     except OSError as exc:
         if exc.errno != errno.ENOSYS:
             raise
-        what, hint = causes.too_old()
+        what, hint = remedies.too_old()
         raise BackendUnavailableError(
             f"the native launcher does not work here: {what} (pidfd_open: {exc.strerror})",
             missing=("pidfd_open",),
@@ -375,13 +371,19 @@ class Channel:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ids += 1
         number = self._ids
-        flags = (_NOTIFY if on_gone is not None else 0) | (_TELL_PID if pid is not None else 0)
-        flags |= (_WRAPPED if plan.is_wrapped else 0) | (_COPY if shared else 0)
+        flags = (PrepareFlag.NOTIFY if on_gone is not None else 0) | (
+            PrepareFlag.REPORT_PID if pid is not None else 0
+        )
+        flags |= (PrepareFlag.WRAPPED if plan.is_wrapped else 0) | (
+            PrepareFlag.COPY if shared else 0
+        )
         uid, gid = plan.uid or (0, 0), plan.gid or (0, 0)
         if plan.uid is not None:
-            flags |= _MAP_IDS | (_DENY_SETGROUPS if plan.deny_setgroups else 0)
-        message = _PREPARE_MSG.pack(
-            _PREPARE,
+            flags |= PrepareFlag.MAP_IDS | (
+                PrepareFlag.DENY_SETGROUPS if plan.deny_setgroups else 0
+            )
+        message = PREPARE.pack(
+            Message.PREPARE,
             number,
             plan.clone_flags,
             flags,
@@ -426,7 +428,7 @@ class Channel:
         if self.lost:
             return False
         try:
-            self._sock.send(_SIMPLE.pack(_KILL, number, 0, 0))
+            self._sock.send(SIMPLE.pack(Message.KILL, number, 0, 0))
         except BlockingIOError:  # hundreds of messages were not taken: it has been stopped
             self._loop.call_later(_AGAIN_S, self.kill, number)
         except OSError:
@@ -447,7 +449,7 @@ class Channel:
         self._ids += 1
         self._drained[self._ids] = done
         try:
-            self._sock.send(_SIMPLE.pack(_KILL_ALL, self._ids, 0, 0))
+            self._sock.send(SIMPLE.pack(Message.KILL_ALL, self._ids, 0, 0))
         except BlockingIOError:  # the last messages it will take; closing the line says the same
             self._launcher.give_up()
         except OSError:  # the launcher has died, and what it had started with it
@@ -476,26 +478,28 @@ class Channel:
     def _on_readable(self) -> None:
         while True:
             try:
-                data = self._sock.recv(_SIMPLE.size)
+                data = self._sock.recv(SIMPLE.size)
             except BlockingIOError:
                 return
             except ConnectionResetError:
                 continue  # ended with a message of ours unread; said once, what it sent still comes
-            if len(data) != _SIMPLE.size:
+            if len(data) != SIMPLE.size:
                 # Its end, or nonsense; closing the line kills whatever is behind it either way.
                 self._on_lost()
                 return
-            kind, number, value, _ = _SIMPLE.unpack(data)
-            if kind == _PID and (pid := self._pids.pop(number, None)) is not None:
+            kind, number, value, _ = SIMPLE.unpack(data)
+            if kind == Message.PID and (pid := self._pids.pop(number, None)) is not None:
                 if not pid.done():
                     pid.set_result(value)
-            elif kind == _DRAINING:
+            elif kind == Message.DRAINING:
                 self._on_draining(number)
-            elif kind == _FAILED:
+            elif kind == Message.FAILED:
                 self._refused = OSError(value, f"the launcher refuses: {os.strerror(value)}")
-            elif kind == _GONE and (callback := self._gone.pop(number, None)) is not None:
+            elif kind == Message.GONE and (callback := self._gone.pop(number, None)) is not None:
                 callback()
-            elif kind == _ALL_GONE and (future := self._drained.pop(number, None)) is not None:
+            elif (
+                kind == Message.ALL_GONE and (future := self._drained.pop(number, None)) is not None
+            ):
                 _finish(future)
 
     def _hear_the_end(self) -> None:

@@ -6,9 +6,10 @@ import contextlib
 import fcntl
 import os
 import socket
-import struct
 import sys
 from typing import TYPE_CHECKING, Final
+
+from union.sandbox._linux.protocol import SIMPLE, Message
 
 if TYPE_CHECKING:
     import asyncio
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
 
     from union.sandbox._linux.launcher import Channel
 
-__all__ = ["FAILED", "MESSAGE_BYTES", "SIMPLE", "Sandbox", "close_all"]
+__all__ = ["MESSAGE_BYTES", "Sandbox", "close_all"]
 
-FAILED: Final = 43
-SIMPLE: Final = struct.Struct("=IIii")
 MESSAGE_BYTES: Final = 512
 
 
@@ -90,7 +89,10 @@ class Sandbox:
         """Of one that has ended: the step that failed, its errno, and what bwrap said."""
         with contextlib.suppress(OSError):
             while data := self.sock.recv(MESSAGE_BYTES):
-                if int.from_bytes(data[:4], sys.byteorder) == FAILED and len(data) >= SIMPLE.size:
+                if (
+                    int.from_bytes(data[:4], sys.byteorder) == Message.FAILED
+                    and len(data) >= SIMPLE.size
+                ):
                     _, where, error, _ = SIMPLE.unpack_from(data)
                     return where, error, data[SIMPLE.size :]
         return None

@@ -15,11 +15,12 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Exited, Failed, Started, Usage
-from union.sandbox._linux.failures import explain
-from union.sandbox._linux.hand_over import HAS_STDIN, HAS_WAIT, hand_over, read_only_memfd
+from union.sandbox._linux.hand_over import hand_over, read_only_memfd
 from union.sandbox._linux.launcher import receive
 from union.sandbox._linux.output_pipes import UNATTACHED, OutputPipes
-from union.sandbox._linux.prepared import FAILED, MESSAGE_BYTES, SIMPLE, Sandbox, close_all
+from union.sandbox._linux.prepared import MESSAGE_BYTES, Sandbox, close_all
+from union.sandbox._linux.protocol import EXITED, SIMPLE, ExecFlag, Limit, Message
+from union.sandbox._linux.remedies import explain
 from union.sandbox._linux.stdin import StdinPipe
 from union.sandbox._linux.terminal import Terminal
 from union.sandbox.constants import KILL_GRACE_S
@@ -31,12 +32,8 @@ if TYPE_CHECKING:
     from union.sandbox._linux.command import Command
     from union.sandbox._session.transport import Sink
 
-__all__ = ["READY", "LocalRun", "NotBuiltError"]
+__all__ = ["LocalRun", "NotBuiltError"]
 
-_SIGNAL: Final = 31
-READY, _STARTED, _EXITED, _TERMINAL = 40, 41, 42, 45
-_EXIT = struct.Struct("=IiQQQ")
-_MOST_DOORS: Final = 8
 _AGAIN_S: Final = 0.1
 _OUR_KILL_DELAY_S: Final = 2.0
 """How long the sandbox's first process may take to obey before it is killed from outside."""
@@ -121,11 +118,11 @@ class LocalRun:
         wait: int | None,
     ) -> None:
         self._program = command.argv[0]
-        given: dict[int, int] = {} if wait is None else {HAS_WAIT: wait}
+        given: dict[int, int] = {} if wait is None else {ExecFlag.WAIT: wait}
         """Far ends by the bit of their purpose."""
         try:
             if (far := self._make_stdin(stdin)) is not None:
-                given[HAS_STDIN] = far
+                given[ExecFlag.STDIN] = far
             for fd, wanted in enumerate(pipes, start=1):
                 if wanted:
                     near, given[1 << fd] = self.sandbox.pipe()
@@ -203,7 +200,7 @@ class LocalRun:
     def _take_messages(self) -> None:
         while not self._ended:
             try:
-                data, fds = receive(self.sandbox.sock, MESSAGE_BYTES, _MOST_DOORS)
+                data, fds = receive(self.sandbox.sock, MESSAGE_BYTES, Limit.LISTENERS)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -213,9 +210,9 @@ class LocalRun:
                 self._on_lost()
                 return
             kind = int.from_bytes(data[:4], sys.byteorder)
-            if kind == READY:
+            if kind == Message.READY:
                 self.on_doors(fds)
-            elif kind == _TERMINAL and self._terminal is not None and len(fds) == 2:
+            elif kind == Message.TERMINAL and self._terminal is not None and len(fds) == 2:
                 self._take_terminal(self._terminal, *fds)
             else:
                 close_all(fds)  # none comes with anything else
@@ -223,13 +220,13 @@ class LocalRun:
 
     def _take_word(self, kind: int, data: bytes) -> None:
         try:
-            if kind == _STARTED:
+            if kind == Message.STARTED:
                 pid = SIMPLE.unpack(data)[2]
                 self._sink.event(Started(pid))
                 _settle(self.started)
-            elif kind == _EXITED:
-                self._on_exit(*_EXIT.unpack(data)[1:])
-            elif kind == FAILED:
+            elif kind == Message.EXITED:
+                self._on_exit(*EXITED.unpack(data)[1:])
+            elif kind == Message.FAILED:
                 _, where, error, _ = SIMPLE.unpack_from(data)
                 self.failure = (where, error)
                 self._fail(explain(where, error, self._program, data[SIMPLE.size :]))
@@ -348,7 +345,7 @@ class LocalRun:
         if self._ended:
             return
         try:
-            self.sandbox.sock.send(SIMPLE.pack(_SIGNAL, 0, signum, 0))
+            self.sandbox.sock.send(SIMPLE.pack(Message.SIGNAL, 0, signum, 0))
         except BlockingIOError:  # hundreds of signals were not taken yet, or it has been stopped
             if signum == signal.SIGKILL:
                 self._cause = self._cause or "signal"

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from union.sandbox._backends import registry
-from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import NamespaceRefusedError
 from union.sandbox._linux.pinning import Places
 from union.sandbox._linux.prepared import Sandbox
+from union.sandbox._linux.protocol import FailurePlace
+from union.sandbox._linux.remedies import explain
 from union.sandbox._linux.run import NotBuiltError
 from union.sandbox._session.threads import until_done
 from union.sandbox.on_device import _probe, _programs
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Postures"]
 
-_CLONE: Final = 101
 _BUILD_AHEAD: Final = 4
 _log = logging.getLogger("union.sandbox")
 _builders: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]] = (
@@ -159,7 +159,7 @@ class Postures:
         try:
             posture = self.get(shape)
         except NamespaceRefusedError as exc:
-            return _probe.Outcome((_CLONE, exc.errno or 0))
+            return _probe.Outcome((FailurePlace.CLONE, exc.errno or 0))
         shares = posture.plan.shared is not None
         what = _probe.Verified(
             backend=self._spec.backend,
