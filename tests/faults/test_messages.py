@@ -25,7 +25,7 @@ from union.sandbox._linux.protocol import (
     Message,
     PrepareFlag,
 )
-from union.sandbox._linux.reader_set import Ears
+from union.sandbox._linux.reader_set import ReaderSet
 from union.sandbox._linux.run import LocalRun
 from union.sandbox._plan import plan
 from union.sandbox.on_device import _probe
@@ -322,8 +322,8 @@ async def test_a_line_that_says_nonsense_is_lost_and_everybody_learns_it(
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         monkeypatch.setattr(launchers, "_attached", lambda: (Launcher.current(), ours))
-        ears = Ears()
-        line = Channel(ears)
+        readers = ReaderSet()
+        line = Channel(readers)
         gone: list[int] = []
         pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         line._gone[1] = lambda: gone.append(1)
@@ -338,4 +338,4 @@ async def test_a_line_that_says_nonsense_is_lost_and_everybody_learns_it(
         assert (line.lost, gone) == (True, [1])
         line.kill(1)
         line.close()
-        ears.close()
+        readers.close()

@@ -348,7 +348,7 @@ class _LocalSink(_Sink):
 
 
 _NOWHERE: Any = types.SimpleNamespace(
-    ears=types.SimpleNamespace(remove=lambda _: None), kill=lambda _: True
+    readers=types.SimpleNamespace(remove=lambda _: None), kill=lambda _: True
 )
 
 

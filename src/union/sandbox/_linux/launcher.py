@@ -30,7 +30,7 @@ from union.sandbox.errors import BackendUnavailableError, SandboxExecutionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from union.sandbox._linux.reader_set import Ears
+    from union.sandbox._linux.reader_set import ReaderSet
     from union.sandbox._plan.plan import Plan
 
 __all__ = [
@@ -328,8 +328,8 @@ os.register_at_fork(after_in_child=_after_fork)
 class Channel:
     """One session's line to the launcher, served by the session's event loop."""
 
-    def __init__(self, ears: Ears) -> None:
-        self.ears = ears
+    def __init__(self, readers: ReaderSet) -> None:
+        self.readers = readers
         self._loop = asyncio.get_running_loop()
         self._launcher, self._sock = _attached()
         self._refused: OSError | None = None
@@ -341,7 +341,7 @@ class Channel:
         """Of each drain: for the launcher's confirmation, then for the end of all processes."""
         self.lost = False
         try:
-            ears.add(self._sock.fileno(), self._on_readable)
+            readers.add(self._sock.fileno(), self._on_readable)
         except BaseException:
             self._sock.close()
             raise
@@ -471,7 +471,7 @@ class Channel:
     def close(self) -> None:
         self.lost = True  # a run that is still ending must not send on a closed socket
         if self._sock.fileno() >= 0:
-            self.ears.remove(self._sock.fileno())
+            self.readers.remove(self._sock.fileno())
             self._sock.close()
         self._end_all()
 
@@ -512,7 +512,7 @@ class Channel:
         if self.lost:
             return
         self.lost = True
-        self.ears.remove(self._sock.fileno())
+        self.readers.remove(self._sock.fileno())
         self._sock.close()
         self._end_all()
 

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Ears"]
+__all__ = ["ReaderSet"]
 
-_MOST_AT_ONCE: Final = 64
+_MAX_EVENTS: Final = 64
 _POLL_S: Final = 0.02
 _EXHAUSTED: Final = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 """The user's epoll watches (fs.epoll.max_user_watches), memory or descriptors are used up, possibly
 by another program: a command that already runs must be served all the same."""
 
 
-class Ears:
+class ReaderSet:
     """Calls back when there is something to read; whoever adds a descriptor removes it again."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Ears:
     def _open(self) -> None:
         ready = select.epoll()
         try:
-            self._loop.add_reader(ready.fileno(), self._hear)
+            self._loop.add_reader(ready.fileno(), self._on_ready)
         except BaseException:
             ready.close()
             raise
@@ -96,10 +96,10 @@ class Ears:
             self._unwatched.discard(fd)
         else:
             self._ready.unregister(fd)
-        self._let_go()
+        self._close_if_unused()
 
-    def _hear(self) -> None:
-        for fd, _ in self._ready.poll(0, _MOST_AT_ONCE):
+    def _on_ready(self) -> None:
+        for fd, _ in self._ready.poll(0, _MAX_EVENTS):
             # One that was called before may have removed it, or put another in its place.
             if (call := self._calls.get(fd)) is not None:
                 call()
@@ -107,9 +107,9 @@ class Ears:
     def close(self) -> None:
         """The session is over. Output that nobody has read yet may still be listened to."""
         self._is_kept = False
-        self._let_go()
+        self._close_if_unused()
 
-    def _let_go(self) -> None:
+    def _close_if_unused(self) -> None:
         if not (self._is_kept or self._calls or self._ready.closed):
             self._loop.remove_reader(self._ready.fileno())
             self._ready.close()

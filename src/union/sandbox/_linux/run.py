@@ -58,9 +58,9 @@ class LocalRun:
         self._loop = asyncio.get_running_loop()
         self.isolation = isolation
         self.sandbox = sandbox
-        self._ears = sandbox.line.ears
+        self._readers = sandbox.line.readers
         self._sink: Sink = UNATTACHED
-        self._output = OutputPipes(self._ears, UNATTACHED)
+        self._output = OutputPipes(self._readers, UNATTACHED)
         self._stdin: StdinPipe | None = None
         self._terminal: Terminal | None = None
         self._timers: list[asyncio.TimerHandle] = []
@@ -142,7 +142,7 @@ class LocalRun:
         """
         self._sink = self._output.sink = sink
         try:
-            self._ears.add(self.sandbox.sock.fileno(), self._on_message)
+            self._readers.add(self.sandbox.sock.fileno(), self._on_message)
         except BaseException:
             self._give_up()
             raise
@@ -309,7 +309,7 @@ class LocalRun:
         for timer in self._timers:
             timer.cancel()
         if self.sandbox.sock.fileno() >= 0:
-            self._ears.remove(self.sandbox.sock.fileno())
+            self._readers.remove(self.sandbox.sock.fileno())
             self.sandbox.sock.close()
         self._output.close_ended()
         if self._stdin is not None:

@@ -20,7 +20,7 @@ from union.sandbox._linux.launcher import (
 )
 from union.sandbox._linux.pinning import Places
 from union.sandbox._linux.protocol import FailurePlace
-from union.sandbox._linux.reader_set import Ears
+from union.sandbox._linux.reader_set import ReaderSet
 from union.sandbox._plan import plan as p
 from union.sandbox.errors import BackendUnavailableError
 from union.sandbox.on_device import _probe
@@ -54,14 +54,14 @@ async def look_at_layers() -> tuple[Layer, ...]:
 
 
 async def _of_launcher() -> list[Layer]:
-    with contextlib.closing(Ears()) as ears:
-        return await _by_launcher(ears)
+    with contextlib.closing(ReaderSet()) as readers:
+        return await _by_launcher(readers)
 
 
-async def _by_launcher(ears: Ears) -> list[Layer]:
+async def _by_launcher(readers: ReaderSet) -> list[Layer]:
     names = ("user-namespaces", *_INSIDE_NAMESPACES)
     try:
-        channel = Channel(ears)
+        channel = Channel(readers)
     except BackendUnavailableError as exc:
         missing = Layer(name="launcher", available=False, detail=str(exc.args[0]), hint=exc.hint)
         return [missing, *(_needs(name, "the launcher") for name in names)]

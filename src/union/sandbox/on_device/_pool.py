@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.spec import RunSpec
 from union.sandbox._linux.launcher import Channel
-from union.sandbox._linux.reader_set import Ears
+from union.sandbox._linux.reader_set import ReaderSet
 from union.sandbox.errors import SandboxError, SandboxExecutionError
 from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes
@@ -42,7 +42,7 @@ class Pool:
         self._spec = spec
         self.is_bare = spec.backend == "none"
         """Whether the backend isolates nothing; then nothing is prepared ahead."""
-        self._readers: Ears | None = None
+        self._readers: ReaderSet | None = None
         self._channel: Channel | None = None
         self._in_a_row = (False, 0)
         """Whether the last commands were Python, and how many of them came in a row."""
@@ -54,7 +54,7 @@ class Pool:
 
     def reserve(self) -> None:
         """Take the descriptor that closing needs, before any other is taken."""
-        self._readers = Ears()
+        self._readers = ReaderSet()
 
     def connect(self) -> None:
         """Open the channel to the launcher; ``reserve()`` comes first."""
