@@ -197,7 +197,7 @@ async def test_a_garbled_command_is_a_failure_and_no_exit(what: str) -> None:
         while message := sandbox.sock.recv(512):
             kinds.append(int.from_bytes(message[:4], "little"))
         assert kinds == [Message.FAILED], "it says that it failed, and no exit code"
-        sandbox.let_go()
+        sandbox.release()
         assert await works(session)
 
 
@@ -271,7 +271,7 @@ async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         run = LocalRun(
-            Sandbox(1, ours, line=session._transport.pool.channel(), owner=None),  # type: ignore[union-attr]
+            Sandbox(1, ours, channel=session._transport.pool.channel(), owner=None),  # type: ignore[union-attr]
             isolation=isolation,
         )
         ear = Ear()

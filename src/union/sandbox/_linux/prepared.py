@@ -36,7 +36,7 @@ class Sandbox:
         number: int,
         sock: socket.socket,
         *,
-        line: Channel,
+        channel: Channel,
         owner: int | None,
         first_pid: asyncio.Future[int] | None = None,
     ) -> None:
@@ -44,7 +44,7 @@ class Sandbox:
         """The number of its first process on the host, where that was asked for."""
         self.number = number
         self.sock = sock
-        self.line = line
+        self.channel = channel
         self.owner = owner
         """The id that must own what the command may reopen, such as its pipes."""
         self.was_out_of_memory: Callable[[], bool] = lambda: False
@@ -53,7 +53,7 @@ class Sandbox:
         """For the output of a command to come: (near end, far end)."""
 
     def kill(self) -> None:
-        if not self.line.kill(self.number) and self.sock.fileno() >= 0:
+        if not self.channel.kill(self.number) and self.sock.fileno() >= 0:
             # The launcher has died, and nearly everything with it. One that was being made just
             # then lives on; it ends when it hears nothing from us any more.
             with contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ class Sandbox:
                     return where, error, data[SIMPLE.size :]
         return None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Lets an unused sandbox go: its processes see that, and end."""
         self.sock.close()
         self.drop_pipes()

@@ -58,7 +58,7 @@ class LocalRun:
         self._loop = asyncio.get_running_loop()
         self.isolation = isolation
         self.sandbox = sandbox
-        self._readers = sandbox.line.readers
+        self._readers = sandbox.channel.readers
         self._sink: Sink = UNATTACHED
         self._output = OutputPipes(self._readers, UNATTACHED)
         self._stdin: StdinPipe | None = None
@@ -165,7 +165,7 @@ class LocalRun:
 
     def discard(self) -> None:
         """Lets an unused sandbox and its pipes go; nobody listens to it."""
-        self.sandbox.let_go()
+        self.sandbox.release()
         if self._stdin is not None:
             self._stdin.drop()
         self._output.discard()
@@ -261,7 +261,7 @@ class LocalRun:
 
     def _drain_output(self) -> None:
         if self._terminal is not None:
-            self._terminal.let_go()
+            self._terminal.release()
         self._output.drain()
 
     def _on_lost(self) -> None:
@@ -315,7 +315,7 @@ class LocalRun:
         if self._stdin is not None:
             self._stdin.drop()
         if self._terminal is not None:
-            self._terminal.let_go()
+            self._terminal.release()
         _settle(self.started)
         _settle(self.finished)
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["IDLE_S", "MOST", "Budget"]
+__all__ = ["IDLE_S", "MAX_SPARES", "Budget"]
 
-MOST: Final = 64
+MAX_SPARES: Final = 64
 """Spares of all sessions of this process together."""
 IDLE_S: Final = 20.0
 """A spare that was not used for so long is let go."""
@@ -33,13 +33,13 @@ class Budget:
     _next: ClassVar[int] = 0
 
     @classmethod
-    def add(cls, let_go: Callable[[], None]) -> int:
+    def add(cls, release: Callable[[], None]) -> int:
         """Counts a spare; lets the oldest go if there are too many. Returns its ticket."""
         with cls._lock:
             cls._next += 1
             ticket = cls._next
-            cls._spares[ticket] = let_go
-            oldest = cls._spares.popitem(last=False)[1] if len(cls._spares) > MOST else None
+            cls._spares[ticket] = release
+            oldest = cls._spares.popitem(last=False)[1] if len(cls._spares) > MAX_SPARES else None
         if oldest is not None:
             oldest()
         return ticket

@@ -68,7 +68,7 @@ class Terminal:
         """The command's foreground group is told by SIGWINCH."""
         termios.tcsetwinsize(fd, (rows, cols))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if self._device is not None:
             os.close(self._device)
             self._device = None

@@ -190,7 +190,7 @@ class Postures:
         if posture.is_plain:
             self._pool.sandboxes.keep(posture, sandbox)
         else:
-            sandbox.let_go()
+            sandbox.release()
         return outcome
 
     def _shows_own_paths(self) -> bool:
@@ -221,7 +221,7 @@ class Postures:
         try:
             outcome, sandbox = await self._inspect(posture)
             if sandbox is not None:
-                sandbox.let_go()
+                sandbox.release()
             return outcome
         finally:
             posture.close()
@@ -239,10 +239,10 @@ class Postures:
         except BaseException:
             sock.close()
             raise
-        sandbox = Sandbox(number, sock, line=channel, owner=posture.owner)
+        sandbox = Sandbox(number, sock, channel=channel, owner=posture.owner)
         if outcome.failure is None:
             return outcome, sandbox
-        sandbox.let_go()
+        sandbox.release()
         return dataclasses.replace(outcome, copied=posture.plan.shared is not None), None
 
     async def stop(self) -> None:
