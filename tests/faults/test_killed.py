@@ -21,7 +21,7 @@ from tests.servers import ServerProcess
 
 from union import sandbox as sb
 from union.sandbox._linux import cgroup
-from union.sandbox._linux import launcher as launchers
+from union.sandbox._linux import channel as channels
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox.on_device import _probe, _sandboxes
 
@@ -194,9 +194,9 @@ async def test_close_after_the_connection_to_a_killed_launcher_was_replaced(back
     transport = session._transport
     os.kill(Launcher.current().pid, signal.SIGKILL)
     # Without a turn of the loop, in which the run itself would notice.
-    assert eventually(lambda: not transport._channel.is_usable)
-    before = transport._channel
-    assert transport._line() is not before
+    assert eventually(lambda: not transport.pool.opened_channel.is_usable)
+    before = transport.pool.opened_channel
+    assert transport.pool.channel() is not before
     async with asyncio.timeout(10):
         await session.close()
     assert proc.termination_reason in {"closed", "stream", "spawn-failed"}
@@ -268,7 +268,7 @@ async def test_open_while_the_launcher_is_killed() -> None:
 async def test_stopped_launcher_is_replaced_when_a_session_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launchers, "_CONFIRM_S", 0.5)
+    monkeypatch.setattr(channels, "_CONFIRM_S", 0.5)
     session = await session_of("userns").open()
     proc = await session.run("sleep 60", stdout=True)
     pid = Launcher.current().pid
@@ -286,7 +286,7 @@ async def test_stopped_launcher_does_not_mix_up_answers(monkeypatch: pytest.Monk
         launcher = Launcher.current()
         launcher._control.settimeout(0.3)
         os.kill(launcher.pid, signal.SIGSTOP)
-        with pytest.raises(OSError, match="does not answer"):
+        with pytest.raises(OSError, match="does not reply"):
             launcher.userns(inside=(5, 5), outside=(6, 6))
         assert not launcher.is_usable(), "its late answer can be nobody's"
     async with session_of("userns") as session:

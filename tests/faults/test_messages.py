@@ -13,8 +13,10 @@ import pytest
 from tests.conftest import descriptors, eventually, held_by_launcher, session_of
 
 from union.sandbox._core.events import Exited, Failed
-from union.sandbox._linux import launcher as launchers
-from union.sandbox._linux.launcher import Channel, Launcher, sealed_memfd
+from union.sandbox._linux import channel as channels
+from union.sandbox._linux.channel import Channel
+from union.sandbox._linux.descriptors import sealed_memfd
+from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.prepared import Sandbox
 from union.sandbox._linux.protocol import (
     EXEC,
@@ -321,7 +323,7 @@ async def test_a_line_that_says_nonsense_is_lost_and_everybody_learns_it(
     async with session_of("userns"):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        monkeypatch.setattr(launchers, "_attached", lambda: (Launcher.current(), ours))
+        monkeypatch.setattr(channels, "_attach", lambda: (Launcher.current(), ours))
         readers = ReaderSet()
         line = Channel(readers)
         gone: list[int] = []

@@ -18,7 +18,7 @@ from tests.conftest import eventually, sandbox_processes, session_of
 from tests.faults.strace import ODD, Strace
 
 from union import sandbox as sb
-from union.sandbox._linux import launcher as launchers
+from union.sandbox._linux import channel as channels
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.protocol import FAILURE_NAMES
 from union.sandbox.on_device import _probe
@@ -129,8 +129,8 @@ class Bystander:
 async def bystander(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bystander]:
     # An answer that was lost is not waited for as long as elsewhere.
     monkeypatch.setattr(_probe, "_PATIENCE_S", 5.0)
-    monkeypatch.setattr(launchers, "_CONFIRM_S", 5.0)
-    monkeypatch.setattr(launchers, "_DRAIN_S", 5.0)
+    monkeypatch.setattr(channels, "_CONFIRM_S", 5.0)
+    monkeypatch.setattr(channels, "_DRAIN_S", 5.0)
     async with session_of("userns", warm=0) as session:
         found = Bystander(session)
         await found.begin()

@@ -10,7 +10,7 @@ import functools
 import os
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._linux.prepared import close_all
+from union.sandbox._linux.descriptors import close_all
 from union.sandbox._linux.terminal import read_some
 
 if TYPE_CHECKING:

@@ -20,7 +20,16 @@ from union.sandbox.errors import BackendUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NO_ID_MAPS", "Cause", "bwrap_message", "cause", "explain", "too_old", "unavailable"]
+__all__ = [
+    "NO_ID_MAPS",
+    "Cause",
+    "bwrap_message",
+    "cause",
+    "explain",
+    "no_descriptors",
+    "too_old",
+    "unavailable",
+]
 
 _CAP_SETFCAP: Final = 31
 _MOUNTS: Final = frozenset({FailurePlace.PRIVATE, plan.Root.op, plan.Bind.op, plan.Remount.op})
@@ -96,6 +105,13 @@ _NOT_EXECUTED: Final[dict[int, Callable[[str], Failed]]] = {
         hint="a script needs a '#!' first line",
     ),
 }
+
+
+def no_descriptors(exc: OSError) -> Failed:
+    """Return the event for a run whose descriptors this process had no room for."""
+    hint = "raise the limit on open files (ulimit -n)" if exc.errno == errno.EMFILE else ""
+    code = f"spawn-{errno.errorcode.get(exc.errno or 0, 'unknown')}"
+    return Failed("spawn", f"descriptors of the sandbox: {exc.strerror}", code, hint)
 
 
 def unavailable(

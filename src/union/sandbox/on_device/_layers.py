@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.diagnosis import Layer
 from union.sandbox._linux import bwrap, cgroup, gpu, host_programs, kernel, remedies
-from union.sandbox._linux.launcher import (
-    BINARY,
-    Channel,
-    Launcher,
-    NamespaceRefusedError,
-    sealed_memfd,
-)
+from union.sandbox._linux.channel import Channel
+from union.sandbox._linux.descriptors import sealed_memfd
+from union.sandbox._linux.launcher import BINARY, Launcher, NamespaceRefusedError
 from union.sandbox._linux.pinning import Places
 from union.sandbox._linux.protocol import FailurePlace
 from union.sandbox._linux.reader_set import ReaderSet

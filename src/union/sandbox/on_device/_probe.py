@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._linux import remedies
-from union.sandbox._linux.launcher import receive
+from union.sandbox._linux.descriptors import receive
 from union.sandbox._linux.protocol import SIMPLE, FailurePlace, Message, operation
 from union.sandbox._plan import plan
 from union.sandbox.errors import BackendUnavailableError

@@ -102,7 +102,7 @@ class Runner:
                 async with self._calls.posture(shape, spec.call) as posture:
                     run = self._hand_over(posture, spec)
             if shape == "filtered" and not pool.is_bare:
-                run.on_doors = functools.partial(self._serve, run, spec, sink)
+                run.on_listeners = functools.partial(self._serve, run, spec, sink)
             # Reports arrive in later turns of the loop, so nothing is missed or comes too early.
             run.attach(sink, timeout_s=spec.timeout_s)
         except NotBuiltError as exc:
@@ -134,7 +134,7 @@ class Runner:
         return run
 
     def _serve(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
-        run.close_doors = self._network.open(spec.network, fds, sink.decision).aclose
+        run.close_listeners = self._network.open(spec.network, fds, sink.decision).aclose
 
     def _hand_over(self, posture: Posture, spec: RunSpec) -> LocalRun:
         command = self._build(spec, posture)

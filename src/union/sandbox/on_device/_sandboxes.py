@@ -18,7 +18,7 @@ from union.sandbox.errors import SandboxExecutionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from union.sandbox._linux.launcher import Channel
+    from union.sandbox._linux.channel import Channel
     from union.sandbox.on_device._posture import Posture
 
 __all__ = ["Sandboxes"]
@@ -121,7 +121,7 @@ class Sandboxes:
             sandbox.release()
             return
         try:
-            sandbox.lay_pipes()
+            sandbox.make_pipes()
         except OSError:
             sandbox.release()
             raise
