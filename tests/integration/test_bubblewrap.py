@@ -121,7 +121,12 @@ async def test_bwrap_holds_no_right_and_nothing_of_the_caller_s(whole: sb.Sessio
         assert not status["Groups"].split()
     if os.geteuid() == 0:
         held = [os.readlink(f"/proc/{watcher}/fd/{fd}") for fd in os.listdir(f"/proc/{watcher}/fd")]
-        known = ("/dev/null", "/memfd:said", "anon_inode:[signalfd]", "anon_inode:[eventfd]")
+        known = (
+            "/dev/null",
+            "/memfd:bwrap-stderr",
+            "anon_inode:[signalfd]",
+            "anon_inode:[eventfd]",
+        )
         assert [target for target in held if not target.startswith(known)] == []
     proc.kill()
     await proc.wait()

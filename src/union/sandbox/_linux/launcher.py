@@ -22,7 +22,7 @@ from typing import ClassVar, Final
 
 from union.sandbox._linux import inherited, remedies
 from union.sandbox._linux.descriptors import close_all, receive, send_with_fds
-from union.sandbox._linux.protocol import PREPARE, SIMPLE, Message
+from union.sandbox._linux.protocol import FAILURE_NAMES, PREPARE, SIMPLE, Message, operation
 from union.sandbox.errors import BackendUnavailableError
 
 __all__ = ["BINARY", "Launcher", "NamespaceRefusedError"]
@@ -127,15 +127,16 @@ class Launcher:
             return self._end_reason()
 
     def _end_reason(self) -> OSError:
-        kind, error = 0, 0
+        kind, where, error = 0, 0, 0
         try:
             self._control.settimeout(0)
-            kind, _, error, _ = SIMPLE.unpack(self._control.recv(SIMPLE.size))
+            kind, where, error, _ = SIMPLE.unpack(self._control.recv(SIMPLE.size))
             self._control.settimeout(_REPLY_TIMEOUT_S)
         except (OSError, struct.error):
             pass  # it was killed, or another session has read the reason before
         if kind == Message.FAILED:
-            return OSError(error, f"the launcher could not set itself up: {os.strerror(error)}")
+            name = FAILURE_NAMES.get(operation(where), f"step {where}")
+            return OSError(error, f"the launcher failed: {name}: {os.strerror(error)}")
         return OSError(errno.EPIPE, "the launcher has ended or was killed")
 
     @property
