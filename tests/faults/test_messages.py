@@ -1,4 +1,4 @@
-"""Messages between host and launcher that are cut, garbled, too large, or never come."""
+"""Messages between host and launcher that are truncated, malformed, too large, or missing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def plan_of(content: bytes) -> int:
 async def works(session: sb.Session) -> bool:
     async with asyncio.timeout(20):
         result = await session.exec("echo fine; exit 3")
-        await asyncio.sleep(0)  # whoever waits is told first, and then all is closed
+        await asyncio.sleep(0)  # waiters are woken first, then the run is closed
         return result.returncode == 3
 
 
@@ -79,7 +79,7 @@ def _kept() -> int:
 
 
 @pytest.mark.parametrize("what", CONTROL)
-async def test_nonsense_on_the_control_socket_harms_nobody(what: str) -> None:
+async def test_nonsense_on_the_control_socket_harms_no_session(what: str) -> None:
     data, count = CONTROL[what]
     async with session_of("userns") as session:
         assert await works(session)
@@ -91,7 +91,7 @@ async def test_nonsense_on_the_control_socket_harms_nobody(what: str) -> None:
             theirs.close()
             ours.settimeout(5)
             assert ours.recv(100)[:4] in {b"", Message.FAILED.to_bytes(4, "little")}, (
-                "let go, or refused"
+                "closed, or refused"
             )
             ours.close()
         assert await works(session)
@@ -128,7 +128,7 @@ async def test_a_garbled_request_is_answered_and_costs_nothing(what: str) -> Non
     async with session_of("userns") as bystander:
         assert await works(bystander)
         launcher = Launcher.current()
-        line = launcher.attach()
+        channel = launcher.attach()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = [theirs.fileno()]
         if content is not None:
@@ -136,19 +136,19 @@ async def test_a_garbled_request_is_answered_and_costs_nothing(what: str) -> Non
                 plan_of(content) if isinstance(content, bytes) else os.open("/dev/null", os.O_RDWR)
             )
         fds += [os.open("/dev/null", os.O_RDWR) for _ in range(more)]
-        send(line, data, fds)
+        send(channel, data, fds)
         theirs.close()
         for fd in fds[1:]:
             os.close(fd)
         ours.settimeout(5)
         kind = int.from_bytes(ours.recv(100)[:4], "little")
-        assert kind in {0, Message.FAILED}, "refused, or its socket let go; never silence"
-        # The same line still serves, and so does everybody else's.
-        line.settimeout(5)
-        line.send(SIMPLE.pack(Message.KILL, NOWHERE, 0, 0))
-        line.send(SIMPLE.pack(Message.KILL_ALL, 5, 0, 0))
-        assert line.recv(100) == SIMPLE.pack(Message.ALL_GONE, 5, 0, 0)
-        line.close()
+        assert kind in {0, Message.FAILED}, "refused, or its socket closed; never silence"
+        # The same channel still works, and so do all others.
+        channel.settimeout(5)
+        channel.send(SIMPLE.pack(Message.KILL, NOWHERE, 0, 0))
+        channel.send(SIMPLE.pack(Message.KILL_ALL, 5, 0, 0))
+        assert channel.recv(100) == SIMPLE.pack(Message.ALL_GONE, 5, 0, 0)
+        channel.close()
         ours.close()
         assert await works(bystander)
         assert launcher is Launcher.current()
@@ -176,7 +176,7 @@ COMMANDS = {
         _exec(ExecFlag.STDIN | ExecFlag.STDOUT | ExecFlag.STDERR) + BODY,
         0,
     ),
-    "a descriptor that nobody asked for": (_exec() + BODY, 1),
+    "a descriptor that is not announced": (_exec() + BODY, 1),
     "a slot that is not there": (_exec(ExecFlag.SCRIPT, slot=99) + BODY, 1),
     "a payload that is larger than its file": (_exec(ExecFlag.PAYLOAD, size=1 << 20), 1),
     "an empty payload": (_exec(ExecFlag.PAYLOAD, size=0), 1),
@@ -198,7 +198,7 @@ async def test_a_garbled_command_is_a_failure_and_no_exit(what: str) -> None:
         kinds = []
         while message := sandbox.sock.recv(512):
             kinds.append(int.from_bytes(message[:4], "little"))
-        assert kinds == [Message.FAILED], "it says that it failed, and no exit code"
+        assert kinds == [Message.FAILED], "it reports a failure, and no exit code"
         sandbox.release()
         assert await works(session)
 
@@ -224,11 +224,11 @@ async def test_a_socket_that_is_closed_ends_what_is_behind_it(stage: str) -> Non
         assert await works(session)
 
 
-# The other direction: what the host hears.
+# The other direction: messages that the host receives.
 
 
-class Ear:
-    """A sink that only listens."""
+class Recorder:
+    """A sink that only records events."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -245,7 +245,7 @@ class Ear:
 
 
 STOPPED = 0x137F
-SAID: dict[str, tuple[bytes, int]] = {
+REPORTS: dict[str, tuple[bytes, int]] = {
     "nothing": (b"", 0),
     "a cut exit": (EXITED.pack(Message.EXITED, 0, 0, 0, 0)[:-1], 0),
     "an exit that is none": (EXITED.pack(Message.EXITED, STOPPED, 0, 0, 0), 0),
@@ -255,15 +255,15 @@ SAID: dict[str, tuple[bytes, int]] = {
     "unknown": (SIMPLE.pack(NOWHERE, 0, 0, 0), 0),
     "one byte": (b"\x2a", 0),
     "a start with descriptors": (SIMPLE.pack(Message.STARTED, 0, 2, 0), 3),
-    "a terminal that nobody asked for": (SIMPLE.pack(Message.TERMINAL, 0, 0, 0), 2),
-    "doors that nobody asked for": (SIMPLE.pack(Message.READY, 0, 0, 0), 6),
+    "a terminal that was not requested": (SIMPLE.pack(Message.TERMINAL, 0, 0, 0), 2),
+    "listeners that were not requested": (SIMPLE.pack(Message.READY, 0, 0, 0), 6),
 }
 
 
-@pytest.mark.parametrize("what", SAID)
+@pytest.mark.parametrize("what", REPORTS)
 @pytest.mark.filterwarnings("ignore")
-async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -> None:
-    data, count = SAID[what]
+async def test_a_malformed_report_of_a_sandbox_is_a_failure(what: str) -> None:
+    data, count = REPORTS[what]
     # A fault of ours is logged by the loop as well; here only the run's end matters.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     async with session_of("userns", warm=0) as session:
@@ -276,8 +276,8 @@ async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -
             Sandbox(1, ours, channel=session._transport.pool.channel(), owner=None),  # type: ignore[union-attr]
             isolation=isolation,
         )
-        ear = Ear()
-        run.attach(ear, timeout_s=None)
+        sink = Recorder()
+        run.attach(sink, timeout_s=None)
         if data:
             files = [os.open("/dev/null", os.O_RDONLY) for _ in range(count)]
             send(theirs, data, files)
@@ -286,13 +286,13 @@ async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -
         theirs.close()
         async with asyncio.timeout(10):
             await run.finished
-        ends = [event for event in ear.events if isinstance(event, Exited | Failed)]
-        assert [type(end) for end in ends] == [Failed], ear.events
+        ends = [event for event in sink.events if isinstance(event, Exited | Failed)]
+        assert [type(end) for end in ends] == [Failed], sink.events
         assert descriptors() == before
 
 
 @pytest.mark.parametrize("data", [b"", b"x", SIMPLE.pack(Message.READY, 0, 0, 0)[:8], b"\xff" * 16])
-async def test_what_is_built_says_nonsense(data: bytes) -> None:
+async def test_a_malformed_report_of_a_new_sandbox_raises(data: bytes) -> None:
     for wait in (_probe.ready, _probe.shared):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -317,7 +317,7 @@ async def test_a_shared_view_without_its_namespaces(count: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"x", b"x" * 15, b""])
-async def test_a_line_that_says_nonsense_is_lost_and_everybody_learns_it(
+async def test_a_malformed_message_closes_the_channel_and_wakes_every_waiter(
     data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with session_of("userns"):
@@ -325,19 +325,19 @@ async def test_a_line_that_says_nonsense_is_lost_and_everybody_learns_it(
         ours.setblocking(False)
         monkeypatch.setattr(channels, "_attach", lambda: (Launcher.current(), ours))
         readers = ReaderSet()
-        line = Channel(readers)
+        channel = Channel(readers)
         gone: list[int] = []
         pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        line._gone[1] = lambda: gone.append(1)
-        line._pids[1] = pid
+        channel._gone[1] = lambda: gone.append(1)
+        channel._pids[1] = pid
         if data:
             theirs.send(data)
         theirs.close()
         async with asyncio.timeout(5):
             with pytest.raises(OSError):
                 await pid
-            await line.drain()
-        assert (line.lost, gone) == (True, [1])
-        line.kill(1)
-        line.close()
+            await channel.drain()
+        assert (channel.lost, gone) == (True, [1])
+        channel.kill(1)
+        channel.close()
         readers.close()

@@ -55,10 +55,10 @@ The table is not written by hand: `make fuzz RECORD=1` makes it from `tests/fuzz
 """
 
 
-def render(told: dict[str, Any]) -> str:
+def render(results: dict[str, Any]) -> str:
     """The page that tells these results."""
     rows = ["| target | what it reads | executions | minutes |", "|---|---|---:|---:|"]
-    found = told["targets"]
+    found = results["targets"]
     for name, what in WHAT.items():
         if name in found:
             count, minutes = found[name]["executions"], found[name]["seconds"] / 60
@@ -67,9 +67,9 @@ def render(told: dict[str, Any]) -> str:
     return TEXT.format(
         table="\n".join(rows),
         total=sum(result["executions"] for result in found.values()),
-        date=told["date"],
+        date=results["date"],
         broken=f"{broken} of the runs broke something" if broken else "nothing broke",
-        versions=", ".join(f"{name} {number}" for name, number in told["versions"].items()),
+        versions=", ".join(f"{name} {number}" for name, number in results["versions"].items()),
     )
 
 

@@ -239,9 +239,9 @@ def _values() -> dict[str, list[bytes]]:
         b"i": [wire_values.file_to(info)],
         b"x": [error_to(missing), error_to(PolicyError("no", argument="cmd"))],
     }
-    told = [kind + wire.to_json(value) for kind, found in plain.items() for value in found]
-    told += [b"r" + body for body in bodies] + [b"e" + event for event in events]
-    return {"values": told, "events": events, "bodies": bodies}
+    encoded = [kind + wire.to_json(value) for kind, found in plain.items() for value in found]
+    encoded += [b"r" + body for body in bodies] + [b"e" + event for event in events]
+    return {"values": encoded, "events": events, "bodies": bodies}
 
 
 def _frames() -> dict[str, list[bytes]]:
@@ -266,8 +266,8 @@ def _frames() -> dict[str, list[bytes]]:
     ]
     start = [b"".join(wire.parts(1, body)) for body in made["bodies"]]
     control = [
-        wire.numbered(Kind.CONTROL, 1, number, wire.to_json(told))
-        for number, told in enumerate(
+        wire.numbered(Kind.CONTROL, 1, number, wire.to_json(encoded))
+        for number, encoded in enumerate(
             (
                 {"op": "signal", "signum": 15},
                 {"op": "resize", "rows": 24, "cols": 80},
@@ -295,7 +295,7 @@ def _frames() -> dict[str, list[bytes]]:
     return {"client": client, "server": server}
 
 
-def _said() -> list[bytes]:
+def _reports() -> list[bytes]:
     ready, started = (SIMPLE.pack(kind, 0, 2, 0) for kind in (Message.READY, Message.STARTED))
     exited = EXITED.pack(Message.EXITED, 256, 10, 20, 30)
     failed = SIMPLE.pack(Message.FAILED, FailurePlace.EXEC, 2, 0)
@@ -387,9 +387,9 @@ def seeds() -> dict[str, list[bytes]]:
         "wire_values": _values()["values"],
         "wire_client": frames["client"],
         "wire_server": frames["server"],
-        "line": [_on_a_line(*told) for told in _GREETINGS],
+        "line": [_on_a_line(*greeting) for greeting in _GREETINGS],
         "replay": [bytes((0, 9, 1, 255, 2, 128, 3, 255, 1, 9)), bytes((0, 255, 4, 1, 5, 0)) * 3],
-        "sandbox_messages": _said(),
+        "sandbox_messages": _reports(),
     }
 
 

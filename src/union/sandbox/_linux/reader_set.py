@@ -1,8 +1,8 @@
-"""Descriptors that are listened to for the time of one command.
+"""Descriptors that are read for the time of one command.
 
-The event loop knows one descriptor for each session, which is ready when any of the session's is.
-To add and remove one of those is a system call and a dictionary entry; the loop would make and
-drop handles and keys for it, three times for every command.
+The event loop watches one epoll descriptor for each session, which is ready when any of the
+session's descriptors is. Adding one to it is a system call and a dictionary entry; adding it to the
+loop would create and drop handles and keys, three times for every command.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["ReaderSet"]
 _MAX_EVENTS: Final = 64
 _POLL_S: Final = 0.02
 _EXHAUSTED: Final = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
-"""The user's epoll watches (fs.epoll.max_user_watches), memory or descriptors are used up, possibly
-by another program: a command that already runs must be served all the same."""
+"""The user's epoll watches (fs.epoll.max_user_watches), memory or descriptors are exhausted,
+possibly by another program: a command that already runs must still be read."""
 
 
 class ReaderSet:
-    """Calls back when there is something to read; whoever adds a descriptor removes it again."""
+    """Calls back when a descriptor is readable; the caller of `add` must also call `remove`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Callable[[], None]] = {}
         self._is_kept = True
         self._unwatched: set[int] = set()
-        """Descriptors that the kernel has no watch for now; they are polled until it has."""
+        """Descriptors without an epoll watch; they are polled until one is available."""
         self._polling: asyncio.TimerHandle | None = None
         self._open()
 
@@ -48,8 +48,8 @@ class ReaderSet:
     def add(self, fd: int, call: Callable[[], None]) -> None:
         """Call ``call``, which must not block, whenever ``fd`` is readable.
 
-        Where the kernel has no more watches, the descriptor is polled: a command that was handed
-        over is never left without its reader.
+        If no epoll watch is available, the descriptor is polled, so that a command that was sent
+        always has a reader.
         """
         if fd not in self._calls:
             try:
@@ -89,7 +89,7 @@ class ReaderSet:
                 call()
 
     def remove(self, fd: int) -> None:
-        """Does nothing for one that is not listened to."""
+        """Stop watching ``fd``; does nothing if it is not watched."""
         if self._calls.pop(fd, None) is None:
             return
         if fd in self._unwatched:
@@ -100,12 +100,12 @@ class ReaderSet:
 
     def _on_ready(self) -> None:
         for fd, _ in self._ready.poll(0, _MAX_EVENTS):
-            # One that was called before may have removed it, or put another in its place.
+            # An earlier callback may have removed it, or replaced it.
             if (call := self._calls.get(fd)) is not None:
                 call()
 
     def close(self) -> None:
-        """The session is over. Output that nobody has read yet may still be listened to."""
+        """Close the set once its last descriptor is removed; output may still be unread."""
         self._is_kept = False
         self._close_if_unused()
 
