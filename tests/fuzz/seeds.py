@@ -21,8 +21,17 @@ from union.sandbox._core.file_errors import SandboxFileNotFoundError
 from union.sandbox._core.files import FileInfo
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resources import Resources
-from union.sandbox._linux import hand_over, launcher, run
 from union.sandbox._linux.command import Command, packed_rlimits
+from union.sandbox._linux.protocol import (
+    EXEC,
+    EXITED,
+    PREPARE,
+    SIMPLE,
+    ExecFlag,
+    FailurePlace,
+    Message,
+    PrepareFlag,
+)
 from union.sandbox._plan import plan as p
 from union.sandbox._policy.decision import Decision
 from union.sandbox._wire import frames as wire
@@ -32,6 +41,7 @@ from union.sandbox._wire.frames import Kind, Offsets, Taken
 from union.sandbox.errors import PolicyError
 
 HERE: Final = Path(__file__).parent
+CLONE_NEWUSER: Final = 0x10000000
 REGRESSIONS: Final = HERE / "regressions"
 
 STEPS: Final[tuple[p.Step, ...]] = (
@@ -78,7 +88,14 @@ def _plans() -> list[bytes]:
 
 def _execs() -> list[bytes]:
     found = []
-    for flags, fds, limits in ((0, 0, ()), (7, 3, ((7, 64, 64),)), (63, 6, ((0, 1, 2),) * 3)):
+    streams = ExecFlag.STDIN | ExecFlag.STDOUT | ExecFlag.STDERR
+    every = streams | ExecFlag.SCRIPT | ExecFlag.PAYLOAD | ExecFlag.WAIT
+    cases: list[tuple[int, int, tuple[tuple[int, int, int], ...]]] = [
+        (0, 0, ()),
+        (streams, 3, ((7, 64, 64),)),
+        (every, 6, ((0, 1, 2),) * 3),
+    ]
+    for flags, fds, limits in cases:
         command = Command(
             programs=("/bin/sh", "/usr/bin/sh"),
             argv=("sh", "-c", "echo hi"),
@@ -87,18 +104,29 @@ def _execs() -> list[bytes]:
             rlimits=packed_rlimits(limits),
         )
         body = command.body()
-        head = hand_over._EXEC_MSG.pack(30, flags, 0, len(limits), 2, 3, 2, len(body), 24, 80)
+        head = EXEC.pack(Message.EXEC, flags, 0, len(limits), 2, 3, 2, len(body), 24, 80)
         found.append(bytes([fds | 1 << 3]) + head + body)
     return found
 
 
 def _messages() -> list[bytes]:
-    simple = [launcher._SIMPLE.pack(kind, 7, 9, 0) for kind in (1, 11, 12, 31, 40, 43)]
-    prepare = [
-        launcher._PREPARE_MSG.pack(10, 1, 0x10000000, flags, 0, 1000, 0, 1000, cgroups, 0, 0, 0)
-        for flags, cgroups in ((5, 0), (32, 1), (16, 3))
+    simple = [
+        SIMPLE.pack(kind, 7, 9, 0)
+        for kind in (
+            Message.ATTACH,
+            Message.KILL,
+            Message.KILL_ALL,
+            Message.SIGNAL,
+            Message.READY,
+            Message.FAILED,
+        )
     ]
-    userns = launcher._PREPARE_MSG.pack(2, 0, 0, 0, 0, 1000, 0, 1000, 0, 0, 0, 0)
+    mapped = PrepareFlag.DENY_SETGROUPS | PrepareFlag.MAP_IDS
+    prepare = [
+        PREPARE.pack(Message.PREPARE, 1, CLONE_NEWUSER, flags, 0, 1000, 0, 1000, cgroups, 0, 0, 0)
+        for flags, cgroups in ((mapped, 0), (PrepareFlag.COPY, 1), (PrepareFlag.WRAPPED, 3))
+    ]
+    userns = PREPARE.pack(Message.USERNS, 0, 0, 0, 0, 1000, 0, 1000, 0, 0, 0, 0)
     texts = [*simple, *prepare, userns, _execs()[0][1:], bytes(300)]
     return [bytes([count % 4]) + text for count, text in enumerate(texts)]
 
@@ -211,9 +239,9 @@ def _values() -> dict[str, list[bytes]]:
         b"i": [wire_values.file_to(info)],
         b"x": [error_to(missing), error_to(PolicyError("no", argument="cmd"))],
     }
-    told = [kind + wire.to_json(value) for kind, found in plain.items() for value in found]
-    told += [b"r" + body for body in bodies] + [b"e" + event for event in events]
-    return {"values": told, "events": events, "bodies": bodies}
+    encoded = [kind + wire.to_json(value) for kind, found in plain.items() for value in found]
+    encoded += [b"r" + body for body in bodies] + [b"e" + event for event in events]
+    return {"values": encoded, "events": events, "bodies": bodies}
 
 
 def _frames() -> dict[str, list[bytes]]:
@@ -238,8 +266,8 @@ def _frames() -> dict[str, list[bytes]]:
     ]
     start = [b"".join(wire.parts(1, body)) for body in made["bodies"]]
     control = [
-        wire.numbered(Kind.CONTROL, 1, number, wire.to_json(told))
-        for number, told in enumerate(
+        wire.numbered(Kind.CONTROL, 1, number, wire.to_json(encoded))
+        for number, encoded in enumerate(
             (
                 {"op": "signal", "signum": 15},
                 {"op": "resize", "rows": 24, "cols": 80},
@@ -267,12 +295,12 @@ def _frames() -> dict[str, list[bytes]]:
     return {"client": client, "server": server}
 
 
-def _said() -> list[bytes]:
-    ready, started = (launcher._SIMPLE.pack(kind, 0, 2, 0) for kind in (40, 41))
-    exited = run._EXIT.pack(42, 256, 10, 20, 30)
-    failed = launcher._SIMPLE.pack(43, 111, 2, 0)
-    wrapped = launcher._SIMPLE.pack(43, 25, 0, 0) + b"bwrap: no\n"
-    terminal = launcher._SIMPLE.pack(45, 0, 0, 0)
+def _reports() -> list[bytes]:
+    ready, started = (SIMPLE.pack(kind, 0, 2, 0) for kind in (Message.READY, Message.STARTED))
+    exited = EXITED.pack(Message.EXITED, 256, 10, 20, 30)
+    failed = SIMPLE.pack(Message.FAILED, FailurePlace.EXEC, 2, 0)
+    wrapped = SIMPLE.pack(Message.FAILED, p.Wrap.op, 0, 0) + b"bwrap: no\n"
+    terminal = SIMPLE.pack(Message.TERMINAL, 0, 0, 0)
     return [
         NEXT_MESSAGE.join((b"\2" + ready, b"\0" + started, b"\0" + exited)),
         b"\0" + failed,
@@ -359,9 +387,9 @@ def seeds() -> dict[str, list[bytes]]:
         "wire_values": _values()["values"],
         "wire_client": frames["client"],
         "wire_server": frames["server"],
-        "line": [_on_a_line(*told) for told in _GREETINGS],
+        "line": [_on_a_line(*greeting) for greeting in _GREETINGS],
         "replay": [bytes((0, 9, 1, 255, 2, 128, 3, 255, 1, 9)), bytes((0, 255, 4, 1, 5, 0)) * 3],
-        "sandbox_messages": _said(),
+        "sandbox_messages": _reports(),
     }
 
 

@@ -348,7 +348,7 @@ class _LocalSink(_Sink):
 
 
 _NOWHERE: Any = types.SimpleNamespace(
-    ears=types.SimpleNamespace(remove=lambda _: None), kill=lambda _: True
+    readers=types.SimpleNamespace(remove=lambda _: None), kill=lambda _: True
 )
 
 
@@ -358,7 +358,7 @@ async def _messages(data: bytes) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         ours.setblocking(False)
-        sandbox = Sandbox(1, ours, line=_NOWHERE, owner=None)
+        sandbox = Sandbox(1, ours, channel=_NOWHERE, owner=None)
         run = LocalRun(sandbox, isolation=ISOLATION)
         run._sink = run._output.sink = _LocalSink()
         for piece in data.split(NEXT_MESSAGE)[:6]:

@@ -121,7 +121,12 @@ async def test_bwrap_holds_no_right_and_nothing_of_the_caller_s(whole: sb.Sessio
         assert not status["Groups"].split()
     if os.geteuid() == 0:
         held = [os.readlink(f"/proc/{watcher}/fd/{fd}") for fd in os.listdir(f"/proc/{watcher}/fd")]
-        known = ("/dev/null", "/memfd:said", "anon_inode:[signalfd]", "anon_inode:[eventfd]")
+        known = (
+            "/dev/null",
+            "/memfd:bwrap-stderr",
+            "anon_inode:[signalfd]",
+            "anon_inode:[eventfd]",
+        )
         assert [target for target in held if not target.startswith(known)] == []
     proc.kill()
     await proc.wait()
@@ -287,7 +292,7 @@ async def test_a_bwrap_that_gives_up_is_quoted(install: Callable[[str], Path]) -
     with pytest.raises(sb.BackendUnavailableError) as caught:
         await sb.on_device.session().open()
     message = str(caught.value)
-    assert "(bwrap says: the moon is  [31mred)" in message
+    assert "(bwrap reports: the moon is  [31mred)" in message
     assert "can be built without it" in message
     assert "backend='userns' works here" in caught.value.hint
 

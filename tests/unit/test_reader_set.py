@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from union.sandbox._linux.reader_set import Ears
+from union.sandbox._linux.reader_set import ReaderSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,50 +32,50 @@ async def test_calls_for_as_long_as_there_is_something_to_read(
     pipes: list[tuple[int, int]],
 ) -> None:
     near, far = pipes[0]
-    ears, heard = Ears(), []
+    readers, heard = ReaderSet(), []
 
     def call() -> None:
         heard.append(os.read(near, 1))
 
-    ears.add(near, call)
+    readers.add(near, call)
     await _turns()
     assert heard == []
     os.write(far, b"abc")
     await _turns()
     assert heard == [b"a", b"b", b"c"]
-    ears.remove(near)
-    ears.remove(near)
+    readers.remove(near)
+    readers.remove(near)
     os.write(far, b"d")
     await _turns()
     assert len(heard) == 3
-    ears.close()
+    readers.close()
 
 
 async def test_the_last_call_that_was_given_counts(pipes: list[tuple[int, int]]) -> None:
     near, far = pipes[0]
-    ears, heard = Ears(), []
-    ears.add(near, lambda: heard.append("first"))
-    ears.add(near, lambda: heard.append(os.read(near, 1).decode()))
+    readers, heard = ReaderSet(), []
+    readers.add(near, lambda: heard.append("first"))
+    readers.add(near, lambda: heard.append(os.read(near, 1).decode()))
     os.write(far, b"x")
     await _turns()
     assert heard == ["x"]
-    ears.close()
+    readers.close()
 
 
 async def test_what_another_one_has_removed_is_not_called(pipes: list[tuple[int, int]]) -> None:
-    ears, heard = Ears(), []
+    readers, heard = ReaderSet(), []
 
     def only(number: int) -> None:
         heard.append(number)
         for near, _ in pipes:
-            ears.remove(near)
+            readers.remove(near)
 
     for number, (near, far) in enumerate(pipes):
-        ears.add(near, lambda number=number: only(number))  # type: ignore[misc]
+        readers.add(near, lambda number=number: only(number))  # type: ignore[misc]
         os.write(far, b"x")
     await _turns()
     assert len(heard) == 1
-    ears.close()
+    readers.close()
 
 
 async def test_a_call_that_raises_does_not_silence_the_others(
@@ -83,21 +83,21 @@ async def test_a_call_that_raises_does_not_silence_the_others(
 ) -> None:
     told: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(str(what)))
-    ears, heard = Ears(), []
+    readers, heard = ReaderSet(), []
 
     def fails() -> None:
-        ears.remove(pipes[0][0])
+        readers.remove(pipes[0][0])
         raise ValueError("of ours")
 
-    ears.add(pipes[0][0], fails)
-    ears.add(pipes[1][0], lambda: heard.append(os.read(pipes[1][0], 1)))
+    readers.add(pipes[0][0], fails)
+    readers.add(pipes[1][0], lambda: heard.append(os.read(pipes[1][0], 1)))
     for _, far in pipes[:2]:
         os.write(far, b"x")
     await _turns()
     assert heard == [b"x"]
     assert len(told) == 1
     assert "of ours" in told[0]
-    ears.close()
+    readers.close()
 
 
 async def test_after_its_end_it_is_there_for_what_is_listened_to(
@@ -105,18 +105,18 @@ async def test_after_its_end_it_is_there_for_what_is_listened_to(
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     (near, far), (late, late_far), _ = pipes
-    ears, heard = Ears(), []
+    readers, heard = ReaderSet(), []
 
     def hear(fd: int) -> None:
         heard.append(os.read(fd, 1))
-        ears.remove(fd)
+        readers.remove(fd)
 
-    ears.add(near, lambda: hear(near))
-    ears.close()
+    readers.add(near, lambda: hear(near))
+    readers.close()
     for fd, other in ((near, far), (late, late_far)):
-        ears.add(fd, lambda fd=fd: hear(fd))  # type: ignore[misc]
+        readers.add(fd, lambda fd=fd: hear(fd))  # type: ignore[misc]
         os.write(other, b"x")
         await _turns()
         assert len(os.listdir("/proc/self/fd")) == before
     assert heard == [b"x", b"x"]
-    ears.close()
+    readers.close()

@@ -50,7 +50,7 @@ _BACKEND: Final = "bubblewrap"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """What a sandbox is shown of the host's GPUs."""
+    """The parts of the host's GPUs that a sandbox sees."""
 
     nodes: tuple[Shown, ...] = ()
     libraries: tuple[Shown, ...] = ()

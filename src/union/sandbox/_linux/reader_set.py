@@ -1,8 +1,8 @@
-"""Descriptors that are listened to for the time of one command.
+"""Descriptors that are read for the time of one command.
 
-The event loop knows one descriptor for each session, which is ready when any of the session's is.
-To add and remove one of those is a system call and a dictionary entry; the loop would make and
-drop handles and keys for it, three times for every command.
+The event loop watches one epoll descriptor for each session, which is ready when any of the
+session's descriptors is. Adding one to it is a system call and a dictionary entry; adding it to the
+loop would create and drop handles and keys, three times for every command.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Ears"]
+__all__ = ["ReaderSet"]
 
-_MOST_AT_ONCE: Final = 64
+_MAX_EVENTS: Final = 64
 _POLL_S: Final = 0.02
 _EXHAUSTED: Final = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
-"""The user's epoll watches (fs.epoll.max_user_watches), memory or descriptors are used up, possibly
-by another program: a command that already runs must be served all the same."""
+"""The user's epoll watches (fs.epoll.max_user_watches), memory or descriptors are exhausted,
+possibly by another program: a command that already runs must still be read."""
 
 
-class Ears:
-    """Calls back when there is something to read; whoever adds a descriptor removes it again."""
+class ReaderSet:
+    """Calls back when a descriptor is readable; the caller of `add` must also call `remove`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Callable[[], None]] = {}
         self._is_kept = True
         self._unwatched: set[int] = set()
-        """Descriptors that the kernel has no watch for now; they are polled until it has."""
+        """Descriptors without an epoll watch; they are polled until one is available."""
         self._polling: asyncio.TimerHandle | None = None
         self._open()
 
     def _open(self) -> None:
         ready = select.epoll()
         try:
-            self._loop.add_reader(ready.fileno(), self._hear)
+            self._loop.add_reader(ready.fileno(), self._on_ready)
         except BaseException:
             ready.close()
             raise
@@ -48,8 +48,8 @@ class Ears:
     def add(self, fd: int, call: Callable[[], None]) -> None:
         """Call ``call``, which must not block, whenever ``fd`` is readable.
 
-        Where the kernel has no more watches, the descriptor is polled: a command that was handed
-        over is never left without its reader.
+        If no epoll watch is available, the descriptor is polled, so that a command that was sent
+        always has a reader.
         """
         if fd not in self._calls:
             try:
@@ -89,27 +89,27 @@ class Ears:
                 call()
 
     def remove(self, fd: int) -> None:
-        """Does nothing for one that is not listened to."""
+        """Stop watching ``fd``; does nothing if it is not watched."""
         if self._calls.pop(fd, None) is None:
             return
         if fd in self._unwatched:
             self._unwatched.discard(fd)
         else:
             self._ready.unregister(fd)
-        self._let_go()
+        self._close_if_unused()
 
-    def _hear(self) -> None:
-        for fd, _ in self._ready.poll(0, _MOST_AT_ONCE):
-            # One that was called before may have removed it, or put another in its place.
+    def _on_ready(self) -> None:
+        for fd, _ in self._ready.poll(0, _MAX_EVENTS):
+            # An earlier callback may have removed it, or replaced it.
             if (call := self._calls.get(fd)) is not None:
                 call()
 
     def close(self) -> None:
-        """The session is over. Output that nobody has read yet may still be listened to."""
+        """Close the set once its last descriptor is removed; output may still be unread."""
         self._is_kept = False
-        self._let_go()
+        self._close_if_unused()
 
-    def _let_go(self) -> None:
+    def _close_if_unused(self) -> None:
         if not (self._is_kept or self._calls or self._ready.closed):
             self._loop.remove_reader(self._ready.fileno())
             self._ready.close()

@@ -207,7 +207,7 @@ class _Removal:
         try:
             os.rmdir(name, dir_fd=self._top)
         except OSError as exc:
-            # What is left in it has its own error, or is new and meets the next pass.
+            # An entry left in it has its own error, or is new and handled by the next pass.
             if exc.errno not in _NOT_EMPTY:
                 raise
         else:

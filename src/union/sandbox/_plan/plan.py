@@ -48,7 +48,9 @@ __all__ = [
     "encode",
 ]
 
-_MAGIC = 0x32584253
+MAGIC = 0x32584253
+BIND_EXISTING = 1 << 63
+WRAP_USERNS = 1
 _HEAD = struct.Struct("=IIII4Q")
 
 RDONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
@@ -107,7 +109,11 @@ class Bind(Step):
     def integers(self) -> tuple[int, ...]:
         fd = 0 if self.fd is None else self.fd + 1
         idmap = 0 if self.idmap is None else self.idmap + 1
-        return (self.attrs | self.existing << 63, *self.identity, idmap << 32 | fd)
+        return (
+            self.attrs | (BIND_EXISTING if self.existing else 0),
+            *self.identity,
+            idmap << 32 | fd,
+        )
 
     def blobs(self) -> tuple[bytes, ...]:
         return _text(self.source), _text(self.path)
@@ -410,7 +416,7 @@ class Wrap(Step):
     def integers(self) -> tuple[int, ...]:
         if self.enter is None:
             return ()
-        return 1, *(inside << 32 | outside for inside, outside in self.enter)
+        return WRAP_USERNS, *(inside << 32 | outside for inside, outside in self.enter)
 
     def blobs(self) -> tuple[bytes, ...]:
         return b"".join(map(_text, (self.program, *self.args))), encode(self.inside)
@@ -453,29 +459,13 @@ OP_NAMES: dict[int, str] = {
     27: "hidden file",
     28: "limit of a user namespace",
     30: "shared view",
-    100: "plan",
-    101: "namespaces",
-    102: "id-mapped mount",
-    103: "control group",
-    104: "user and group ids",
-    105: "private mounts",
-    106: "descriptors",
-    107: "request",
-    108: "script",
-    109: "fork",
-    110: "working directory",
-    111: "program",
-    112: "standard streams",
-    113: "terminal",
-    114: "entering the shared view",
-    115: "process set-up",
 }
-"""What each operation is called in an error."""
+"""The name of each step in an error."""
 
 
 def encode(steps: tuple[Step, ...]) -> bytes:
     """Steps as the launcher reads them."""
-    return struct.pack("=II", _MAGIC, len(steps)) + b"".join(map(_encoded, steps))
+    return struct.pack("=II", MAGIC, len(steps)) + b"".join(map(_encoded, steps))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from union.sandbox._backends import registry
-from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import NamespaceRefusedError
 from union.sandbox._linux.pinning import Places
 from union.sandbox._linux.prepared import Sandbox
+from union.sandbox._linux.protocol import FailurePlace
+from union.sandbox._linux.remedies import explain
 from union.sandbox._linux.run import NotBuiltError
 from union.sandbox._session.threads import until_done
 from union.sandbox.on_device import _probe, _programs
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Postures"]
 
-_CLONE: Final = 101
 _BUILD_AHEAD: Final = 4
 _log = logging.getLogger("union.sandbox")
 _builders: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]] = (
@@ -160,7 +160,7 @@ class Postures:
         try:
             posture = self.get(shape)
         except NamespaceRefusedError as exc:
-            return _probe.Outcome((_CLONE, exc.errno or 0))
+            return _probe.Outcome((FailurePlace.CLONE, exc.errno or 0))
         shares = posture.plan.shared is not None
         what = _probe.Verified(
             backend=self._spec.backend,
@@ -191,7 +191,7 @@ class Postures:
         if posture.is_plain:
             self._pool.sandboxes.keep(posture, sandbox)
         else:
-            sandbox.let_go()
+            sandbox.release()
         return outcome
 
     def _shows_own_paths(self) -> bool:
@@ -222,7 +222,7 @@ class Postures:
         try:
             outcome, sandbox = await self._inspect(posture)
             if sandbox is not None:
-                sandbox.let_go()
+                sandbox.release()
             return outcome
         finally:
             posture.close()
@@ -240,10 +240,10 @@ class Postures:
         except BaseException:
             sock.close()
             raise
-        sandbox = Sandbox(number, sock, line=channel, owner=posture.owner)
+        sandbox = Sandbox(number, sock, channel=channel, owner=posture.owner)
         if outcome.failure is None:
             return outcome, sandbox
-        sandbox.let_go()
+        sandbox.release()
         return dataclasses.replace(outcome, copied=posture.plan.shared is not None), None
 
     async def stop(self) -> None:

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.resolve_call import is_below, read_only_in_session, spec_of_call
-from union.sandbox._linux.failures import explain
+from union.sandbox._linux.remedies import explain
 from union.sandbox._linux.run import NotBuiltError
 from union.sandbox._linux.spares import IDLE_S
 from union.sandbox.errors import PolicyError

@@ -10,16 +10,13 @@ import tempfile
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.diagnosis import Layer
-from union.sandbox._linux import bwrap, causes, cgroup, gpu, host_programs, kernel, programs
-from union.sandbox._linux.launcher import (
-    BINARY,
-    Channel,
-    Launcher,
-    NamespaceRefusedError,
-    sealed_memfd,
-)
+from union.sandbox._linux import bwrap, cgroup, gpu, host_programs, kernel, remedies
+from union.sandbox._linux.channel import Channel
+from union.sandbox._linux.descriptors import sealed_memfd
+from union.sandbox._linux.launcher import BINARY, Launcher, NamespaceRefusedError
 from union.sandbox._linux.pinning import Places
-from union.sandbox._linux.reader_set import Ears
+from union.sandbox._linux.protocol import FailurePlace
+from union.sandbox._linux.reader_set import ReaderSet
 from union.sandbox._plan import plan as p
 from union.sandbox.errors import BackendUnavailableError
 from union.sandbox.on_device import _probe
@@ -53,14 +50,14 @@ async def look_at_layers() -> tuple[Layer, ...]:
 
 
 async def _of_launcher() -> list[Layer]:
-    with contextlib.closing(Ears()) as ears:
-        return await _by_launcher(ears)
+    with contextlib.closing(ReaderSet()) as readers:
+        return await _by_launcher(readers)
 
 
-async def _by_launcher(ears: Ears) -> list[Layer]:
+async def _by_launcher(readers: ReaderSet) -> list[Layer]:
     names = ("user-namespaces", *_INSIDE_NAMESPACES)
     try:
-        channel = Channel(ears)
+        channel = Channel(readers)
     except BackendUnavailableError as exc:
         missing = Layer(name="launcher", available=False, detail=str(exc.args[0]), hint=exc.hint)
         return [missing, *(_needs(name, "the launcher") for name in names)]
@@ -121,7 +118,7 @@ async def _attempt(
             sock.close()
     if failure is None:
         return Layer(name=name, available=True)
-    what, hint = causes.cause(*failure)
+    what, hint = remedies.cause(*failure)
     return Layer(name=name, available=False, detail=what, hint=hint)
 
 
@@ -141,7 +138,7 @@ async def _id_mapped(channel: Channel) -> Layer:
         try:
             userns = Launcher.current().userns(inside=(0, 0), outside=(who.host_uid, who.host_gid))
         except NamespaceRefusedError as exc:
-            what, hint = causes.cause(causes.CLONE, exc.errno or 0)
+            what, hint = remedies.cause(FailurePlace.CLONE, exc.errno or 0)
             return Layer(name=name, available=False, detail=what, hint=hint)
         bind = p.Bind(directory, "/work", p.NOSUID | p.NODEV, idmap=0)
         steps = (_ROOT, p.Enter(move=True), bind)
@@ -198,7 +195,7 @@ def _uv() -> Layer:
         return Layer(
             name="uv",
             available=True,
-            detail=programs.version_of(host_programs.find_uv(Places.of(frozenset()))),
+            detail=host_programs.version_of(host_programs.find_uv(Places.of(frozenset()))),
         )
     except BackendUnavailableError as exc:
         return Layer(name="uv", available=False, detail=str(exc.args[0]), hint=exc.hint)

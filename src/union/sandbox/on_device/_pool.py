@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.spec import RunSpec
-from union.sandbox._linux.launcher import Channel
-from union.sandbox._linux.reader_set import Ears
+from union.sandbox._linux.channel import Channel
+from union.sandbox._linux.reader_set import ReaderSet
 from union.sandbox.errors import SandboxError, SandboxExecutionError
 from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes
@@ -42,7 +42,7 @@ class Pool:
         self._spec = spec
         self.is_bare = spec.backend == "none"
         """Whether the backend isolates nothing; then nothing is prepared ahead."""
-        self._readers: Ears | None = None
+        self._readers: ReaderSet | None = None
         self._channel: Channel | None = None
         self._in_a_row = (False, 0)
         """Whether the last commands were Python, and how many of them came in a row."""
@@ -54,7 +54,7 @@ class Pool:
 
     def reserve(self) -> None:
         """Take the descriptor that closing needs, before any other is taken."""
-        self._readers = Ears()
+        self._readers = ReaderSet()
 
     def connect(self) -> None:
         """Open the channel to the launcher; ``reserve()`` comes first."""
@@ -90,7 +90,7 @@ class Pool:
     def spawn_failed(self, what: str, exc: OSError) -> SandboxExecutionError:
         """Return the error for a command or a session that could not be started."""
         if exc.errno == errno.ECHILD and self._channel is not None and self._channel.lost:
-            exc = self._channel.end()  # nothing but the launcher is to blame
+            exc = self._channel.end_reason()  # nothing but the launcher is to blame
         why = exc.strerror or str(exc)
         if exc.errno in _PEER_GONE and why == os.strerror(exc.errno):
             why = "its sandbox ended before it could take it"
@@ -134,9 +134,9 @@ class Pool:
     def _send(self, run: LocalRun, spec: RunSpec, command: Command) -> None:
         # run() waits for the start only if the start has something to report: our end of a
         # terminal, a missing program or directory, or a number that is not always the same.
-        tell = spec.pty is not None or spec.kind == "argv" or spec.cwd is not None or self.is_bare
+        report = spec.pty is not None or spec.kind == "argv" or spec.cwd is not None or self.is_bare
         pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
-        run.send(command, pipes=pipes, stdin=spec.stdin, pty=spec.pty, tell=tell)
+        run.send(command, pipes=pipes, stdin=spec.stdin, pty=spec.pty, report_start=report)
 
     def _waiting_python(
         self, posture: Posture, spec: RunSpec, command: Command, *, work: WorkDir, venv: Venv

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Setting, Wrapper
 from union.sandbox._linux import cgroup, inherited, kernel
-from union.sandbox._linux.launcher import sealed_memfd
+from union.sandbox._linux.descriptors import sealed_memfd
 from union.sandbox._seccomp.filter import filter_program
 from union.sandbox.errors import BackendUnavailableError
 from union.sandbox.on_device._kernel_files import has_own_counters
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from union.sandbox._backends.base import Backend, NetworkShape
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux import bwrap
-    from union.sandbox._linux.launcher import Channel
+    from union.sandbox._linux.channel import Channel
     from union.sandbox._plan.plan import Plan
     from union.sandbox.on_device._probe import Facts
     from union.sandbox.on_device._programs import Programs

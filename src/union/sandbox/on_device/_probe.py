@@ -13,17 +13,15 @@ import dataclasses
 import errno
 import os
 import socket
-import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._linux import causes
-from union.sandbox._linux.failures import in_its_words
-from union.sandbox._linux.launcher import receive
-from union.sandbox._linux.prepared import FAILED
-from union.sandbox._linux.run import READY
+from union.sandbox._linux import remedies
+from union.sandbox._linux.descriptors import receive
+from union.sandbox._linux.protocol import SIMPLE, FailurePlace, Message, operation
+from union.sandbox._plan import plan
 from union.sandbox.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -36,10 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Facts", "Outcome", "Verified", "look", "ready", "settle", "shared", "verified"]
 
-_SIMPLE = struct.Struct("=IIii")
 _PATIENCE_S: Final = 30.0
 _MESSAGE: Final = 512
-_SHARED: Final = 44
 _NS_FILES: Final = {"mount": "mnt"}
 _PASSING: Final = (
     errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.EMFILE, errno.ENFILE, errno.EINTR,
@@ -107,19 +103,19 @@ def _last_words(sock: socket.socket, exc: Exception) -> Outcome:
     """What a sandbox said that was ready and then ended all the same."""
     with contextlib.suppress(BlockingIOError, ConnectionResetError):
         while data := sock.recv(_MESSAGE):
-            if int.from_bytes(data[:4], sys.byteorder) != READY:
-                return _outcome(data, READY)
+            if int.from_bytes(data[:4], sys.byteorder) != Message.READY:
+                return _outcome(data, Message.READY)
     raise OSError(errno.ECHILD, "a sandbox was killed before it could be looked at") from exc
 
 
 async def ready(sock: socket.socket) -> Outcome:
     """Waits until a sandbox is built, or could not be."""
-    return _outcome(await _first_message(sock), READY)
+    return _outcome(await _first_message(sock), Message.READY)
 
 
 async def shared(sock: socket.socket) -> tuple[Outcome, tuple[int, ...]]:
     """Waits for what sandboxes will share: how that went, and the namespaces that hold it."""
-    outcome = _outcome(await _first_message(sock), _SHARED)
+    outcome = _outcome(await _first_message(sock), Message.SHARED)
     if outcome.failure is not None:
         return outcome, ()
     _, fds = receive(sock, _MESSAGE, 2)
@@ -136,14 +132,14 @@ def _outcome(data: bytes, wanted: int) -> Outcome:
         raise OSError(
             errno.ECHILD, "a sandbox ended before it was ready: it, or the launcher, was killed"
         )
-    if len(data) < _SIMPLE.size:
+    if len(data) < SIMPLE.size:
         raise _not_understood()
-    kind, where, error, _ = _SIMPLE.unpack(data[: _SIMPLE.size])
+    kind, where, error, _ = SIMPLE.unpack(data[: SIMPLE.size])
     if kind == wanted:
         return Outcome(None)
-    if kind != FAILED:
+    if kind != Message.FAILED:
         raise _not_understood()
-    return Outcome((where & 0xFF, error), in_its_words(data[_SIMPLE.size :]))
+    return Outcome((operation(where), error), remedies.bwrap_message(data[SIMPLE.size :]))
 
 
 def _not_understood() -> OSError:
@@ -249,11 +245,13 @@ async def settle(
             facts = dataclasses.replace(facts, share=False)
             continue
         op, error = outcome.failure
-        if op == causes.WRAP and outcome.said:
+        if op == plan.Wrap.op and outcome.said:
             op, error = (await without_bwrap(facts)).failure or (op, 0)
         weaker = _without(facts, op, error, spec)
         if weaker is None or (opened is not None and weaker.is_weaker_than(opened)):
-            raise causes.unavailable(spec.backend, op, error, strict=spec.strict, said=outcome.said)
+            raise remedies.unavailable(
+                spec.backend, op, error, strict=spec.strict, stderr_text=outcome.said
+            )
         facts = weaker
 
 
@@ -262,16 +260,16 @@ def _without(facts: Facts, op: int, error: int, spec: SessionSpec) -> Facts | No
 
     An error that sandboxed code or a lack of resources can cause is no reason to do without.
     """
-    if op == causes.IDMAP and facts.idmap and error in causes.NO_ID_MAPS:
+    if op == FailurePlace.IDMAP and facts.idmap and error in remedies.NO_ID_MAPS:
         return dataclasses.replace(facts, idmap=False)
     if spec.strict or error in _PASSING:
         return None
-    if op == causes.PROC and error == errno.EPERM and facts.fresh_proc:
+    if op == plan.Proc.op and error == errno.EPERM and facts.fresh_proc:
         return dataclasses.replace(facts, fresh_proc=False)
-    if op == causes.ENTER and facts.pivot and spec.backend == "userns":
+    if op == plan.Enter.op and facts.pivot and spec.backend == "userns":
         return dataclasses.replace(facts, pivot=False)
-    if op == causes.NETLINK and facts.redirect:
+    if op == plan.Netlink.op and facts.redirect:
         return dataclasses.replace(facts, redirect=False)
-    if op == causes.COUNTER and facts.counters:
+    if op == plan.Counter.op and facts.counters:
         return dataclasses.replace(facts, counters=False)
     return None

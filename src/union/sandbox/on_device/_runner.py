@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Started
 from union.sandbox._linux import host
+from union.sandbox._linux.protocol import FailurePlace, operation
 from union.sandbox._linux.run import LocalRun, NotBuiltError
 from union.sandbox._plan.rootfs import RUN_DIR
 from union.sandbox._session import threads
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Runner"]
 
-_CHDIR: Final = 110
 _SETTLED_S: Final = {"python": 0.006}
 _SETTLED_OTHER_S: Final = 0.002
 """A short command has ended by then. To read its output, and to make the next sandboxes, would only
@@ -125,7 +125,7 @@ class Runner:
             except asyncio.CancelledError:
                 run.end_now("closed")
                 raise
-        if run.failure is not None and run.failure[0] & 0xFF == _CHDIR:
+        if run.failure is not None and operation(run.failure[0]) == FailurePlace.CHDIR:
             raise SandboxUsageError(
                 f"cwd={spec.cwd!r}: {os.strerror(run.failure[1])} inside the sandbox",
                 argument="cwd",

@@ -18,7 +18,7 @@ from union.sandbox.errors import SandboxExecutionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from union.sandbox._linux.launcher import Channel
+    from union.sandbox._linux.channel import Channel
     from union.sandbox.on_device._posture import Posture
 
 __all__ = ["Sandboxes"]
@@ -87,7 +87,7 @@ class Sandboxes:
                 group.release_procs()
                 group.remove()
             raise
-        sandbox = Sandbox(number, sock, line=channel, owner=posture.owner, first_pid=pid)
+        sandbox = Sandbox(number, sock, channel=channel, owner=posture.owner, first_pid=pid)
         if group is not None:
             self._held.add(group)
             group.release_procs()
@@ -118,12 +118,12 @@ class Sandboxes:
         """Keeps this one for next time, unless there are enough."""
         waiting = self._spares[posture]
         if self._closed or len(waiting) >= self._keep:
-            sandbox.let_go()
+            sandbox.release()
             return
         try:
-            sandbox.lay_pipes()
+            sandbox.make_pipes()
         except OSError:
-            sandbox.let_go()
+            sandbox.release()
             raise
         waiting.append(_Spare(LocalRun(sandbox, isolation=posture.isolation)))
         self.touch()

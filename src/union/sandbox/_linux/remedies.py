@@ -1,7 +1,7 @@
-"""Why a step is refused on this machine, and what to do: the one place for causes and remedies.
+"""Why a sandbox, a step or a command failed, and the remedy: the one place for causes.
 
-The kernel says which step failed and with which errno. What stands behind that is read from the
-places where the kernel shows it: settings, the filter and the profile of this process.
+The launcher reports the operation that failed and its errno. The cause behind them is read where
+the kernel shows it: settings, the system-call filter and the security profile of this process.
 """
 
 from __future__ import annotations
@@ -11,53 +11,134 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from union.sandbox._core.events import Failed
 from union.sandbox._linux import kernel
-from union.sandbox._plan.plan import OP_NAMES
+from union.sandbox._linux.protocol import FAILURE_NAMES, FailurePlace, operation
+from union.sandbox._plan import plan
 from union.sandbox.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Cause", "cause", "too_old", "unavailable"]
+__all__ = [
+    "NO_ID_MAPS",
+    "Cause",
+    "bwrap_message",
+    "cause",
+    "explain",
+    "no_descriptors",
+    "too_old",
+    "unavailable",
+]
 
-BIND, ROOT, PROC, REMOUNT, NETLINK, ATTRS, RESIZE, WRAP, ENTER = 1, 2, 7, 9, 11, 23, 24, 25, 26
-COUNTER = 28
-CLONE, IDMAP, IDS, PRIVATE = 101, 102, 104, 105
 _CAP_SETFCAP: Final = 31
+_MOUNTS: Final = frozenset({FailurePlace.PRIVATE, plan.Root.op, plan.Bind.op, plan.Remount.op})
+_AFTER_BWRAP: Final = frozenset({plan.Wrap.op, plan.Attrs.op, plan.Resize.op})
+"""Operations that only the bubblewrap backend performs."""
 
 _WEAKER: Final = {
-    PROC: "showing the container's own",
-    NETLINK: "proxies alone",
-    ENTER: "moving it over the caller's",
-    IDMAP: "running as root's own id",
-    COUNTER: "counters that are shared with the caller",
+    plan.Proc.op: "showing the container's own",
+    plan.Netlink.op: "proxies alone",
+    plan.Enter.op: "moving it over the caller's",
+    FailurePlace.IDMAP: "running as root's own id",
+    plan.Counter.op: "counters that are shared with the caller",
 }
-"""What takes the place of a step that is refused, unless the caller asked for ``strict``."""
+"""The replacement for a step that the host refuses, unless the session is ``strict``."""
 
 
 class Cause(NamedTuple):
-    """What is in the way, and the remedy."""
+    """Why a step failed, and the remedy."""
 
     what: str
     hint: str
 
 
+def bwrap_message(stderr: bytes) -> str:
+    """Return bwrap's error output as one line that is safe to print."""
+    text = stderr.decode("utf-8", "replace").strip().removeprefix("bwrap: ")
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def explain(where: int, error: int, program: str, stderr: bytes = b"") -> Failed:
+    """Return the event for a command that could not be started.
+
+    Args:
+        where: id of the FAILED message; its low byte is the operation.
+        error: errno of the operation.
+        program: first argument of the command.
+        stderr: error output of bwrap, if bwrap failed.
+
+    """
+    op = operation(where)
+    if op == plan.Wrap.op and stderr:
+        return Failed("spawn", f"bwrap: {bwrap_message(stderr)}", "spawn-bwrap")
+    if op == FailurePlace.EXEC and error in _NOT_EXECUTED:
+        return _NOT_EXECUTED[error](program)
+    name = FAILURE_NAMES.get(op, f"step {op}")
+    if op == FailurePlace.EXEC:
+        name = f"{name} {program!r}"
+    code = f"spawn-{errno.errorcode.get(error, error)}"
+    if error == errno.ESTALE:
+        return Failed(
+            "spawn",
+            f"{name}: a file or directory that the session shows was replaced meanwhile",
+            code,
+            "run the command again; if this repeats, another session or program keeps changing "
+            "the directories above a path that this session shows",
+        )
+    return Failed("spawn", f"{name}: {os.strerror(error)}", code)
+
+
+_NOT_EXECUTED: Final[dict[int, Callable[[str], Failed]]] = {
+    errno.ENOENT: lambda program: Failed(
+        "spawn", f"no such program inside the sandbox: {program!r}", "program-not-found"
+    ),
+    errno.E2BIG: lambda _: Failed(
+        "spawn",
+        "arguments and environment together are larger than the kernel accepts",
+        "too-large",
+        "pass large data through stdin, or in a file with put_bytes()",
+    ),
+    errno.ENOEXEC: lambda program: Failed(
+        "spawn",
+        f"not a program for this machine: {program!r}",
+        hint="a script needs a '#!' first line",
+    ),
+}
+
+
+def no_descriptors(exc: OSError) -> Failed:
+    """Return the event for a run whose descriptors this process had no room for."""
+    hint = "raise the limit on open files (ulimit -n)" if exc.errno == errno.EMFILE else ""
+    code = f"spawn-{errno.errorcode.get(exc.errno or 0, 'unknown')}"
+    return Failed("spawn", f"descriptors of the sandbox: {exc.strerror}", code, hint)
+
+
 def unavailable(
-    backend: str, op: int, error: int, *, strict: bool, said: str = ""
+    backend: str, op: int, error: int, *, strict: bool, stderr_text: str = ""
 ) -> BackendUnavailableError:
-    """The error for a sandbox that could not be built; ``said`` is what bwrap wrote."""
+    """Return the error for a sandbox that could not be built.
+
+    Args:
+        backend: name of the backend.
+        op: operation that failed.
+        error: its errno; 0 if bwrap gave up without one.
+        strict: whether the session rules out weaker replacements.
+        stderr_text: error output of bwrap, as `bwrap_message` returns it.
+
+    """
     what, hint = cause(op, error)
-    if op == ENTER and backend == "bubblewrap":
+    if op == plan.Enter.op and backend == "bubblewrap":
         what += ", which bwrap needs"
         hint += ", or pass backend='userns', which has another way"
     elif strict and op in _WEAKER:
         what += f", and strict=True rules out {_WEAKER[op]}"
         hint += ", or drop strict=True"
-    name = OP_NAMES.get(op, f"step {op}")
-    told = [f"{name}: {os.strerror(error)}"] if error else []
-    told += [f"bwrap says: {said}"] if said else []
+    name = FAILURE_NAMES.get(op, f"step {op}")
+    details = [f"{name}: {os.strerror(error)}"] if error else []
+    details += [f"bwrap reports: {stderr_text}"] if stderr_text else []
     return BackendUnavailableError(
-        f"the {backend!r} backend does not work here: {what} ({'; '.join(told)})",
+        f"the {backend!r} backend does not work here: {what} ({'; '.join(details)})",
         backend=backend,
         missing=(name,),
         hint=hint,
@@ -65,28 +146,34 @@ def unavailable(
 
 
 def cause(op: int, error: int) -> Cause:
-    """What stands behind a step that failed."""
+    """Return the cause of a failed operation on this machine."""
     if kernel.is_gvisor():
         return _GVISOR
-    if error in _USED_UP:
-        return _USED_UP[error]
-    if op in {WRAP, ATTRS, RESIZE}:
+    if error in _EXHAUSTED:
+        return _EXHAUSTED[error]
+    if op in _AFTER_BWRAP:
         return _of_bwrap(op, error)
-    if op == CLONE:
+    if op == FailurePlace.CLONE:
         return _of_namespaces(error)
-    if op == IDS and os.geteuid() == 0 and not kernel.capabilities() >> _CAP_SETFCAP & 1:
+    if (
+        op == FailurePlace.IDS
+        and os.geteuid() == 0
+        and not kernel.capabilities() >> _CAP_SETFCAP & 1
+    ):
         return _NO_SETFCAP
-    if op == IDS and _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
+    if op == FailurePlace.IDS and _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
         return _APPARMOR
-    if op == PROC and error == errno.EPERM:
+    if op == plan.Proc.op and error == errno.EPERM:
         return _MASKED_PROC
     if op in _OF_STEP:
         return _OF_STEP[op](error)
     if error == errno.ENOSYS:
         return too_old()
-    if op in {PRIVATE, ROOT, BIND, REMOUNT} and error in {errno.EPERM, errno.EACCES}:
+    if op in _MOUNTS and error in {errno.EPERM, errno.EACCES}:
         return _of_mounts()
-    return Cause("a sandbox could not be built", "please report this, with what sbx doctor says")
+    return Cause(
+        "a sandbox could not be built", "please report this, with the output of sbx doctor"
+    )
 
 
 def _sysctl(name: str) -> str:
@@ -97,7 +184,7 @@ def _sysctl(name: str) -> str:
 
 
 def _profile() -> str:
-    """The AppArmor profile of this process; empty where there is none, or none that confines."""
+    """Return the AppArmor profile of this process; empty if none confines it."""
     try:
         name = Path("/proc/self/attr/current").read_text(encoding="ascii").strip("\0\n ")
     except OSError:
@@ -132,32 +219,32 @@ def _of_namespaces(error: int) -> Cause:
 
 
 def _of_bwrap(op: int, error: int) -> Cause:
-    """When bwrap fails, or what it has started may not finish its work.
+    """Return the cause when bwrap fails, or a process that it started cannot finish the set-up.
 
-    Without an errno: it gave up by itself, and the same sandbox could be built without it.
+    ``error`` is 0 if bwrap gave up by itself and the same sandbox could be built without it.
     """
     also = "" if error else "; backend='userns' works here"
     if _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
         return Cause(
             "AppArmor restricts what bwrap may do in a user namespace on this host",
             "as root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or give bwrap an "
-            "AppArmor profile with the 'userns' permission that leaves capabilities to what it "
-            f"starts{also}",
+            "AppArmor profile with the 'userns' permission that keeps the capabilities of its "
+            f"child processes{also}",
         )
-    if op == WRAP and error:
+    if op == plan.Wrap.op and error:
         return Cause(
             "bwrap does not start",
-            "it is started as an id without rights where the caller is root: everybody must be "
-            "allowed to execute it, and to read its libraries",
+            "root starts it as an unprivileged id: every user must be allowed to execute it and to "
+            "read its libraries",
         )
-    if op == WRAP:
+    if op == plan.Wrap.op:
         return Cause(
             "bwrap gave up, though the same sandbox can be built without it",
             f"try it by hand: bwrap --unshare-all --ro-bind / / true{also}",
         )
     return Cause(
-        "what bwrap starts is not allowed to finish the set-up",
-        "a security profile for bwrap takes its capabilities away; pass backend='userns'",
+        "processes started by bwrap are not allowed to finish the set-up",
+        "a security profile for bwrap removes its capabilities; pass backend='userns'",
     )
 
 
@@ -197,7 +284,7 @@ def _of_mounts() -> Cause:
 
 
 def too_old() -> Cause:
-    """Why a call is not implemented."""
+    """Return the cause of a system call that is not implemented."""
     if kernel.is_gvisor():
         return _GVISOR
     if kernel.is_filtered():
@@ -213,21 +300,23 @@ _NO_COUNTER: Final = Cause(
     "its own",
 )
 _NO_ROOM: Final = "raise the limit on open files (ulimit -n), or close sessions that are done"
-_USED_UP: Final = {
+_EXHAUSTED: Final = {
     errno.EAGAIN: Cause(
         "no more processes may be started",
         "raise the limit on processes (ulimit -u, or pids.max of the control group)",
     ),
     errno.ENOMEM: Cause("there is not enough memory", "free some, or raise the limit (ulimit -v)"),
-    errno.EMFILE: Cause("no descriptor is left", _NO_ROOM),
-    errno.ENFILE: Cause("no descriptor is left on this machine", "as root: sysctl fs.file-max"),
+    errno.EMFILE: Cause("no file descriptor is left", _NO_ROOM),
+    errno.ENFILE: Cause(
+        "no file descriptor is left on this machine", "as root: sysctl fs.file-max"
+    ),
     errno.ESTALE: Cause(
         "a file or directory that the session shows was replaced while the sandbox was being built",
         "try again; if this repeats, another session or program keeps changing the directories "
         "above a path that this session shows",
     ),
 }
-"""What says nothing about the machine's kind, whatever the step."""
+"""Errors that depend on resources or concurrent changes, not on the kind of machine."""
 _MASKED_PROC: Final = Cause(
     "this container masks /proc, so a fresh one is refused",
     "run the container with an unmasked /proc (Kubernetes: procMount: Unmasked with hostUsers: "
@@ -261,8 +350,8 @@ _GVISOR: Final = Cause(
     "with another runtime (Kubernetes: another runtimeClassName)",
 )
 _OF_STEP: Final[dict[int, Callable[[int], Cause]]] = {
-    NETLINK: lambda _: _NO_REDIRECT,
-    COUNTER: lambda _: _NO_COUNTER,
-    IDMAP: _of_id_maps,
-    ENTER: _of_root,
+    plan.Netlink.op: lambda _: _NO_REDIRECT,
+    plan.Counter.op: lambda _: _NO_COUNTER,
+    FailurePlace.IDMAP: _of_id_maps,
+    plan.Enter.op: _of_root,
 }
