@@ -260,7 +260,7 @@ static void on_word(int signum)
         for (int i = 0; i < nfds; i++)
             close(fds[i]);
         if (got > 0 && request_type(&word, (size_t)got) == MSG_SIGNAL)
-            signal_tree(word.a);
+            word.id ? (void)kill(-command.pid, word.a) : signal_tree(word.a);
     } while (got > 0 || (got < 0 && (errno == EMSGSIZE || errno == EMFILE)));
     if (got == 0 || errno != EAGAIN) { /* the host let go: end with everything */
         end_everything();

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import os
 import signal
 import struct
@@ -344,17 +345,25 @@ class LocalRun:
 
     # Signals and ends.
 
-    def signal(self, signum: int) -> None:
+    def signal(self, signum: int, *, group: bool = False) -> None:
+        """Send a signal to every process of the sandbox.
+
+        Args:
+            signum: the number of the signal.
+            group: send it only to the command's own process group, as Ctrl-C at a terminal does.
+
+        """
         if self._ended:
             return
         try:
-            self.sandbox.sock.send(SIMPLE.pack(_SIGNAL, 0, signum, 0))
+            self.sandbox.sock.send(SIMPLE.pack(_SIGNAL, group, signum, 0))
         except BlockingIOError:  # hundreds of signals were not taken yet, or it has been stopped
-            if signum == signal.SIGKILL:
+            if signum == signal.SIGKILL and not group:
                 self._cause = self._cause or "signal"
                 self.sandbox.kill()
             else:
-                self._timers.append(self._loop.call_later(_AGAIN_S, self.signal, signum))
+                again = functools.partial(self.signal, signum, group=group)
+                self._timers.append(self._loop.call_later(_AGAIN_S, again))
         except (BrokenPipeError, ConnectionResetError):
             pass  # gone between two messages: its end is on the way to us
 
