@@ -74,7 +74,7 @@ out["after"] = secret()
 @pytest.fixture
 async def moved(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[sb.Session]:
     """A session whose root is entered as where pivot_root is refused."""
-    monkeypatch.setitem(_probe._known, "userns", _probe.Facts(pivot=False))
+    monkeypatch.setitem(_probe._known, "userns", _probe.HostFeatures(pivot=False))
     async with session_of("userns") as session:
         yield session
 
@@ -104,7 +104,7 @@ async def test_the_control_is_that_a_capability_uncovers_the_callers_root(plant:
 @pytest.mark.spec("B9", "G1")
 async def test_strict_refuses_a_moved_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strict asks for pivot_root again, whatever was found before; here it is allowed."""
-    monkeypatch.setitem(_probe._known, "userns", _probe.Facts(pivot=False))
+    monkeypatch.setitem(_probe._known, "userns", _probe.HostFeatures(pivot=False))
     async with session_of("userns") as session:
         assert session.isolation.root == "move"
     if session.isolation.proc == "inherited":

@@ -90,7 +90,7 @@ async def test_first_process_killed(backend: str, bystander: sb.SandboxProcess) 
 
 async def test_bwrap_killed(bystander: sb.SandboxProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     # Where nothing can be shared, a bwrap stays for as long as its sandbox.
-    monkeypatch.setitem(_probe._known, "bubblewrap", _probe.Facts(share=False))
+    monkeypatch.setitem(_probe._known, "bubblewrap", _probe.HostFeatures(share=False))
     async with session_of("bubblewrap", warm=0) as session:
         proc = await session.run("sleep 60", stdout=True)
         os.kill(await bwrap_around("sleep"), signal.SIGKILL)

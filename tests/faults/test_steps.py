@@ -81,7 +81,7 @@ async def attempt(options: dict[str, Any]) -> Seen:
     try:
         await session.open()
         stage = "run"
-        other_way = session._transport.postures.facts != _probe.Facts()  # type: ignore[union-attr]
+        other_way = session._transport.postures.features != _probe.HostFeatures()  # type: ignore[union-attr]
         for command in ({}, {"pty": True}, {"script_type": "python"}):
             text = "print('hi')" if "script_type" in command else "echo hi"
             proc = await session.run(text, stdout=True, timeout_s=20, **command)  # type: ignore[arg-type]

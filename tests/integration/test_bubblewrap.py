@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the host refuses to copy: bwrap builds each sandbox, and stays beside it."""
-    monkeypatch.setattr(_probe, "_known", {"bubblewrap": _probe.Facts(share=False)})
+    monkeypatch.setattr(_probe, "_known", {"bubblewrap": _probe.HostFeatures(share=False)})
 
 
 @pytest.fixture

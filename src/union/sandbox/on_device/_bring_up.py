@@ -52,7 +52,7 @@ class Postures:
         self._work = work
         self._pool = pool
         self._backend = backend
-        self.facts = _probe.Facts()
+        self.features = _probe.HostFeatures()
         self.programs: Programs | None = None
         """The host's programs; resolved before anything runs."""
         self._postures: dict[NetworkShape, Posture] = {}
@@ -73,12 +73,12 @@ class Postures:
             self.close()  # the caller replaced what is shown read-only
             posture = None
         if posture is None:
-            posture = self._make(shape, self._backend, self.facts)
+            posture = self._make(shape, self._backend, self.features)
             self._postures[shape] = posture
         return posture
 
-    def _make(self, shape: NetworkShape, backend: Backend, facts: _probe.Facts) -> Posture:
-        posture = self._compile(self._spec, self.programs, shape, backend, facts)
+    def _make(self, shape: NetworkShape, backend: Backend, features: _probe.HostFeatures) -> Posture:
+        posture = self._compile(self._spec, self.programs, shape, backend, features)
         self._work.keep(posture.read_only)
         return posture
 
@@ -97,7 +97,7 @@ class Postures:
                 for _ in named_paths(spec, self._work, places):
                     pass  # raises before programs are looked for in refused places
                 programs = _programs.resolve(spec, self._work)
-        return self._compile(spec, programs, shape, self._backend, self.facts)
+        return self._compile(spec, programs, shape, self._backend, self.features)
 
     def _compile(
         self,
@@ -105,7 +105,7 @@ class Postures:
         programs: Programs | None,
         shape: NetworkShape,
         backend: Backend,
-        facts: _probe.Facts,
+        features: _probe.HostFeatures,
     ) -> Posture:
         if not self._pool.sandboxes.is_open or programs is None:
             # It belongs to a command that was being started: nothing would close it any more.
@@ -115,7 +115,7 @@ class Postures:
             shape,
             backend=backend,
             work=self._work,
-            facts=facts,
+            features=features,
             programs=programs,
             own=self._own_id,
         )
@@ -141,20 +141,20 @@ class Postures:
         return self.get(shape)
 
     async def try_out(self, shape: NetworkShape) -> None:
-        """Find the facts for one shape of network, with one throw-away sandbox or a few."""
-        self.facts = await _probe.settle(
+        """Find the features for one shape of network, with one throw-away sandbox or a few."""
+        self.features = await _probe.settle(
             functools.partial(self._trial, shape),
             self._spec,
             without_bwrap=functools.partial(self._trial_without_bwrap, shape),
-            opened=self.facts if self._tried else None,
+            opened=self.features if self._tried else None,
         )
         self.get(shape).check_ids(strict=self._spec.strict)
         self._tried.add(shape)
 
-    async def _trial(self, shape: NetworkShape, facts: _probe.Facts) -> _probe.Outcome:
+    async def _trial(self, shape: NetworkShape, features: _probe.HostFeatures) -> _probe.Outcome:
         """Build one sandbox with this session's own plan and inspect it from outside."""
-        if facts != self.facts:
-            self.facts = facts
+        if features != self.features:
+            self.features = features
             self.close()
         try:
             posture = self.get(shape)
@@ -165,7 +165,7 @@ class Postures:
             backend=self._spec.backend,
             builder=posture.builder,
             network=shape,
-            facts=facts,
+            features=features,
             ids=posture.isolation.ids,
             device=self._work.identity[0],
         )
@@ -213,11 +213,11 @@ class Postures:
             _log.debug("nothing could be built ahead", exc_info=True)
 
     async def _trial_without_bwrap(
-        self, shape: NetworkShape, facts: _probe.Facts
+        self, shape: NetworkShape, features: _probe.HostFeatures
     ) -> _probe.Outcome:
         """Build the same sandbox by the launcher alone."""
-        facts = dataclasses.replace(facts, share=False)
-        posture = self._make(shape, registry.get("userns"), facts)
+        features = dataclasses.replace(features, share=False)
+        posture = self._make(shape, registry.get("userns"), features)
         try:
             outcome, sandbox = await self._inspect(posture)
             if sandbox is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from union.sandbox._linux import bwrap
     from union.sandbox._linux.launcher import Channel
     from union.sandbox._plan.plan import Plan
-    from union.sandbox.on_device._probe import Facts
+    from union.sandbox.on_device._probe import HostFeatures
     from union.sandbox.on_device._programs import Programs
     from union.sandbox.on_device._session_id import SessionId
     from union.sandbox.on_device._settings import HostSetting
@@ -73,13 +73,13 @@ class Posture:
         *,
         backend: Backend,
         work: WorkDir,
-        facts: Facts,
+        features: HostFeatures,
         programs: Programs,
         own: SessionId,
     ) -> None:
-        found = gather(spec, work, shape, facts=facts, programs=programs, own=own)
+        found = gather(spec, work, shape, features=features, programs=programs, own=own)
         try:
-            self._compile(spec, shape, backend=backend, facts=facts, programs=programs, found=found)
+            self._compile(spec, shape, backend=backend, features=features, programs=programs, found=found)
         except BaseException:
             _close_all(found.fds)
             found.read_only.close()
@@ -95,14 +95,14 @@ class Posture:
         shape: NetworkShape,
         *,
         backend: Backend,
-        facts: Facts,
+        features: HostFeatures,
         programs: Programs,
         found: HostSetting,
     ) -> None:
         self.limits = spec.limits
         self.groups = groups = cgroup.hierarchy() if _wants_group(spec) else None
         """Where each of its sandboxes gets a control group; None for no group."""
-        egress = _EGRESS[shape] if facts.redirect or shape != "filtered" else "proxy-only"
+        egress = _EGRESS[shape] if features.redirect or shape != "filtered" else "proxy-only"
         self.builder = programs.bwrap if backend.name == "bubblewrap" else None
         """The program that builds its sandboxes, if it is not the launcher alone."""
         watched = groups is None and spec.limits.memory_bytes is not None
@@ -110,12 +110,12 @@ class Posture:
             view=found.view,
             identity=found.identity,
             network=shape,
-            network_steps=network_steps(shape, redirect=facts.redirect),
+            network_steps=network_steps(shape, redirect=features.redirect),
             egress=egress,
             landlock_abi=kernel.landlock_abi(),
             seccomp=_filter(kernel.machine(), only_counted_memory=watched),
             wrapper=None if self.builder is None else _wrapper(self.builder),
-            share=facts.share,
+            share=features.share,
         )
         unprivileged = found.identity.kind == "unprivileged"
         self.plan = backend.plan(setting)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.bwrap import Bwrap
 
-__all__ = ["Facts", "Outcome", "Verified", "look", "ready", "settle", "shared", "verified"]
+__all__ = ["HostFeatures", "Outcome", "Verified", "look", "ready", "settle", "shared", "verified"]
 
 _SIMPLE = struct.Struct("=IIii")
 _PATIENCE_S: Final = 30.0
@@ -49,7 +49,7 @@ _PASSING: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class HostFeatures:
     """What plans may count on."""
 
     fresh_proc: bool = True
@@ -63,7 +63,7 @@ class Facts:
     counters: bool = True
     """Whether the limits of a user namespace can be set."""
 
-    def is_weaker_than(self, other: Facts) -> bool:
+    def is_weaker_than(self, other: HostFeatures) -> bool:
         """Whether a layer that ``other`` has is missing here; sharing is none."""
         return any(
             getattr(other, name) and not getattr(self, name)
@@ -209,25 +209,25 @@ class Verified:
     backend: str
     builder: Bwrap | None
     network: NetworkShape
-    facts: Facts
+    features: HostFeatures
     ids: str
     device: int
     """The file system of the work dir, which may or may not allow mounts with mapped ids."""
 
 
-_known: dict[str, Facts] = {}
+_known: dict[str, HostFeatures] = {}
 verified: set[Verified] = set()
 """What was built and looked at in this process."""
 
 
 async def settle(
-    trial: Callable[[Facts], Awaitable[Outcome]],
+    trial: Callable[[HostFeatures], Awaitable[Outcome]],
     spec: SessionSpec,
     *,
-    without_bwrap: Callable[[Facts], Awaitable[Outcome]],
-    opened: Facts | None = None,
-) -> Facts:
-    """Finds the facts under which a sandbox can be built for this session.
+    without_bwrap: Callable[[HostFeatures], Awaitable[Outcome]],
+    opened: HostFeatures | None = None,
+) -> HostFeatures:
+    """Finds the features under which a sandbox can be built for this session.
 
     ``opened`` are those that the session was opened with: none of its layers is given up later,
     whatever goes wrong then.
@@ -235,43 +235,43 @@ async def settle(
     Where bwrap fails it only says something. The cause is found by building the same sandbox
     ``without_bwrap``, which fails with a step and an errno if the host is the reason.
     """
-    facts = opened or _known.get(spec.backend, Facts())
+    features = opened or _known.get(spec.backend, HostFeatures())
     if spec.strict:
-        facts = dataclasses.replace(
-            facts, fresh_proc=True, redirect=True, pivot=True, counters=True
+        features = dataclasses.replace(
+            features, fresh_proc=True, redirect=True, pivot=True, counters=True
         )
     while True:
-        outcome = await trial(facts)
+        outcome = await trial(features)
         if outcome.failure is None:
-            _known[spec.backend] = dataclasses.replace(facts, idmap=True)
-            return facts
-        if outcome.copied and facts.share:
-            facts = dataclasses.replace(facts, share=False)
+            _known[spec.backend] = dataclasses.replace(features, idmap=True)
+            return features
+        if outcome.copied and features.share:
+            features = dataclasses.replace(features, share=False)
             continue
         op, error = outcome.failure
         if op == causes.WRAP and outcome.said:
-            op, error = (await without_bwrap(facts)).failure or (op, 0)
-        weaker = _without(facts, op, error, spec)
+            op, error = (await without_bwrap(features)).failure or (op, 0)
+        weaker = _without(features, op, error, spec)
         if weaker is None or (opened is not None and weaker.is_weaker_than(opened)):
             raise causes.unavailable(spec.backend, op, error, strict=spec.strict, said=outcome.said)
-        facts = weaker
+        features = weaker
 
 
-def _without(facts: Facts, op: int, error: int, spec: SessionSpec) -> Facts | None:
-    """The facts without the layer that a step is part of, if this machine cannot have it.
+def _without(features: HostFeatures, op: int, error: int, spec: SessionSpec) -> HostFeatures | None:
+    """The features without the layer that a step is part of, if this machine cannot have it.
 
     An error that sandboxed code or a lack of resources can cause is no reason to do without.
     """
-    if op == causes.IDMAP and facts.idmap and error in causes.NO_ID_MAPS:
-        return dataclasses.replace(facts, idmap=False)
+    if op == causes.IDMAP and features.idmap and error in causes.NO_ID_MAPS:
+        return dataclasses.replace(features, idmap=False)
     if spec.strict or error in _PASSING:
         return None
-    if op == causes.PROC and error == errno.EPERM and facts.fresh_proc:
-        return dataclasses.replace(facts, fresh_proc=False)
-    if op == causes.ENTER and facts.pivot and spec.backend == "userns":
-        return dataclasses.replace(facts, pivot=False)
-    if op == causes.NETLINK and facts.redirect:
-        return dataclasses.replace(facts, redirect=False)
-    if op == causes.COUNTER and facts.counters:
-        return dataclasses.replace(facts, counters=False)
+    if op == causes.PROC and error == errno.EPERM and features.fresh_proc:
+        return dataclasses.replace(features, fresh_proc=False)
+    if op == causes.ENTER and features.pivot and spec.backend == "userns":
+        return dataclasses.replace(features, pivot=False)
+    if op == causes.NETLINK and features.redirect:
+        return dataclasses.replace(features, redirect=False)
+    if op == causes.COUNTER and features.counters:
+        return dataclasses.replace(features, counters=False)
     return None

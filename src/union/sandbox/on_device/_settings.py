@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.spec import Limits, SessionSpec
-    from union.sandbox.on_device._probe import Facts
+    from union.sandbox.on_device._probe import HostFeatures
     from union.sandbox.on_device._programs import Programs
     from union.sandbox.on_device._workdir import WorkDir
 
@@ -130,21 +130,21 @@ def gather(
     work: WorkDir,
     network: NetworkShape,
     *,
-    facts: Facts,
+    features: HostFeatures,
     programs: Programs,
     own: SessionId,
 ) -> HostSetting:
     """Looks at the host once. Raises when a path the caller named is missing or makes no sense."""
     isolated = spec.backend != "none"
     own_everything = work.is_ours and not spec.read_write_paths
-    identity = _identity(own, isolated=isolated, idmap=facts.idmap, own_everything=own_everything)
-    mapper = _Mapper(identity, idmap=facts.idmap)
+    identity = _identity(own, isolated=isolated, idmap=features.idmap, own_everything=own_everything)
+    mapper = _Mapper(identity, idmap=features.idmap)
     try:
         return _gather(
             spec,
             work,
             network,
-            facts=facts,
+            features=features,
             programs=programs,
             identity=identity,
             mapper=mapper,
@@ -159,7 +159,7 @@ def _gather(
     work: WorkDir,
     network: NetworkShape,
     *,
-    facts: Facts,
+    features: HostFeatures,
     programs: Programs,
     identity: Identity,
     mapper: _Mapper,
@@ -216,15 +216,15 @@ def _gather(
             links=links,
             files=tuple(files),
             added=tuple(shown),
-            fresh_proc=facts.fresh_proc,
+            fresh_proc=features.fresh_proc,
             guarded_proc=guarded_proc(identity),
             hidden_proc=hidden_proc(identity),
             staging=next(p for p in _WORK_MOUNT_POINTS if os.path.isdir(p)),
-            pivot=facts.pivot,
+            pivot=features.pivot,
             tmp_bytes=spec.limits.tmp_bytes,
             shm_bytes=spec.limits.shm_bytes,
             nodes=gpus.nodes,
-            counters=counters(identity) if facts.counters and facts.fresh_proc else (),
+            counters=counters(identity) if features.counters and features.fresh_proc else (),
         ),
         fds=mapper.fds,
         carried=carried,

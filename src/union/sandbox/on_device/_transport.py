@@ -145,7 +145,7 @@ class LocalTransport:
     def postures(self) -> Postures:
         return self._opened().postures
 
-    # Facts.
+    # Properties.
 
     @property
     def is_known(self) -> bool:
