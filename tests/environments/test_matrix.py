@@ -82,7 +82,7 @@ def _check_backend(name: str, told: dict[str, Any], opened: dict[str, dict[str, 
         assert REMEDY[name] in plain["hint"]
     elif name == NO_WORK_DIR:
         assert plain["code"] == "usage"
-        assert "no work dir could be made" in plain["message"]
+        assert "no work dir could be created" in plain["message"]
         assert opened["pinned"]["said"] == "inside\n"
     else:
         assert name in NO_PIVOT

@@ -223,7 +223,7 @@ async def test_close_says_what_it_could_not_remove(monkeypatch: pytest.MonkeyPat
     """A process in the group that no kill of ours reaches; another program may put one there."""
     if cgroup.hierarchy() is None:
         pytest.skip(NO_GROUPS)
-    monkeypatch.setattr(_sandboxes, "_GONE_WITHIN_S", 0.2)
+    monkeypatch.setattr(_sandboxes, "_REMOVAL_TIMEOUT_S", 0.2)
     session = await session_of("userns", resources=sb.Resources(memory="64Mi"), warm=0).open()
     work_dir = session.work_dir
     await session.run("sleep 60", background=True)

@@ -283,7 +283,7 @@ async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -
 
 @pytest.mark.parametrize("data", [b"", b"x", SIMPLE.pack(READY, 0, 0, 0)[:8], b"\xff" * 16])
 async def test_what_is_built_says_nonsense(data: bytes) -> None:
-    for wait in (_probe.ready, _probe.shared):
+    for wait in (_probe.wait_until_ready, _probe.wait_for_shared):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with ours, theirs:
@@ -302,7 +302,7 @@ async def test_a_shared_view_without_its_namespaces(count: int) -> None:
     with ours, theirs:
         send(theirs, SIMPLE.pack(SHARED, 0, 0, 0), [0] * count)
         with pytest.raises(OSError, match="no message"):
-            await _probe.shared(ours)
+            await _probe.wait_for_shared(ours)
     assert descriptors() == before
 
 

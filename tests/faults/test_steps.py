@@ -128,7 +128,7 @@ class Bystander:
 @pytest.fixture
 async def bystander(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bystander]:
     # An answer that was lost is not waited for as long as elsewhere.
-    monkeypatch.setattr(_probe, "_PATIENCE_S", 5.0)
+    monkeypatch.setattr(_probe, "_TIMEOUT_S", 5.0)
     monkeypatch.setattr(launchers, "_CONFIRM_S", 5.0)
     monkeypatch.setattr(launchers, "_DRAIN_S", 5.0)
     async with session_of("userns", warm=0) as session:

@@ -42,7 +42,7 @@ def setting(way: str, *, share: bool = False, network: str = "blocked") -> Setti
         egress="kernel",
         landlock_abi=1,
         seccomp=b"filter!!",
-        wrapper=Wrapper(program="/usr/bin/bwrap", way=way),  # type: ignore[arg-type]
+        wrapper=Wrapper(program="/usr/bin/bwrap", mode=way),  # type: ignore[arg-type]
         share=share,
     )
 

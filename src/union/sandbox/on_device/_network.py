@@ -1,9 +1,9 @@
-"""The network of one run: its shape, the steps that build it, and who serves its doors.
+"""The network of one run: its shape, the steps that build it, and the egress that serves it.
 
 ``blocked`` has loopback and nothing else, ``open`` is the host's network. ``filtered`` (an
-allow-list, or ``open`` with a deny-list) is a namespace whose only ways out are sockets of ours
-inside it: a transparent door for every TCP connection, a resolver, and two proxies. Their
-descriptors come to the host's event loop, which asks the policy and dials.
+allow-list, or ``open`` with a deny-list) is a namespace whose only ways out are listening sockets
+of ours: a transparent one for every TCP connection, a resolver, and two proxies. Their file
+descriptors are sent to the host, whose event loop checks the policy and connects.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _HTTP, _SOCKS, _TRANSPARENT, _DNS = 3128, 1080, 3129, 53
 _RESOLVER: Final = "127.0.0.53"
 _LOOPBACK, _LOOPBACK6 = "127.0.0.1", "::1"
 _BACKLOG: Final = 512
-_FEWEST_DOORS: Final = 5
+_MIN_LISTENERS: Final = 5
 """Without IPv6."""
 _NO_PROXY: Final = "localhost,127.0.0.1,::1"
 
 
 def shape_of(network: NetworkSpec) -> NetworkShape:
-    """How the namespace of a call is built."""
+    """Return the shape of the network namespace that a call needs."""
     if network.mode == "open":
         return "filtered" if network.deny else "open"
     return "filtered" if network.mode == "allowlist" else "blocked"
@@ -63,7 +63,7 @@ def has_ipv6() -> bool:
 
 
 def network_steps(shape: NetworkShape, *, redirect: bool) -> tuple[p.Step, ...]:
-    """What is done inside the namespace; nothing where it is the host's own."""
+    """Return the steps that set the namespace up; none for the host's own."""
     if shape == "open":
         return ()
     if shape == "blocked":
@@ -97,10 +97,10 @@ def resolv_conf(shape: NetworkShape) -> bytes:
 
 
 def proxy_variables(network: NetworkSpec) -> dict[str, str]:
-    """The variables that clients read, in both spellings.
+    """Return the proxy variables that clients read, in upper and lower case.
 
     All of them name the HTTP proxy, which tunnels any TCP connection: a client that finds a SOCKS
-    address in ALL_PROXY and lacks the package for it gives up before it tries.
+    address in ALL_PROXY and lacks the package for it fails without connecting.
     """
     shape = shape_of(network)
     if shape == "filtered":
@@ -125,13 +125,13 @@ class ServerRules:
     own_server: OwnServer
     """No connection may end there."""
     proxies: NetworkRules | None
-    """Upstream proxies that may be dialled; None: any, because the operator chose it."""
+    """Upstream proxies that may be used; None means any, because the operator chose it."""
 
 
 class SessionNetwork:
     """The parts of the network that the runs of one session share.
 
-    These are its turn at name lookups, its share of the process's file descriptors, and the
+    These are its share of name lookups, its share of the process's file descriptors, and the
     address of its upstream proxy, which is resolved once.
     """
 
@@ -144,11 +144,14 @@ class SessionNetwork:
     def open(
         self, network: NetworkSpec, fds: list[int], on_decision: Callable[[Decision], None]
     ) -> Egress:
-        """Serve the sockets that a sandbox handed out; owns them from here on."""
-        if len(fds) < _FEWEST_DOORS:
+        """Serve the listening sockets of a sandbox; takes ownership of ``fds``."""
+        if len(fds) < _MIN_LISTENERS:
             for fd in fds:
                 os.close(fd)
-            raise OSError(errno.EPROTO, f"a sandbox came with {len(fds)} doors")
+            raise OSError(
+                errno.EPROTO,
+                f"a sandbox sent {len(fds)} listening sockets; expected at least {_MIN_LISTENERS}",
+            )
         http, socks, dns_udp, dns_tcp, transparent, *rest = (socket.socket(fileno=fd) for fd in fds)
         rules = NetworkRules(
             allow=None if network.mode == "open" else network.allow, deny=network.deny
