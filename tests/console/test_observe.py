@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import eventually
+from tests.console.conftest import Console
+from tests.servers import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.console.conftest import Console
-    from tests.servers import ServerProcess
 
 MIB = 1024 * 1024
 NAME = "ab" * 16
@@ -260,7 +260,15 @@ def test_whoever_follows_is_told_that_the_session_has_ended(console: Console):
     assert not console.is_open(name)
 
 
-def test_runs_that_were_refused_are_remembered_too(console: Console):
+def test_refused_runs_stay_in_the_list():
+    arguments = ("--backend", "userns", "--network-mode", "blocked", "--drain", "0.1")
+    with ServerProcess(*arguments) as server:
+        console = Console(server)
+        _run_beyond_the_ceiling(console)
+        console.clear()
+
+
+def _run_beyond_the_ceiling(console: Console) -> None:
     name = console.open()
     path = f"/v1/sessions/{name}/runs"
     refused = json.dumps({"cmd": "true", "network_mode": "open"}).encode()

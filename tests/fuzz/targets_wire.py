@@ -347,7 +347,9 @@ class _LocalSink(_Sink):
     def end_of_output(self, fd: int) -> None: ...
 
 
-_NOWHERE: Any = types.SimpleNamespace(ears=types.SimpleNamespace(remove=lambda _: None))
+_NOWHERE: Any = types.SimpleNamespace(
+    ears=types.SimpleNamespace(remove=lambda _: None), kill=lambda _: True
+)
 
 
 async def _messages(data: bytes) -> None:

@@ -150,6 +150,7 @@ class Postures:
             without_bwrap=functools.partial(self._try_without_bwrap, shape),
             opened=self.features if self._probed else None,
         )
+        self._pool.channel().check_limits(self._spec.backend)
         self.get(shape).check_ids(strict=self._spec.strict)
         self._probed.add(shape)
 
