@@ -1,4 +1,4 @@
-"""How sandboxes break, numbered. A test says which row it tries: `@pytest.mark.threat(5)`.
+"""Numbered ways in which sandboxes break. A test names its rows: `@pytest.mark.threat(5)`.
 
 A row without a test needs a reason in `NOT_APPLICABLE`. `docs/reference/threats.md` is made from
 this file and the marks: `python scripts/threats.py`.
@@ -105,7 +105,7 @@ _TITLES = {
         68: "modules, kexec, reboot, swap, clocks, ports",
         69: "core_pattern and other settings of the kernel are written",
         70: "cgroup files are written",
-        71: "the kernel is told which helper to run",
+        71: "the helper program of a kernel setting is replaced",
         72: "memory, symbols or the log of the kernel are read",
         73: "a program from memory escapes path rules",
         74: "a thread, a child or a start path has no filter",

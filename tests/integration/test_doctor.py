@@ -1,4 +1,4 @@
-"""Doctor tries, and what it tries would get through if nothing stood in the way."""
+"""Doctor attacks each backend; without isolation every attack would succeed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def backend(report: sb.DoctorReport, name: str) -> BackendReport:
 
 @pytest.mark.spec("G5")
 @pytest.mark.parametrize("name", ISOLATED)
-def test_what_works_is_attacked_and_holds(report: sb.DoctorReport, name: str) -> None:
+def test_working_backends_block_every_attack(report: sb.DoctorReport, name: str) -> None:
     found = backend(report, name)
     assert found.available
     assert [attack.name for attack in found.attacks] == list(_escape_probe.ATTEMPTS)
@@ -41,18 +41,18 @@ def test_what_works_is_attacked_and_holds(report: sb.DoctorReport, name: str) ->
 
 
 @pytest.mark.spec("G5")
-def test_backends_are_those_that_can_be_asked_for(report: sb.DoctorReport) -> None:
-    told = [(b.name, b.available, b.reason, b.hint) for b in report.backends]
+def test_the_report_lists_the_selectable_backends(report: sb.DoctorReport) -> None:
+    reported = [(b.name, b.available, b.reason, b.hint) for b in report.backends]
     asked = sb.on_device.available_backends()
-    assert told == [(s.name, s.available, s.reason, s.hint) for s in asked]
+    assert reported == [(s.name, s.available, s.reason, s.hint) for s in asked]
     assert all(backend(report, name).available for name in WAYS)
     assert all(b.hint for b in report.backends if not b.available)
     assert report.ok == backend(report, report.default).available
 
 
 @pytest.mark.spec("G5")
-async def test_the_control_is_that_every_attack_gets_through_where_nothing_isolates() -> None:
-    """As root, who may do all of it; for anybody else the system itself holds some."""
+async def test_control_every_attack_succeeds_without_isolation() -> None:
+    """As root; for other users the system itself blocks some attacks."""
     async with session_of("none") as session:
         with _doctor._targets(str(Path(session.work_dir).parent)) as targets:
             text = await session.run_code(

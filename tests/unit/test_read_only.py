@@ -1,4 +1,4 @@
-"""Which mounts keep read-only paths in their places, and when they have to be made again."""
+"""The mounts that keep read-only paths in place, and when they must be rebuilt."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_another_name_of_the_work_dir_is_covered(
     assert _kinds(shown, "/alias") == {"": "rw", "/a": "guard!", "/a/b": "ro!", "/a/file": "ro!"}
 
 
-def test_a_writable_path_in_a_read_only_one_stays_as_asked_for(
+def test_a_writable_path_in_a_read_only_one_stays_writable(
     work: Path, read_only: ReadOnlyPaths
 ) -> None:
     given = [_ro(work / "a"), _rw(work / "a/b/ro"), _rw(work), _ro(work / "a/b/ro/deeper")]
@@ -97,7 +97,7 @@ def test_a_writable_path_in_a_read_only_one_stays_as_asked_for(
     }
 
 
-def test_what_was_replaced_before_it_could_be_held_is_refused(
+def test_a_path_replaced_before_it_was_opened_is_refused(
     work: Path, read_only: ReadOnlyPaths
 ) -> None:
     found = (work / "a/b/ro").stat()
@@ -108,7 +108,7 @@ def test_what_was_replaced_before_it_could_be_held_is_refused(
         read_only.protect([item, _rw(work)], strict=False)
 
 
-def test_strict_takes_directories_only(work: Path, read_only: ReadOnlyPaths) -> None:
+def test_strict_accepts_directories_only(work: Path, read_only: ReadOnlyPaths) -> None:
     read_only.protect([_ro(work / "a/b"), _rw(work)], strict=True)
     with pytest.raises(PolicyError, match="strict=True"):
         read_only.protect([_ro(work / "a/file"), _rw(work)], strict=True)
@@ -127,7 +127,7 @@ def test_strict_takes_directories_only(work: Path, read_only: ReadOnlyPaths) -> 
         ("link above", False),
     ],
 )
-def test_a_replacement_is_seen(
+def test_a_replacement_is_detected(
     work: Path, read_only: ReadOnlyPaths, change: str, *, intact: bool
 ) -> None:
     file, directory = work / "a/file", work / "a/b/ro"
@@ -162,7 +162,7 @@ def test_a_replacement_is_seen(
 
 
 def test_the_steps_carry_the_checks() -> None:
-    """What the launcher is sent: the flag of a bind, and the identity that must be mounted."""
+    """The encoded plan has the flag of a bind, and the identity that must be mounted."""
     bind = p.Bind("/s", "/t", p.RDONLY, existing=True)
     assert bind.integers()[0] == p.RDONLY | 1 << 63
     assert p.Identity("/t", (1, 2), mounted=True).integers() == (1, 2, 1)
