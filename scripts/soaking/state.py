@@ -22,6 +22,10 @@ PLACES = ("/tmp", "/var/tmp")
 GROUPS = Path("/sys/fs/cgroup")
 
 
+NAMESPACES_KEPT = 16
+"""The launcher's client keeps at most this many user namespaces, one for each recent owner."""
+
+
 class State(TypedDict):
     """Levels of one process; each must be the same after a round as before it."""
 
@@ -94,6 +98,18 @@ def left_by(pid: int) -> list[str]:
     return groups_of(pid) + dirs_of(pid)
 
 
+def _descriptors() -> int:
+    """Open files of this process, without the user namespaces that are kept for later sessions."""
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:  # the directory that is being listed
+            continue
+    kept = sum(link.startswith("user:") for link in links)
+    return len(links) - min(kept, NAMESPACES_KEPT)
+
+
 def measure(sandboxes: set[int]) -> State:
     """The levels of this process, and of the sandboxes below the launchers ``sandboxes``."""
     gc.collect()
@@ -101,7 +117,7 @@ def measure(sandboxes: set[int]) -> State:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return State(
         resident_kib=pages * os.sysconf("SC_PAGE_SIZE") // 1024,
-        descriptors=len(os.listdir("/proc/self/fd")) - 1,
+        descriptors=_descriptors(),
         threads=threading.active_count(),
         processes=sum(len(descendants(pid)) for pid in sandboxes),
         mounts=Path("/proc/self/mountinfo").read_text().count("\n"),
