@@ -96,8 +96,8 @@ class LocalTransport:
             self._parts = _Parts(work, postures, runner)
             if work.is_private:
                 sweep_in_background(os.path.dirname(work.source))
-            # The launcher first: if it cannot start, its error explains more than one about a missing
-            # program. No sandboxed code runs before the programs are resolved.
+            # The launcher first: its error explains more than one about a missing program. No
+            # sandboxed code runs before the programs are resolved.
             pool.connect()
             postures.programs = _programs.resolve(self._spec, work)
             if not pool.is_bare:
