@@ -164,7 +164,7 @@ def _outcome(data: bytes, wanted: int) -> Outcome:
 
 
 def _invalid_message() -> OSError:
-    return OSError(errno.EPROTO, "a sandbox sent an invalid message instead of READY")
+    return OSError(errno.EPROTO, "a sandbox sent an invalid message before it was ready")
 
 
 async def _first_message(sock: socket.socket) -> bytes:

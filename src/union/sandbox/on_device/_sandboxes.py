@@ -176,7 +176,7 @@ class Sandboxes:
         paths = ", ".join(sorted(path for group in self._groups for path in group.paths))
         done.set_exception(
             SandboxExecutionError(
-                f"killed processes of the session have not exited; control groups left: {paths}",
+                f"killed processes of the session are still there; control groups left: {paths}",
                 stage="stream",
                 code="close-incomplete",
                 hint="cgroup.procs in these directories lists the processes; one in state D waits "
