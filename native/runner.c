@@ -260,7 +260,7 @@ static void on_sigio(int signum)
         for (int i = 0; i < nfds; i++)
             close(fds[i]);
         if (got > 0 && request_type(&msg, (size_t)got) == MSG_SIGNAL)
-            signal_tree(msg.a);
+            msg.id ? (void)kill(-command.pid, msg.a) : signal_tree(msg.a);
     } while (got > 0 || (got < 0 && (errno == EMSGSIZE || errno == EMFILE)));
     if (got == 0 || errno != EAGAIN) { /* the host closed the socket: end everything */
         end_everything();

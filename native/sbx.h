@@ -99,7 +99,8 @@ enum { MSG_PREPARE = 10, MSG_KILL = 11, MSG_KILL_ALL = 12 };
 /* Launcher to host, on a session's channel; MSG_USERNS_READY on the control socket: */
 enum { MSG_GONE = 20, MSG_ALL_GONE = 21, MSG_USERNS_READY = 22, MSG_PID = 23,
        MSG_DRAINING = 24 /* confirms MSG_KILL_ALL; MSG_ALL_GONE follows when the last process has been reaped */ };
-/* Host to the sandbox's first process: */
+/* Host to the sandbox's first process. MSG_SIGNAL goes to every process of the sandbox, or, if its id is not 0, only to
+ * the process group of the command. */
 enum { MSG_EXEC = 30, MSG_SIGNAL = 31 };
 /* The sandbox to the host. MSG_TERMINAL carries the host's end of the command's terminal, and its device. */
 enum { MSG_READY = 40, MSG_STARTED = 41, MSG_EXITED = 42, MSG_FAILED = 43, MSG_SHARED = 44, MSG_TERMINAL = 45 };

@@ -284,7 +284,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "/var/tmp is full": (FULL.format("/var/tmp"), "No space left on device"),
     "both are read-only": (
         "for at in /var/tmp /tmp; do mount --bind -o ro $at $at; done",
-        "no work dir could be made",
+        "no work dir could be created",
     ),
 }
 PLACED = """

@@ -90,7 +90,7 @@ async def test_first_process_killed(backend: str, bystander: sb.SandboxProcess) 
 
 async def test_bwrap_killed(bystander: sb.SandboxProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     # Where nothing can be shared, a bwrap stays for as long as its sandbox.
-    monkeypatch.setitem(_probe._known, "bubblewrap", _probe.Facts(share=False))
+    monkeypatch.setitem(_probe._known, "bubblewrap", _probe.HostFeatures(share=False))
     async with session_of("bubblewrap", warm=0) as session:
         proc = await session.run("sleep 60", stdout=True)
         os.kill(await bwrap_around("sleep"), signal.SIGKILL)
@@ -223,7 +223,7 @@ async def test_close_says_what_it_could_not_remove(monkeypatch: pytest.MonkeyPat
     """A process in the group that no kill of ours reaches; another program may put one there."""
     if cgroup.hierarchy() is None:
         pytest.skip(NO_GROUPS)
-    monkeypatch.setattr(_sandboxes, "_GONE_WITHIN_S", 0.2)
+    monkeypatch.setattr(_sandboxes, "_REMOVAL_TIMEOUT_S", 0.2)
     session = await session_of("userns", resources=sb.Resources(memory="64Mi"), warm=0).open()
     work_dir = session.work_dir
     await session.run("sleep 60", background=True)

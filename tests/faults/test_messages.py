@@ -293,7 +293,7 @@ async def test_a_malformed_report_of_a_sandbox_is_a_failure(what: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"x", SIMPLE.pack(Message.READY, 0, 0, 0)[:8], b"\xff" * 16])
 async def test_a_malformed_report_of_a_new_sandbox_raises(data: bytes) -> None:
-    for wait in (_probe.ready, _probe.shared):
+    for wait in (_probe.wait_until_ready, _probe.wait_for_shared):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with ours, theirs:
@@ -311,8 +311,8 @@ async def test_a_shared_view_without_its_namespaces(count: int) -> None:
     ours.setblocking(False)
     with ours, theirs:
         send(theirs, SIMPLE.pack(Message.SHARED, 0, 0, 0), [0] * count)
-        with pytest.raises(OSError, match="no message"):
-            await _probe.shared(ours)
+        with pytest.raises(OSError, match="invalid message"):
+            await _probe.wait_for_shared(ours)
     assert descriptors() == before
 
 

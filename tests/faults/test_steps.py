@@ -81,7 +81,7 @@ async def attempt(options: dict[str, Any]) -> Seen:
     try:
         await session.open()
         stage = "run"
-        other_way = session._transport.postures.facts != _probe.Facts()  # type: ignore[union-attr]
+        other_way = session._transport.postures.features != _probe.HostFeatures()  # type: ignore[union-attr]
         for command in ({}, {"pty": True}, {"script_type": "python"}):
             text = "print('hi')" if "script_type" in command else "echo hi"
             proc = await session.run(text, stdout=True, timeout_s=20, **command)  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ class Bystander:
 @pytest.fixture
 async def bystander(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bystander]:
     # An answer that was lost is not waited for as long as elsewhere.
-    monkeypatch.setattr(_probe, "_PATIENCE_S", 5.0)
+    monkeypatch.setattr(_probe, "_TIMEOUT_S", 5.0)
     monkeypatch.setattr(channels, "_CONFIRM_S", 5.0)
     monkeypatch.setattr(channels, "_DRAIN_S", 5.0)
     async with session_of("userns", warm=0) as session:

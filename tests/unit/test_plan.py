@@ -159,7 +159,7 @@ def test_the_order_of_mounts_is_the_policy():
     assert len(made) == len(set(made))
 
 
-def test_what_each_sandbox_shows_below_its_own_directories_is_held_for_it():
+def test_mounts_below_a_sandboxs_own_directories_are_kept_for_it():
     assert can_share(view())
     shared, own = shared_steps(view(), hold=True), own_steps(view(), held=True)
     (held,) = [s for s in shared if isinstance(s, p.Bind) and s.source == "/w"]
@@ -187,7 +187,7 @@ def test_a_moved_root_has_nothing_to_detach():
     assert p.Detach() not in steps
 
 
-def test_only_what_is_writable_is_mounted_so():
+def test_only_writable_paths_are_mounted_writable():
     every = (*shared_steps(view()), *own_steps(view()))
     steps = {s.path: s for s in every if isinstance(s, p.Bind)}
     assert not steps["/tmp/deep/work"].attrs & p.RDONLY
@@ -207,7 +207,7 @@ def test_landlock_keeps_the_path_sockets_of_other_runs_out_of_reach():
         assert allowed == ({"/opt/py"} if abi >= 9 else set())
 
 
-def test_landlock_writes_only_where_said():
+def test_landlock_allows_writing_only_to_listed_paths():
     assert landlock_steps(view(), abi=0) == []
     for abi in range(1, 8):
         steps = landlock_steps(view(), abi=abi)
@@ -221,10 +221,10 @@ def test_landlock_writes_only_where_said():
         assert all(access & ~handled == 0 for access in paths.values())
 
 
-def test_terminals_are_there_only_when_asked_for():
+def test_terminals_exist_only_on_request():
     assert not [s for s in own_steps(view()) if isinstance(s, p.Devpts)]
     (pts,) = [s for s in own_steps(view(terminals=True)) if isinstance(s, p.Devpts)]
     assert "newinstance" in pts.options.split(",")
-    # What sandboxes share is the same, whether they have terminals or not.
+    # The shared part is the same with and without terminals.
     assert shared_steps(view()) == shared_steps(view(terminals=True))
     assert p.Mkdir(pts.path) in shared_steps(view())

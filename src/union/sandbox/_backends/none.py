@@ -1,4 +1,4 @@
-"""``none``: no isolation at all, for trusted code and for comparing with what isolation does."""
+"""``none``: no isolation, for trusted code and for comparison with the other backends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["NoIsolation"]
 
 
 class NoIsolation:
-    """The same streams, limits, time-outs and end of the process tree; nothing is kept out."""
+    """The same streams, limits, timeouts and end of the process tree, without isolation."""
 
     name = "none"
 

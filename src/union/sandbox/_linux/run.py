@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import signal
 import sys
 from typing import TYPE_CHECKING, Final
@@ -322,18 +323,25 @@ class LocalRun:
 
     # Signals and ends.
 
-    def signal(self, signum: int) -> None:
-        """Send a signal to all processes of the command."""
+    def signal(self, signum: int, *, group: bool = False) -> None:
+        """Send a signal to every process of the sandbox.
+
+        Args:
+            signum: the number of the signal.
+            group: send it only to the command's own process group, as Ctrl-C at a terminal does.
+
+        """
         if self._ended:
             return
         try:
-            self.sandbox.sock.send(SIMPLE.pack(Message.SIGNAL, 0, signum, 0))
+            self.sandbox.sock.send(SIMPLE.pack(Message.SIGNAL, group, signum, 0))
         except BlockingIOError:  # the socket's queue is full: the first process is slow, or stopped
-            if signum == signal.SIGKILL:
+            if signum == signal.SIGKILL and not group:
                 self._cause = self._cause or "signal"
                 self.sandbox.kill()
             else:
-                self._timers.append(self._loop.call_later(_RETRY_S, self.signal, signum))
+                again = functools.partial(self.signal, signum, group=group)
+                self._timers.append(self._loop.call_later(_RETRY_S, again))
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has just ended; its report is about to be received
 

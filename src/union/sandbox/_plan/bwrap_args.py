@@ -1,9 +1,9 @@
-"""The steps of a plan, divided: arguments for ``bwrap``, and what the runner does inside after it.
+"""Divide the steps of a plan into arguments for ``bwrap`` and steps for the runner inside.
 
-``bwrap`` makes the mounts and the links. What it cannot do (limits of a tmpfs by files, flags such
-as noexec) and what must come last (network, capabilities, Landlock, the filter) is left for the
-runner, in the order it had. Both halves come from one list of steps, so that a sandbox looks the
-same whoever builds it.
+``bwrap`` creates the mounts and the links. The runner performs the rest in its original order: the
+parts that bwrap cannot do (inode limits of a tmpfs, flags such as noexec) and those that must come
+last (network, capabilities, Landlock, the filter). Both halves come from one list of steps, so that
+a sandbox is the same with either builder.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ NEEDED: Final = (
     "--unshare-user",
     "--unshare-uts",
 )
-"""Every option that is used here, but the one for a user namespace that is there already."""
+"""Every option used here, except the one for an existing user namespace."""
 USERNS_FD: Final = "7"
-"""The number that native/wrap.c gives to that namespace."""
+"""The file descriptor of that namespace in native/wrap.c."""
 _TO_MOUNT: Final = ("CAP_SYS_ADMIN", "CAP_SETPCAP")
 _FOR_COUNTERS: Final = ("CAP_SYS_RESOURCE",)
 _FOR_NETWORK: Final = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE")
@@ -56,10 +56,11 @@ def namespace_args(
     enter_userns: bool,
     counters: bool = False,
 ) -> list[str]:
-    """Namespaces, ids, and what the runner needs until it locks down.
+    """Return options for the namespaces, the ids, and the capabilities of the runner.
 
-    Not ``--die-with-parent``: a bwrap that is killed between two of its own steps leaves a child
-    that waits for it for ever. The runner watches the launcher itself, and bwrap ends with it.
+    ``--die-with-parent`` is not used: a bwrap that is killed between two of its own steps leaves a
+    child that waits for it for ever. The runner watches the launcher itself, and bwrap ends with
+    the runner.
     """
     args = ["--userns", USERNS_FD] if enter_userns else ["--unshare-user"]
     args += [f"--unshare-{name}" for name in namespaces if name not in {"user", "mount"}]
@@ -72,7 +73,7 @@ def namespace_args(
 
 
 def divide(steps: Iterable[p.Step]) -> tuple[list[str], tuple[p.Step, ...]]:
-    """Arguments for bwrap, and the steps that are left for the runner."""
+    """Return the arguments for bwrap and the steps that remain for the runner."""
     args: list[str] = []
     inside: list[p.Step] = []
     for step in steps:
@@ -91,7 +92,7 @@ def divide(steps: Iterable[p.Step]) -> tuple[list[str], tuple[p.Step, ...]]:
 
 
 def mount_args(step: p.Step) -> list[str]:
-    """What bwrap is told for one step; nothing for a step that is not its part."""
+    """Return the bwrap options of one step; empty for a step of the runner."""
     match step:
         case p.Bind():
             return [_bind_option(step.attrs), step.source, step.path]
@@ -122,7 +123,7 @@ def _bind_option(attrs: int) -> str:
 
 
 def _rest_of_bind(step: p.Bind) -> list[p.Step]:
-    """Flags that bwrap has no option for, and the check that the right thing was shown."""
+    """Return steps for flags that bwrap lacks, and for the check of the identity."""
     rest: list[p.Step] = []
     extra = step.attrs & ~_GIVEN[_bind_option(step.attrs)]
     if extra:
@@ -133,10 +134,10 @@ def _rest_of_bind(step: p.Bind) -> list[p.Step]:
 
 
 def staged(steps: Iterable[p.Step], place: str) -> tuple[tuple[p.Step, ...], tuple[p.Step, ...]]:
-    """Sources brought to ``place`` beforehand, and the steps with them as their sources.
+    """Return steps that mount the sources below ``place``, and the steps that use them.
 
-    For a caller that is root: bwrap looks sources up as the id that the sandbox gets, which may
-    not enter what only root may, and bwrap makes no id-mapped mounts.
+    For a caller that is root: bwrap opens sources with the id of the sandbox, which cannot enter
+    directories of root, and bwrap does not create id-mapped mounts.
     """
     before: list[p.Step] = [p.Tmpfs(place, 1 << 20, mode=0o755, inodes=4096)]
     after: list[p.Step] = []

@@ -1,7 +1,7 @@
-"""Plans: what the launcher does to build a sandbox, as an ordered list of typed steps.
+"""Plans: the steps by which the launcher builds a sandbox, as an ordered list of typed values.
 
-The order is the policy. A plan is compiled here, in Python, and performed by the launcher, which
-knows how to do each step and nothing else. ``Plan.encode()`` is the wire format that
+The order is part of the policy. A plan is compiled in Python and performed by the launcher, which
+implements each step and holds no policy. ``Plan.encode()`` produces the format that
 ``native/plan.c`` decodes.
 """
 
@@ -59,7 +59,7 @@ RDONLY, NOSUID, NODEV, NOEXEC = 1, 2, 4, 8
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation; subclasses say which integers and byte strings they carry."""
+    """One operation; subclasses define the integers and byte strings they carry."""
 
     op: ClassVar[int] = 0
 
@@ -90,11 +90,11 @@ class _PathStep(Step):
 
 @dataclass(frozen=True, slots=True)
 class Bind(Step):
-    """Shows ``source`` at ``path``, with everything mounted below it.
+    """Mount ``source`` at ``path``, with everything mounted below it.
 
-    ``fd`` and ``idmap`` are indices into the descriptors that travel with the plan; with ``fd`` the
-    source is that descriptor. ``identity`` (device, inode) must match, or the step fails.
-    ``existing``: nothing is made at ``path``, which must be there; it is a directory of the host.
+    ``fd`` and ``idmap`` are indices into the file descriptors sent with the plan; with ``fd`` the
+    source is that file descriptor. ``identity`` (device, inode) must match, or the step fails.
+    ``existing``: ``path`` must exist, and is not created; it is a directory of the host.
     """
 
     op: ClassVar[int] = 1
@@ -121,7 +121,7 @@ class Bind(Step):
 
 @dataclass(frozen=True, slots=True)
 class Root(Step):
-    """A tmpfs that becomes the private root, mounted over ``path``."""
+    """Mount a tmpfs over ``path``, to become the private root."""
 
     op: ClassVar[int] = 2
     path: str
@@ -189,7 +189,7 @@ class Proc(_PathStep):
 @dataclass(frozen=True, slots=True)
 class Devpts(_PathStep):
     op: ClassVar[int] = 8
-    # A number of its own: the host's terminals are one pool, which no sandbox may use up.
+    # Limited, because all terminals of the host come from one pool.
     options: str = "newinstance,ptmxmode=0666,mode=620,max=64"
 
     def blobs(self) -> tuple[bytes, ...]:
@@ -226,7 +226,7 @@ class Netlink(Step):
 
 @dataclass(frozen=True, slots=True)
 class Listen(Step):
-    """A socket bound inside the sandbox's network namespace; its descriptor goes to the host."""
+    """Bind a socket in the sandbox's network namespace; its descriptor is sent to the host."""
 
     op: ClassVar[int] = 12
     domain: int
@@ -243,7 +243,7 @@ class Listen(Step):
 
 @dataclass(frozen=True, slots=True)
 class Slot(_PathStep):
-    """A file that is filled when the command is known, through a descriptor opened now."""
+    """Create a file that is filled when the command arrives, through a descriptor opened now."""
 
     op: ClassVar[int] = 13
     mode: int = 0o444
@@ -254,7 +254,7 @@ class Slot(_PathStep):
 
 @dataclass(frozen=True, slots=True)
 class Lockdown(Step):
-    """No capability in any set, no way to get one back, no_new_privs."""
+    """Drop every capability from every set, lock securebits, set no_new_privs."""
 
     op: ClassVar[int] = 14
     securebits: int = 0xEF
@@ -317,14 +317,14 @@ class Subreaper(Step):
 
 @dataclass(frozen=True, slots=True)
 class Detach(Step):
-    """Lets go of the caller's root; until here the kernel may look at its /proc."""
+    """Unmount the caller's root; until then the kernel can check its /proc."""
 
     op: ClassVar[int] = 21
 
 
 @dataclass(frozen=True, slots=True)
 class Enter(Step):
-    """Makes the tmpfs of ``Root`` the root: by pivot_root, or moved over the caller's.
+    """Make the tmpfs of ``Root`` the root: by pivot_root, or by moving it over the caller's.
 
     A moved root leaves the caller's mounted below it, so there is nothing to detach.
     """
@@ -338,7 +338,7 @@ class Enter(Step):
 
 @dataclass(frozen=True, slots=True)
 class Hide(_PathStep):
-    """Shows ``empty``, a file of the private root, in the place of the file at ``path``."""
+    """Mount ``empty``, a file of the private root, over the file at ``path``."""
 
     op: ClassVar[int] = 27
     empty: str = ""
@@ -349,7 +349,7 @@ class Hide(_PathStep):
 
 @dataclass(frozen=True, slots=True)
 class Counter(_PathStep):
-    """A limit of the user namespace that is built; ``path`` names a file in /proc/sys/user."""
+    """Set a limit of the user namespace; ``path`` names a file in /proc/sys/user."""
 
     op: ClassVar[int] = 28
     value: int = 0
@@ -360,9 +360,9 @@ class Counter(_PathStep):
 
 @dataclass(frozen=True, slots=True)
 class Identity(_PathStep):
-    """What is at ``path`` must be this (device, inode).
+    """Fail unless ``path`` has this (device, inode).
 
-    With ``mounted``, it must also be a mount of its own, and no component may be a link.
+    With ``mounted``, it must also be a mount point, and no component may be a link.
     """
 
     op: ClassVar[int] = 22
@@ -375,7 +375,7 @@ class Identity(_PathStep):
 
 @dataclass(frozen=True, slots=True)
 class Attrs(_PathStep):
-    """Adds to what a mount forbids, and all mounts below it; takes nothing away."""
+    """Add restricting flags to a mount and all mounts below it; removes none."""
 
     op: ClassVar[int] = 23
     attrs: int
@@ -386,7 +386,7 @@ class Attrs(_PathStep):
 
 @dataclass(frozen=True, slots=True)
 class Resize(_PathStep):
-    """Limits for a tmpfs that another program has mounted."""
+    """Set the limits of a tmpfs that another program has mounted."""
 
     op: ClassVar[int] = 24
     mode: int
@@ -401,10 +401,10 @@ class Resize(_PathStep):
 
 @dataclass(frozen=True, slots=True)
 class Wrap(Step):
-    """Always last: another program builds the sandbox, and starts the runner in it.
+    """Execute another program that builds the sandbox and starts the runner; always last.
 
     ``program`` reads ``args``; the runner performs the steps ``inside``. With ``enter`` the program
-    is given a user namespace that maps these ids, (inside, outside) of the user and the group.
+    gets a user namespace that maps these ids, (inside, outside) of the user and the group.
     """
 
     op: ClassVar[int] = 25
@@ -424,7 +424,7 @@ class Wrap(Step):
 
 @dataclass(frozen=True, slots=True)
 class Share(Step):
-    """Always last: what was built goes to the host, for sandboxes that begin with a copy of it."""
+    """Send the namespaces to the host, for sandboxes that start from a copy; always last."""
 
     op: ClassVar[int] = 30
 
@@ -460,17 +460,17 @@ OP_NAMES: dict[int, str] = {
     28: "limit of a user namespace",
     30: "shared view",
 }
-"""The name of each step in an error."""
+"""The name of each step in error messages."""
 
 
 def encode(steps: tuple[Step, ...]) -> bytes:
-    """Steps as the launcher reads them."""
+    """Return the steps in the format of the launcher."""
     return struct.pack("=II", MAGIC, len(steps)) + b"".join(map(_encoded, steps))
 
 
 @functools.lru_cache(maxsize=1024)
 def _encoded(step: Step) -> bytes:
-    """Most steps are the same for every session of a process."""
+    """Return one encoded step, cached since most are the same for all sessions."""
     return step.encode()
 
 
@@ -485,14 +485,14 @@ class Plan:
     gid: tuple[int, int] | None = None
     deny_setgroups: bool = False
     shared: Plan | None = None
-    """Performed once, ahead: the steps above begin with a copy of what it built."""
+    """The plan performed once, ahead; ``steps`` start from a copy of its namespaces."""
     network: int = 0
-    """With a shared part: how many steps, the first ones, set up a network namespace that a later
-    sandbox of the session may use again."""
+    """With a shared part: the number of leading steps that set up a network namespace which a later
+    sandbox of the session may reuse."""
 
     @property
     def is_wrapped(self) -> bool:
-        """Whether another program stands between the launcher and the sandbox."""
+        """Whether another program builds the sandbox."""
         return bool(self.steps) and isinstance(self.steps[-1], Wrap)
 
     def encode(self) -> bytes:

@@ -1,8 +1,8 @@
-"""The file system a sandbox sees, as values: what is shown where, in which order.
+"""The file system of a sandbox: which host paths are mounted where, and in which order.
 
-A ``View`` is what a backend builds; it is gathered from the host by ``_linux.host`` and turned
-into steps here, purely. Parents come before children, so whatever is mounted last at a place wins;
-the caller's paths and the work dir therefore sit on top of the system's.
+``_linux.host`` collects a ``View`` from the host; this module turns it into steps without I/O.
+Parents come before children, and the last mount at a path is the visible one, so the caller's
+paths and the work dir lie on top of the system's.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ PYTHON_SLOT: Final = f"{RUN_DIR}/main.py"
 SHELL_SLOT: Final = f"{RUN_DIR}/main.sh"
 BIN_DIR: Final = "/run/tools"
 _EMPTY: Final = "/run/empty"
-"""A file that is seen in the place of hidden ones."""
+"""An empty file, mounted over hidden ones."""
 _TMP: Final = "/tmp"  # noqa: S108 - names inside the sandbox
 _SHM: Final = "/dev/shm"  # noqa: S108
 _PTS: Final = "/dev/pts"
 OWN_MOUNTS: Final = (_TMP, _SHM, RUN_DIR)
-"""Where each sandbox has something of its own, made anew."""
+"""Directories that each sandbox has for itself, created anew."""
 HELD_DIR: Final = "/run/held"
-"""Where the shared part keeps what each sandbox shows below one of those."""
+"""Where the shared part keeps mounts that each sandbox needs below ``OWN_MOUNTS``."""
 _SCRIPT_BYTES: Final = 256 * 1024 * 1024
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _DEV_LINKS: Final = (
@@ -60,7 +60,7 @@ _ON_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One thing of the host that is visible inside."""
+    """One file or directory of the host that is visible inside."""
 
     source: str
     path: str
@@ -70,10 +70,10 @@ class Shown:
     idmap: int | None = None
     identity: tuple[int, int] = (0, 0)
     guard: bool = False
-    """Whether it is a writable directory, shown where it is visible anyway: as a mount it cannot be
-    renamed or removed from inside. Something below it is read-only."""
+    """Whether it is a writable directory that is visible anyway, mounted above a read-only path: a
+    mount point cannot be renamed or removed from inside."""
     verify: bool = False
-    """Whether each sandbox checks that this, and nothing else, is mounted here."""
+    """Whether each sandbox checks that exactly this is mounted here."""
 
     def bind(self) -> p.Bind:
         attrs = p.NOSUID | p.NODEV | (0 if self.writable else p.RDONLY)
@@ -96,29 +96,29 @@ class View:
     links: tuple[tuple[str, str], ...]
     """(path, target) of the host's own links, such as /bin."""
     files: tuple[tuple[str, bytes], ...]
-    """(path, content) of files made for the sandbox."""
+    """(path, content) of files created for the sandbox."""
     added: tuple[Shown, ...]
     """The interpreter, the caller's paths and the work dir."""
     fresh_proc: bool
     guarded_proc: tuple[str, ...]
     """Parts of /proc made read-only by mount, where the sandbox has the id of the host's root."""
     hidden_proc: tuple[str, ...] = ()
-    """Files of /proc that read as empty."""
+    """Files of /proc that are replaced by an empty file."""
     staging: str
     pivot: bool
     """Whether the root is entered by pivot_root; if not, it is moved over the caller's."""
     tmp_bytes: int
     shm_bytes: int
     terminals: bool = False
-    """Whether pseudo-terminals can be opened; only a command that asked for one gets that."""
+    """Whether pseudo-terminals can be opened; only for a command with ``pty``."""
     nodes: tuple[Shown, ...] = ()
-    """Devices beyond the few that every sandbox has."""
+    """Devices beyond those of every sandbox."""
     counters: tuple[tuple[str, int], ...] = ()
     """Limits of the user namespace, by their names in /proc/sys/user."""
 
 
 class _Layout:
-    """Collects steps and makes each missing parent directory once."""
+    """Collect steps, and create each missing parent directory once."""
 
     def __init__(self) -> None:
         self.steps: list[p.Step] = []
@@ -126,7 +126,7 @@ class _Layout:
         self._bound: list[str] = []
 
     def made(self, paths: Iterable[str]) -> None:
-        """These are there already."""
+        """Record directories that exist already."""
         self._dirs.update(paths)
 
     def parents(self, path: str) -> None:
@@ -141,7 +141,7 @@ class _Layout:
         self.steps.append(p.Mkdir(path))
 
     def _covered(self, path: str) -> bool:
-        """Below a bind the host's own directories are the mount points."""
+        """Return whether a bind contains the path, whose mount point then exists on the host."""
         return any(path == b or path.startswith(b + "/") for b in self._bound)
 
     def bind(self, shown: Shown) -> None:
@@ -156,10 +156,10 @@ def _is_below(path: str, places: Iterable[str]) -> bool:
 
 
 def shared_steps(view: View, *, hold: bool = False) -> list[p.Step]:
-    """The private root, filled with what is the same for every sandbox of a session.
+    """Return the steps of the private root that are the same for every sandbox of a session.
 
-    With ``hold`` this is built ahead, so what each sandbox will show below a directory of its own
-    is kept at hand: the host's own files are out of reach by then.
+    With ``hold`` this part is built ahead. It then also keeps the mounts that each sandbox needs
+    below a directory of its own, because the host's files are unreachable afterwards.
     """
     out = _Layout()
     out.steps.append(p.Root(view.staging, "mode=755,size=1m,nr_inodes=4096"))
@@ -179,8 +179,8 @@ def shared_steps(view: View, *, hold: bool = False) -> list[p.Step]:
     _add_proc(out, view)
     out.steps.extend(p.Counter(name, value) for name, value in view.counters)
     if not (hold and view.fresh_proc):
-        # A sandbox that will have a fresh /proc of its own hides them there. Here it would keep
-        # the kernel from giving it one.
+        # A sandbox with a fresh /proc hides them there. Hidden here, they would make the kernel
+        # refuse to mount the fresh one.
         out.steps.extend(hiding_steps(view))
     if view.pivot:
         out.steps.append(p.Detach())
@@ -195,7 +195,7 @@ def shared_steps(view: View, *, hold: bool = False) -> list[p.Step]:
 
 
 def own_steps(view: View, *, held: bool = False) -> list[p.Step]:
-    """What each sandbox has for itself; ``held`` says that the shared part was built ahead."""
+    """Return the steps of each sandbox; ``held`` means that the shared part was built ahead."""
     out = _Layout()
     out.made(OWN_MOUNTS)
     out.steps.append(p.Tmpfs(_TMP, view.tmp_bytes))
@@ -207,7 +207,7 @@ def own_steps(view: View, *, held: bool = False) -> list[p.Step]:
         kept = dataclasses.replace(shown, source=place, fd=None, idmap=None, identity=(0, 0))
         out.bind(kept if held else shown)
     if held and _held(view):
-        # Shown where it belongs; the place it was kept at is covered.
+        # The mounts are in place now, so the directory that kept them is covered.
         out.steps.append(p.Tmpfs(HELD_DIR, 4096, mode=0o555, inodes=1, read_only=True))
     out.steps.extend(p.Identity(s.path, s.identity, mounted=True) for s in view.added if s.verify)
     out.steps.append(p.Slot(PYTHON_SLOT))
@@ -216,17 +216,17 @@ def own_steps(view: View, *, held: bool = False) -> list[p.Step]:
 
 
 def hiding_steps(view: View) -> list[p.Step]:
-    """Makes files of /proc empty that show what is the caller's."""
+    """Return steps that hide files of /proc which show data of the caller."""
     return [p.Hide(path, _EMPTY) for path in view.hidden_proc]
 
 
 def can_share(view: View) -> bool:
-    """Whether everything of the host can be shown, or kept at hand, in a part that is shared."""
+    """Return whether all mounts of the view can be part of a shared root."""
     return not view.guarded_proc
 
 
 def _held(view: View) -> list[tuple[str, Shown]]:
-    """What each sandbox shows below a directory of its own, and where it is kept until then."""
+    """Return the mounts below directories of each sandbox, and where the shared part keeps them."""
     below = _by_depth(s for s in view.added if _is_below(s.path, OWN_MOUNTS))
     return [(f"{HELD_DIR}/{number}", shown) for number, shown in enumerate(below)]
 
@@ -239,12 +239,12 @@ def _add_dev(out: _Layout, view: View) -> None:
     out.directory("/dev")
     paths = [(f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
     for source, path in (*paths, *((node.source, node.path) for node in view.nodes)):
-        # A device must stay usable as one, so these binds alone lack nodev. Read-only guards the
-        # node itself; what is written to a device does not count.
+        # A device must stay usable, so only these binds lack nodev. Read-only protects the node
+        # itself; writes to the device are not affected.
         out.steps.append(p.Bind(source, path, p.RDONLY | p.NOSUID | p.NOEXEC))
     for name, target in _DEV_LINKS:
         out.steps.append(p.Symlink(f"/dev/{name}", target))
-    out.directory(_PTS)  # empty, unless a sandbox has terminals of its own
+    out.directory(_PTS)  # empty unless a sandbox has terminals
 
 
 def _add_proc(out: _Layout, view: View) -> None:
@@ -257,7 +257,7 @@ def _add_proc(out: _Layout, view: View) -> None:
 
 
 def landlock_steps(view: View, *, abi: int) -> list[p.Step]:
-    """A second, independent layer: read what is in this root, write only where it is said."""
+    """Return a second, independent layer: read anything in this root, write only listed paths."""
     if abi < 1:
         return []
     handled = _FIRST_ABI_RIGHTS
@@ -266,8 +266,8 @@ def landlock_steps(view: View, *, abi: int) -> list[p.Step]:
             handled |= right
     scoped = 0b11 if abi >= 6 else 0
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
-    # A run may connect to its own path sockets without a rule. One in a writable path may be that
-    # of another run, with another network, which would hand over a connection.
+    # A run may connect to its own path sockets without a rule. A socket in a writable path may be
+    # that of another run with another network, which could pass a connection on.
     write = handled & ~(_MAKE_CHAR | _MAKE_BLOCK | _RESOLVE_UNIX)
     steps: list[p.Step] = [
         p.LandlockCreate(handled, 0, scoped, size),
@@ -282,7 +282,7 @@ def landlock_steps(view: View, *, abi: int) -> list[p.Step]:
         if s.writable and not s.guard  # the rule of the directory above covers a guard
     )
     if handled & _RESOLVE_UNIX:
-        # In a read-only path it can only be the caller's own.
+        # A socket in a read-only path can only be the caller's own.
         steps.extend(p.LandlockPath(s.path, _RESOLVE_UNIX) for s in view.added if not s.writable)
     steps.append(p.LandlockRestrict())
     return steps

@@ -1,8 +1,8 @@
-"""The profile for macOS's ``sandbox-exec``, and the command line that uses it. Pure.
+"""The profile for ``sandbox-exec`` of macOS, and the command line that uses it. No I/O.
 
-A profile is a list of rules in a Lisp-like language; what no rule allows is denied. Paths must be
-real ones: the kernel compares them after links are followed, and on macOS /tmp, /var and /etc are
-links into /private.
+A profile is a list of rules in a Lisp-like language with default deny. Paths must be resolved: the
+kernel compares them after following links, and on macOS /tmp, /var and /etc are links into
+/private.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SYSTEM_FILES: Final = (
     "/private/etc/services",
 )
 _LINKS: Final = ("/etc", "/tmp", "/var")  # noqa: S108 - names on macOS
-"""They lead into /private; what they lead to is not shown by this."""
+"""Links into /private; allowing them does not make their targets visible."""
 _READ_DEVICES: Final = ("/dev/null", "/dev/random", "/dev/urandom", "/dev/zero")
 _WRITE_DEVICES: Final = ("/dev/null", "/dev/zero")
 _SERVICES: Final = (
@@ -55,7 +55,7 @@ _NAME_FILES: Final = ("/private/etc/resolv.conf", "/private/var/run/resolv.conf"
 
 
 def command(profile_path: str, argv: Sequence[str]) -> tuple[str, ...]:
-    """The argv that runs ``argv`` under the profile in a file."""
+    """Return the command line that runs ``argv`` under the profile in a file."""
     return (PROGRAM, "-f", profile_path, "--", *argv)
 
 
@@ -68,11 +68,17 @@ def profile(
     network: str,
     proxy_ports: Sequence[int] = (),
 ) -> str:
-    """The rules for one posture.
+    """Return the profile of one posture.
 
-    ``scratch`` stands for /tmp, which cannot be a fresh one here. ``network`` is the shape:
-    ``blocked`` (nothing, loopback included), ``open``, or ``filtered`` (only ``proxy_ports`` of the
-    loopback, where our proxies listen; names are resolved by them).
+    Args:
+        work_dir: the work dir, writable.
+        scratch: a writable directory in place of /tmp, which cannot be private here.
+        read_only: further readable paths.
+        read_write: further writable paths. Default: none.
+        network: ``blocked`` (nothing, loopback included), ``open``, or ``filtered`` (only
+            ``proxy_ports``).
+        proxy_ports: loopback ports of our proxies, which also resolve names. Default: none.
+
     """
     writable = (work_dir, scratch, *read_write)
     readable = (*_SYSTEM, *read_only)
@@ -80,13 +86,13 @@ def profile(
     blocks = [
         "(version 1)",
         "(deny default)",
-        # These are allowed unless they are denied by name.
+        # These are exempt from the default deny, so they are denied by name.
         "(deny process-info* nvram* iokit-get-properties)",
         "(allow process-exec process-fork)",
         "(allow signal process-info* (target same-sandbox))",
         "(allow sysctl-read ipc-posix-sem)",
         _rule("mach-lookup", _named("global-name", _SERVICES)),
-        # To reach a path, what lies above it must be known to be there; not what else it holds.
+        # Resolving a path needs metadata of its parent directories, not their entries.
         _rule("file-read-metadata", _named("literal", (*_LINKS, *_above(shown)))),
         _rule(
             "file-read*",
@@ -110,8 +116,8 @@ def _network(shape: str, proxy_ports: Sequence[int]) -> list[str]:
             _rule("file-read*", _named("literal", _NAME_FILES)),
         ]
     if shape == "filtered" and proxy_ports:
-        listeners = [f'(remote ip "localhost:{int(port)}")' for port in proxy_ports]
-        return [_rule("network-outbound", listeners)]
+        proxies = [f'(remote ip "localhost:{int(port)}")' for port in proxy_ports]
+        return [_rule("network-outbound", proxies)]
     return ["(deny network*)"]
 
 
@@ -132,10 +138,10 @@ def _above(paths: Iterable[str]) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """A string of the language. What it cannot hold for sure is refused, not dropped."""
+    """Quote a string for a profile; refuse characters that may be unsafe in it."""
     if not text.isprintable():
         raise PolicyError(
-            f"{text!r} cannot stand in a sandbox-exec profile",
+            f"{text!r} contains characters that a sandbox-exec profile cannot hold",
             hint="use a path without control characters",
         )
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

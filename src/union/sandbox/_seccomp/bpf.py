@@ -42,13 +42,13 @@ LOW: Final = (16, 24, 32, 40, 48, 56)
 """Offset of the low half of each argument; the machines are little-endian, the high half is +4."""
 
 _MAX_INSTRUCTIONS: Final = 4096
-_NEAR: Final = 253
+_MAX_JUMP: Final = 253
 """A conditional jump reaches 255 instructions; two may be trampolines for its own targets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """Answer the call."""
+    """Return a verdict for the call."""
 
     verdict: int
 
@@ -83,7 +83,7 @@ SUCCESS: Final = Return(0x0005_0000)
 
 
 class _Assembler:
-    """Lays a tree out from its last instruction to its first.
+    """Emit a tree from its last instruction to its first.
 
     Backwards, every jump target is already placed when the jump is written, so distances are known
     at once. A position is the count of instructions that follow.
@@ -96,7 +96,9 @@ class _Assembler:
     def place(self, node: Node) -> int:
         known = self._placed.get(node)
         # A verdict costs one instruction, as a trampoline would: far away, write it again.
-        if known is not None and (not isinstance(node, Return) or self._distance(known) <= _NEAR):
+        if known is not None and (
+            not isinstance(node, Return) or self._distance(known) <= _MAX_JUMP
+        ):
             return known
         position = self._lay_out(node)
         self._placed[node] = position
@@ -113,7 +115,7 @@ class _Assembler:
                 return self._emit(_LD_ABS, node.offset)
             case Branch():
                 then, other = self.place(node.then), self.place(node.other)
-                # Only now: laying `other` out may have pushed `then` out of reach.
+                # Checked only now: placing `other` may have pushed `then` out of reach.
                 then, other = self._within_reach(then), self._within_reach(other)
                 return self._emit(
                     node.op, node.k, jt=self._distance(then), jf=self._distance(other)
@@ -134,7 +136,7 @@ class _Assembler:
 
     def _within_reach(self, target: int) -> int:
         distance = self._distance(target)
-        return target if distance <= _NEAR else self._emit(_JA, distance)
+        return target if distance <= _MAX_JUMP else self._emit(_JA, distance)
 
 
 def assemble(root: Node) -> bytes:
@@ -143,6 +145,6 @@ def assemble(root: Node) -> bytes:
     assembler.place(root)
     count = len(assembler.reversed)
     if count > _MAX_INSTRUCTIONS:
-        msg = f"root takes {count} instructions; the kernel accepts {_MAX_INSTRUCTIONS}"
+        msg = f"the filter has {count} instructions; the kernel accepts {_MAX_INSTRUCTIONS}"
         raise ValueError(msg)
     return b"".join(reversed(assembler.reversed))

@@ -2,19 +2,19 @@
 
 Rules of this file:
 
-- The list names what is refused; everything else is allowed. Namespaces, dropped capabilities and
-  Landlock are the walls. The filter takes away kernel surface that ordinary programs never touch
-  and the few calls that those walls do not cover.
-- Two cheap ways around a deny-list are shut first: another calling convention (i386, x32, 32-bit
+- The list names refused calls; everything else is allowed. Namespaces, dropped capabilities and
+  Landlock are the main isolation. The filter removes kernel surface that ordinary programs never
+  use, and the few calls that the other layers do not cover.
+- Two cheap ways around a deny-list are closed first: another calling convention (i386, x32, 32-bit
   Arm) and a number newer than this table.
 - Where the kernel reads an ``int``, only the low 32 bits are compared. Comparing all 64 would let
-  a caller slip through by setting bits that the kernel ignores.
-- Arguments behind a pointer cannot be seen, and could be changed after the look. Calls that hide
-  what we decide about answer ENOSYS, so that libc falls back to the visible form.
+  a caller bypass the rule by setting bits that the kernel ignores.
+- Arguments behind a pointer cannot be read, and could change after the check. Calls that hide
+  a relevant argument there return ENOSYS, so that libc falls back to the visible form.
 - A path that allows without reading an argument loads only the number and the architecture: from
-  Linux 5.11 on the kernel then answers from a bitmap and never runs the filter for that call.
-- Kernel constants are spelled here, not imported: the host's ``errno`` and ``socket`` modules
-  speak for the machine that compiles, which may be another system.
+  Linux 5.11 on the kernel then decides from a bitmap and never runs the filter for that call.
+- Kernel constants are defined here, not imported: the ``errno`` and ``socket`` modules describe
+  the machine that compiles, which may be another system.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _any_bit(argument: int, bits: int, *, then: Node, other: Node) -> Node:
 
 
 def _one_of(values: tuple[int, ...], *, then: Node, other: Node) -> Node:
-    """Compare what the accumulator holds with each value in turn."""
+    """Compare the accumulator with each value in turn."""
     node = other
     for value in reversed(values):
         node = Branch(JEQ, value, then, node)
@@ -64,14 +64,14 @@ def _one_of(values: tuple[int, ...], *, then: Node, other: Node) -> Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One line of the policy: a call, what it answers, and why."""
+    """One line of the policy: a call, its verdict, and the reason."""
 
     name: str
     verdict: str
     reason: str
 
 
-# (answer, reason, calls). The answer is EPERM, or ENOSYS where callers then take a fallback.
+# (verdict, reason, calls). The verdict is EPERM, or ENOSYS where callers then use a fallback.
 _REFUSED: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "EPERM",
@@ -162,7 +162,7 @@ _REFUSED: Final[tuple[tuple[str, str, str], ...]] = (
     ),
 )
 
-_ANSWERS: Final = {"EPERM": EPERM, "ENOSYS": ENOSYS}
+_VERDICTS: Final = {"EPERM": EPERM, "ENOSYS": ENOSYS}
 
 
 # --- refused by argument ------------------------------------------------------------------------
@@ -178,7 +178,7 @@ because the flag space of ``unshare`` still grows."""
 _U32: Final = 0xFFFF_FFFF
 _SET_ID: Final = 0o6000
 _CREATING: Final = 0x40 | 0x40_0000
-"""O_CREAT and the own bit of O_TMPFILE; without them the mode argument is unread garbage."""
+"""O_CREAT and the bit specific to O_TMPFILE; without them the kernel ignores the mode."""
 
 _S_IFMT, _S_IFCHR, _S_IFBLK = 0o170000, 0o020000, 0o060000
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
@@ -191,7 +191,7 @@ _CONSOLE_IOCTLS: Final = (0x4B00, 0x5600)
 _LEASES: Final = (1024, 1026, 1040)
 """F_SETLEASE, F_NOTIFY, F_SETDELEG."""
 _RLIMIT_CORE: Final = 4
-_LARGEST_UNCOUNTED_SEGMENT: Final = 4096
+_MAX_UNCOUNTED_SEGMENT: Final = 4096
 
 
 def _unshare() -> Node:
@@ -224,14 +224,14 @@ def _is_null(argument: int, *, then: Node, other: Node) -> Node:
 
 
 def _prlimit() -> Node:
-    """Reading passes. Old and new value in one call cannot be answered without performing it."""
+    """Allow reading. A call that sets and reads at once cannot be simulated."""
     setting = _is_null(3, then=SUCCESS, other=EPERM)
     core = _is_null(2, then=ALLOW, other=setting)
     return Load(LOW[1], Branch(JEQ, _RLIMIT_CORE, core, ALLOW))
 
 
 def _small_segment() -> Node:
-    small = Load(LOW[1], Branch(JGE, _LARGEST_UNCOUNTED_SEGMENT + 1, EINVAL, ALLOW))
+    small = Load(LOW[1], Branch(JGE, _MAX_UNCOUNTED_SEGMENT + 1, EINVAL, ALLOW))
     return Load(LOW[1] + 4, Branch(JEQ, 0, small, EINVAL))
 
 
@@ -256,7 +256,7 @@ _CORE_REASON: Final = (
 )
 
 # (rule, decision tree); the same rows feed the compiler and the documentation.
-_JUDGED: Final[tuple[tuple[Rule, Node], ...]] = (
+_BY_ARGUMENT: Final[tuple[tuple[Rule, Node], ...]] = (
     (
         Rule(
             name="clone",
@@ -333,7 +333,7 @@ _JUDGED: Final[tuple[tuple[Rule, Node], ...]] = (
     ),
 )
 
-# Only where a memory limit is enforced by a watch, which sees mappings and mounts.
+# Used only where a memory limit is enforced by polling, which sees mappings and mounts.
 _UNCOUNTED: Final[tuple[tuple[Rule, Node], ...]] = (
     (
         Rule(
@@ -346,7 +346,7 @@ _UNCOUNTED: Final[tuple[tuple[Rule, Node], ...]] = (
     (
         Rule(
             name="shmget",
-            verdict=f"EINVAL above {_LARGEST_UNCOUNTED_SEGMENT} bytes where the memory limit is "
+            verdict=f"EINVAL above {_MAX_UNCOUNTED_SEGMENT} bytes where the memory limit is "
             "enforced by a watch",
             reason="a segment need not be mapped by any process",
         ),
@@ -363,9 +363,9 @@ _NODE_ARGUMENT: Final = {"mknod": 1, "mknodat": 2}
 
 def _decisions(*, allow_setid_modes: bool, only_counted_memory: bool) -> dict[str, Node]:
     made: dict[str, Node] = {
-        name: _ANSWERS[answer] for answer, _, names in _REFUSED for name in names.split()
+        name: _VERDICTS[answer] for answer, _, names in _REFUSED for name in names.split()
     }
-    made |= {rule.name: node for rule, node in _JUDGED}
+    made |= {rule.name: node for rule, node in _BY_ARGUMENT}
     if only_counted_memory:
         made |= {rule.name: node for rule, node in _UNCOUNTED}
     for name, argument in _NODE_ARGUMENT.items():
@@ -420,12 +420,12 @@ def filter_program(
 
 @functools.lru_cache(maxsize=8)
 def digest(program: bytes) -> str:
-    """SHA-256 of a compiled filter, in hex: what a posture report quotes."""
+    """Return the SHA-256 of a compiled filter in hex, as isolation reports contain it."""
     return hashlib.sha256(program).hexdigest()
 
 
 def explain() -> tuple[Rule, ...]:
-    """Return the whole policy in words: first what concerns every call, then call by call."""
+    """Return the whole policy as rules: first those for every call, then call by call."""
     general = (
         Rule(
             name="any call of another architecture",
@@ -461,5 +461,5 @@ def explain() -> tuple[Rule, ...]:
         verdict="ENOSYS unless set-id modes are allowed",
         reason="its mode is behind a pointer; callers fall back to openat",
     )
-    judged = (rule for rule, _ in (*_JUDGED, *_UNCOUNTED))
+    judged = (rule for rule, _ in (*_BY_ARGUMENT, *_UNCOUNTED))
     return (*general, *refused, *judged, *modes, *nodes, hidden)

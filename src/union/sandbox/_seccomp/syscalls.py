@@ -1,7 +1,7 @@
 """System call numbers that the seccomp filter names, per architecture.
 
-Only calls the filter decides about are here; every other number up to ``NEWEST`` is allowed, so a
-missing row is a policy statement. From 424 on, both architectures count alike.
+Only calls that the filter decides about are listed; every other number up to ``NEWEST`` is allowed,
+so a missing row is part of the policy. From 424 on, both architectures use the same numbers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ MACHINES: Final = ("x86_64", "aarch64")
 AUDIT_ARCH: Final[Mapping[str, int]] = MappingProxyType(
     {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 )
-"""What the kernel reports as ``seccomp_data.arch`` for a native 64-bit call."""
+"""The value of ``seccomp_data.arch`` for a native 64-bit call."""
 
 NEWEST: Final = 469
-"""``file_setattr``, the last call of Linux 6.18 on both architectures; later ones are unjudged."""
+"""``file_setattr``, the last call of Linux 6.18 on both architectures; later calls are refused."""
 
 X32_BIT: Final = 0x4000_0000
 """Set by the kernel in the number of a call that came through the x32 ABI of x86_64."""
@@ -136,7 +136,7 @@ _TABLE: Final[Mapping[str, tuple[int | None, int | None]]] = MappingProxyType(
 
 
 def numbers(*, machine: str) -> dict[str, int]:
-    """Name to number on ``machine``, without the calls that machine does not have."""
+    """Return the calls that ``machine`` has, as name -> number."""
     column = MACHINES.index(machine)
     found = {name: row[column] for name, row in _TABLE.items()}
     return {name: number for name, number in found.items() if number is not None}

@@ -1,8 +1,8 @@
-"""Runs inside a sandbox, on behalf of ``doctor``: tries to get at what the host has laid out.
+"""Attack a sandbox from inside, for ``doctor``: try to reach targets that the host created.
 
-This file is handed to the sandbox's Python as a script, so it uses nothing of the package. What it
-is to look for comes in one environment variable; what it found goes out as JSON. A try that comes
-back with a text got through; an empty text, or an error of the system, means that it was held.
+The sandbox's Python runs this file as a script, so it imports nothing of the package. One
+environment variable holds the targets as JSON; the results are printed as JSON. An attempt that
+returns text has succeeded; an empty text or an ``OSError`` means that it was blocked.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-BAIT = "SANDBOX_DOCTOR_BAIT"
+TARGETS = "SANDBOX_DOCTOR_TARGETS"
 _NEW_USER = 0x10000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -24,15 +24,15 @@ def _check(result: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def see_process(bait: dict[str, Any]) -> str:
-    """Looks for the calling process: its number alone could be another process of the sandbox."""
-    with open(f"/proc/{bait['pid']}/stat", encoding="ascii", errors="replace") as file:
+def find_host_process(targets: dict[str, Any]) -> str:
+    """Find the calling process; its pid alone could be another process of the sandbox."""
+    with open(f"/proc/{targets['pid']}/stat", encoding="ascii", errors="replace") as file:
         started = int(file.read().rpartition(")")[2].split()[19])
-    return f"process {bait['pid']} is listed" if started == bait["started"] else ""
+    return f"process {targets['pid']} is listed" if started == targets["started"] else ""
 
 
-def change_kernel(_: dict[str, Any]) -> str:
-    """Opens settings of the kernel for writing; nothing is written."""
+def open_kernel_settings(_: dict[str, Any]) -> str:
+    """Open kernel settings for writing, without writing anything."""
     found = []
     for name in ("sys/kernel/core_pattern", "sys/vm/drop_caches", "sysrq-trigger"):
         with contextlib.suppress(OSError):
@@ -41,26 +41,26 @@ def change_kernel(_: dict[str, Any]) -> str:
     return ", ".join(found)
 
 
-def reach_network(bait: dict[str, Any]) -> str:
-    with socket.create_connection(("127.0.0.1", bait["port"]), 2):
+def connect_loopback(targets: dict[str, Any]) -> str:
+    with socket.create_connection(("127.0.0.1", targets["port"]), 2):
         return "connected"
 
 
-def reach_sockets(bait: dict[str, Any]) -> str:
+def connect_unix_sockets(targets: dict[str, Any]) -> str:
     found = []
-    for name in (bait["path_socket"], "\0" + bait["abstract_socket"]):
+    for name in (targets["path_socket"], "\0" + targets["abstract_socket"]):
         with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(OSError):
             sock.connect(name)
             found.append(repr(name))
     return ", ".join(found)
 
 
-def read_secret(bait: dict[str, Any]) -> str:
-    with open(bait["secret"], encoding="ascii") as file:
+def read_secret(targets: dict[str, Any]) -> str:
+    with open(targets["secret"], encoding="ascii") as file:
         return f"{len(file.read())} bytes were read"
 
 
-def write_system(_: dict[str, Any]) -> str:
+def write_system_dirs(_: dict[str, Any]) -> str:
     found = []
     for directory in ("/", "/usr", "/etc"):
         path = os.path.join(directory, ".sandbox-doctor")
@@ -71,13 +71,13 @@ def write_system(_: dict[str, Any]) -> str:
     return ", ".join(found)
 
 
-def make_namespace(_: dict[str, Any]) -> str:
+def create_user_namespace(_: dict[str, Any]) -> str:
     _check(_libc.unshare(_NEW_USER))
     return "unshare was allowed"
 
 
-def mount(_: dict[str, Any]) -> str:
-    """Asks for a file system that there is not: whoever may mount is told just that."""
+def mount_filesystem(_: dict[str, Any]) -> str:
+    """Mount a file system type that does not exist: ENODEV shows that mounting is allowed."""
     try:
         _check(_libc.mount(b"none", b"/", b"sandbox-doctor", 0, None))
     except OSError as exc:
@@ -91,7 +91,7 @@ def change_root(_: dict[str, Any]) -> str:
     return "chroot was allowed"
 
 
-def hold_capabilities(_: dict[str, Any]) -> str:
+def list_capabilities(_: dict[str, Any]) -> str:
     found = []
     with open("/proc/self/status", encoding="ascii") as file:
         for line in file:
@@ -103,7 +103,7 @@ def hold_capabilities(_: dict[str, Any]) -> str:
     return ", ".join(found)
 
 
-def find_descriptors(_: dict[str, Any]) -> str:
+def find_inherited_fds(_: dict[str, Any]) -> str:
     found = []
     for fd in range(3, 256):
         with contextlib.suppress(OSError):
@@ -112,33 +112,33 @@ def find_descriptors(_: dict[str, Any]) -> str:
     return ", ".join(found)
 
 
-TRIES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    # The last would change what follows, should it get through.
-    "processes": ("see the calling process", see_process),
-    "kernel": ("open kernel settings for writing", change_kernel),
-    "network": ("connect to a listener on the host's loopback", reach_network),
-    "sockets": ("connect to Unix sockets of the host", reach_sockets),
+ATTEMPTS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    # The last attempts change the process if they succeed, so they come after the others.
+    "processes": ("see the calling process", find_host_process),
+    "kernel": ("open kernel settings for writing", open_kernel_settings),
+    "network": ("connect to a listener on the host's loopback", connect_loopback),
+    "sockets": ("connect to Unix sockets of the host", connect_unix_sockets),
     "files": ("read a file of the caller", read_secret),
-    "system": ("write into system directories", write_system),
-    "capabilities": ("hold a capability, or gain one", hold_capabilities),
-    "descriptors": ("find an inherited descriptor", find_descriptors),
-    "mounts": ("mount a file system", mount),
+    "system": ("write into system directories", write_system_dirs),
+    "capabilities": ("hold a capability, or gain one", list_capabilities),
+    "descriptors": ("find an inherited descriptor", find_inherited_fds),
+    "mounts": ("mount a file system", mount_filesystem),
     "root": ("change the root directory", change_root),
-    "namespaces": ("make a user namespace", make_namespace),
+    "namespaces": ("make a user namespace", create_user_namespace),
 }
 
 
 def main() -> None:
-    bait = json.loads(os.environ[BAIT])
+    targets = json.loads(os.environ[TARGETS])
     found = {}
-    for name, (_, attempt) in TRIES.items():
+    for name, (_, attempt) in ATTEMPTS.items():
         try:
-            got = attempt(bait)
+            got = attempt(targets)
         except OSError as exc:
             found[name] = {"through": False, "detail": exc.strerror or str(exc)}
         else:
             found[name] = {"through": bool(got), "detail": got}
-    print(json.dumps(found))  # noqa: T201 - how the answer leaves the sandbox
+    print(json.dumps(found))  # noqa: T201 - the host reads the result from stdout
 
 
 if __name__ == "__main__":

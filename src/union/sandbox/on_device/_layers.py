@@ -1,4 +1,4 @@
-"""The layers that backends build on, each tried by itself with the smallest plan that needs it."""
+"""Try each layer that backends build on by itself, with the smallest plan that needs it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
-__all__ = ["look_at_layers"]
+__all__ = ["probe_layers"]
 
 _MOUNT, _USER, _PID, _NET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
 _ROOT: Final = p.Root("/usr", "mode=755,size=64k")
-"""Over a directory that every system has; only the trial's own mount namespace sees it."""
+"""Mounted over a directory that every system has, in the mount namespace of the attempt only."""
 _INSIDE_NAMESPACES: Final[dict[str, tuple[int, tuple[p.Step, ...]]]] = {
     "fresh-proc": (_USER | _MOUNT | _PID, (p.Proc("/proc"),)),
     "pivot-root": (_USER | _MOUNT, (_ROOT, p.Enter())),
@@ -39,22 +39,22 @@ _INSIDE_NAMESPACES: Final[dict[str, tuple[int, tuple[p.Step, ...]]]] = {
     "idmapped-mounts": (_USER | _MOUNT, ()),
     "nf-tables": (_USER | _NET, ()),
 }
-"""What is tried inside a user namespace: in which further ones, and by which steps."""
+"""Layer tried inside a user namespace -> clone flags and steps."""
 
 
-async def look_at_layers() -> tuple[Layer, ...]:
-    """Every layer, in the order in which a sandbox needs them."""
+async def probe_layers() -> tuple[Layer, ...]:
+    """Return every layer, in the order in which a sandbox needs them."""
     if sys.platform != "linux":
         return (Layer(name="linux", available=False, detail=f"this is {sys.platform}"),)
-    return (*await _of_launcher(), *_of_kernel(), *_of_system())
+    return (*await _launcher_layers(), *_kernel_layers(), *_system_layers())
 
 
-async def _of_launcher() -> list[Layer]:
+async def _launcher_layers() -> list[Layer]:
     with contextlib.closing(ReaderSet()) as readers:
-        return await _by_launcher(readers)
+        return await _probe_launcher(readers)
 
 
-async def _by_launcher(readers: ReaderSet) -> list[Layer]:
+async def _probe_launcher(readers: ReaderSet) -> list[Layer]:
     names = ("user-namespaces", *_INSIDE_NAMESPACES)
     try:
         channel = Channel(readers)
@@ -98,7 +98,7 @@ async def _attempt(
     steps: Sequence[p.Step] = (),
     fds: Sequence[int] = (),
 ) -> Layer:
-    """Builds a sandbox of these steps alone."""
+    """Build a sandbox of these steps alone."""
     who = identity_of_caller()
     plan = p.Plan(
         steps=tuple(steps),
@@ -111,7 +111,7 @@ async def _attempt(
     sock: socket.socket | None = None
     try:
         _, sock = channel.prepare(plan, encoded, fds=fds)
-        failure = (await _probe.ready(sock)).failure
+        failure = (await _probe.wait_until_ready(sock)).failure
     finally:
         os.close(encoded)
         if sock is not None:
@@ -148,7 +148,7 @@ async def _id_mapped(channel: Channel) -> Layer:
             os.close(userns)
 
 
-def _of_kernel() -> list[Layer]:
+def _kernel_layers() -> list[Layer]:
     abi = kernel.landlock_abi()
     groups = cgroup.hierarchy()
     return [
@@ -168,14 +168,14 @@ def _of_kernel() -> list[Layer]:
             available=groups is not None,
             detail=f"version {groups.version}: {', '.join(sorted(groups.controllers))}"
             if groups
-            else "no control group can be made here, so limits are kept by rlimits and by watching",
+            else "no control group can be created here; limits are enforced by rlimits and polling",
             hint="delegate one (systemd-run --user --scope -p Delegate=yes COMMAND); pods and "
             "containers have a read-only one, and limits of their own around them",
         ),
     ]
 
 
-def _of_system() -> list[Layer]:
+def _system_layers() -> list[Layer]:
     devices = gpu.devices()
     return [
         Layer(

@@ -1,4 +1,4 @@
-"""How to look at processes of sandboxes from the host."""
+"""Inspect processes of sandboxes from the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def status(pid: int | str) -> dict[str, str]:
 
 
 def numbers(pid: int | str) -> list[str]:
-    """The numbers of a process, one per namespace that it is in, ours first."""
+    """Return the pids of a process, one per pid namespace, ours first."""
     return status(pid)["NSpid"].split()
 
 
@@ -31,9 +31,9 @@ def namespace(pid: int | str, name: str) -> str:
 
 
 def inside() -> set[int]:
-    """Every process of every sandbox of ours, those that wait included.
+    """Return every process of every sandbox of ours, spares included.
 
-    A bwrap that watches over one is not inside.
+    A bwrap is not inside.
     """
     launcher = Launcher._current
     assert launcher is not None
@@ -47,9 +47,9 @@ def inside() -> set[int]:
 
 
 def sandboxes() -> list[dict[str, int]]:
-    """One for each: number inside -> number here.
+    """Return one mapping for each sandbox: pid inside -> pid here.
 
-    By parents, as its own user may not look at the namespaces of a first process.
+    Found by parent, because its own user may not inspect the namespaces of a first process.
     """
     found = []
     for pid in inside():
@@ -60,7 +60,7 @@ def sandboxes() -> list[dict[str, int]]:
 
 
 def is_closed(pid: int) -> bool:
-    """Whether even its own user may not look at what it holds."""
+    """Return whether even its own user may not inspect its descriptors."""
     try:
         os.listdir(f"/proc/{pid}/fd")
         Path(f"/proc/{pid}/environ").read_bytes()
@@ -93,7 +93,7 @@ for pid in map(int, sys.argv[1:]):
 
 
 def filters(pids: list[int]) -> list[bytes] | None:
-    """The filter of each, as the kernel keeps it; None where it does not tell this process."""
+    """Return the filter of each, as the kernel holds it; None if the kernel refuses."""
     done = subprocess.run(
         [sys.executable, "-I", "-c", _READ_FILTER, *map(str, pids)],
         capture_output=True,

@@ -1,6 +1,6 @@
-"""Attacks on the time of the host: what it does before a run must not grow with what code left.
+"""Attacks on the event loop: the host's work before a run must not grow with leftovers.
 
-All sessions of a process share its event loop, so whoever holds it up holds up all of them.
+All sessions of a process share its event loop, so one that blocks it delays all of them.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ os.makedirs(".sandbox-venv" + "/d" * 300)
 
 
 async def _plant(jail: sb.Session, code: str, **given: object) -> None:
-    # Not from a Python of the venv, which is looked at while that starts.
+    # Not by a Python of the venv, whose start reads these files.
     await jail.put_bytes("plant.py", program(code, given=given).encode())
     done = await jail.exec('"$(readlink -f "$(command -v python)")" -I plant.py')
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.threat(16, 49)
-async def test_a_crowd_of_start_up_files_is_not_looked_at_before_each_run(
+async def test_thousands_of_start_up_files_are_not_read_before_each_run(
     jailed: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few are, as a Python that waits must not miss one; thousands are given up."""
+    """A few are read, because a waiting Python must not miss one; thousands are not."""
     looked: list[int] = []
     original = WorkTree.fingerprint
 
@@ -76,10 +76,10 @@ async def test_a_crowd_of_start_up_files_is_not_looked_at_before_each_run(
 
 @pytest.mark.threat(16, 49)
 @pytest.mark.parametrize("where", _CROWDS)
-async def test_a_venv_of_any_size_is_repaired_beside_the_loop(
+async def test_a_venv_of_any_size_is_repaired_outside_the_event_loop(
     jailed: OpenSession, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Removing a tree takes as long as the tree is large; others are served meanwhile."""
+    """Removing a large tree takes long; other sessions are served meanwhile."""
     repaired: list[bool] = []
     original = Venv._repair
 
@@ -99,10 +99,10 @@ async def test_a_venv_of_any_size_is_repaired_beside_the_loop(
 
 
 @pytest.mark.threat(16, 46, 49)
-async def test_a_venv_of_an_earlier_session_is_repaired_beside_the_loop(
+async def test_a_venv_of_an_earlier_session_is_repaired_outside_the_event_loop(
     jailed: OpenSession, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
-    """The first look of a session at a work dir in which others have run."""
+    """A session opens in a work dir that other sessions have used."""
     async with jailed(host_work_dir=work) as jail:
         await jail.run_code("pass")
         await _plant(jail, _CROWDS["in the place of everything"])
