@@ -27,7 +27,7 @@ from union.sandbox._plan import plan as p
 from union.sandbox._policy.decision import Decision
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire import values as wire_values
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import Kind, Offsets, Taken
 from union.sandbox.errors import PolicyError
 
@@ -189,11 +189,11 @@ def _values() -> dict[str, list[bytes]]:
         reason="y", suggestion="", error="", bytes_up=1, bytes_down=2, duration_ms=0.5,
     )  # fmt: skip
     events = [
-        wire_values.started_to(Started(2), ISOLATION),
-        wire_values.event_to(Exited(1, "signal", Usage(cpu_user_s=0.25, max_rss_bytes=4096))),
-        wire_values.event_to(Failed("spawn", "no", "code", "hint")),
-        wire_values.decision_to(decision),
-        wire.to_json({"refused": error_to(PolicyError("no", argument="network_mode"))}),
+        wire_values.encode_started(Started(2), ISOLATION),
+        wire_values.encode_event(Exited(1, "signal", Usage(cpu_user_s=0.25, max_rss_bytes=4096))),
+        wire_values.encode_event(Failed("spawn", "no", "code", "hint")),
+        wire_values.encode_decision(decision),
+        wire.to_json({"refused": encode_error(PolicyError("no", argument="network_mode"))}),
     ]
     facts = wire_values.Facts(
         session="s",
@@ -204,12 +204,12 @@ def _values() -> dict[str, list[bytes]]:
     )
     info = FileInfo(path="a", kind="file", size=3, mode=0o644, mtime=1.5)
     missing = SandboxFileNotFoundError("no such file", path="a/b", number=2)
-    bodies = [wire_values.run_to(spec, SESSION) for spec in runs]
+    bodies = [wire_values.encode_run(spec, SESSION) for spec in runs]
     plain = {
-        b"s": [wire_values.session_to(session), {}],
-        b"f": [wire_values.facts_to(facts)],
-        b"i": [wire_values.file_to(info)],
-        b"x": [error_to(missing), error_to(PolicyError("no", argument="cmd"))],
+        b"s": [wire_values.encode_session(session), {}],
+        b"f": [wire_values.encode_session_info(facts)],
+        b"i": [wire_values.encode_file(info)],
+        b"x": [encode_error(missing), encode_error(PolicyError("no", argument="cmd"))],
     }
     told = [kind + wire.to_json(value) for kind, found in plain.items() for value in found]
     told += [b"r" + body for body in bodies] + [b"e" + event for event in events]

@@ -15,7 +15,7 @@ from union.sandbox._linux.prepared import Sandbox
 from union.sandbox._linux.run import LocalRun
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire import values as wire_values
-from union.sandbox._wire.errors import error_from, error_to
+from union.sandbox._wire.errors import decode_error, encode_error
 from union.sandbox._wire.frames import Kind, Offsets, WireError, parse_json
 from union.sandbox._wire.message_stream import Line
 from union.sandbox._wire.run_log import RunLog, StreamLog
@@ -42,45 +42,45 @@ PATTERN = bytes(range(251)) * 6000
 
 
 def _session(told: dict[str, Any]) -> None:
-    spec = wire_values.session_from(told, backends=BACKENDS, default_backend="userns")
-    again = wire.parse_json(wire.to_json(wire_values.session_to(spec)))
-    assert spec == wire_values.session_from(again, backends=BACKENDS, default_backend="userns")
+    spec = wire_values.decode_session(told, backends=BACKENDS, default_backend="userns")
+    again = wire.parse_json(wire.to_json(wire_values.encode_session(spec)))
+    assert spec == wire_values.decode_session(again, backends=BACKENDS, default_backend="userns")
 
 
 def _run(body: bytes) -> None:
-    spec = wire_values.run_from(body, SESSION)
-    assert wire_values.run_from(wire_values.run_to(spec, SESSION), SESSION) == spec
+    spec = wire_values.decode_run(body, SESSION)
+    assert wire_values.decode_run(wire_values.encode_run(spec, SESSION), SESSION) == spec
 
 
 def _event(data: bytes) -> None:
-    name, value = wire_values.event_from(data)
+    name, value = wire_values.decode_event(data)
     if name in {"exited", "failed"}:
-        assert wire_values.event_from(wire_values.event_to(value)) == (name, value)
+        assert wire_values.decode_event(wire_values.encode_event(value)) == (name, value)
     elif name == "decision":
-        assert wire_values.event_from(wire_values.decision_to(value)) == (name, value)
+        assert wire_values.decode_event(wire_values.encode_decision(value)) == (name, value)
     elif name == "refused":
         _error(value)
     elif isinstance(value[1], dict):
-        wire_values.isolation_from(value[1])
+        wire_values.decode_isolation(value[1])
 
 
 def _facts(told: dict[str, Any]) -> None:
-    facts = wire_values.facts_from(told)
-    again = wire.parse_json(wire.to_json(wire_values.facts_to(facts)))
-    assert wire_values.facts_from(again) == facts
+    facts = wire_values.decode_session_info(told)
+    again = wire.parse_json(wire.to_json(wire_values.encode_session_info(facts)))
+    assert wire_values.decode_session_info(again) == facts
     assert str(facts.isolation)
 
 
 def _file(told: dict[str, Any]) -> None:
-    info = wire_values.file_from(told)
-    again = wire.parse_json(wire.to_json(wire_values.file_to(info)))
-    assert wire_values.file_from(again) == info
+    info = wire_values.decode_file(told)
+    again = wire.parse_json(wire.to_json(wire_values.encode_file(info)))
+    assert wire_values.decode_file(again) == info
 
 
 def _error(told: dict[str, Any]) -> None:
-    error = error_from(told)
+    error = decode_error(told)
     assert isinstance(error, SandboxError)
-    assert type(error_from(wire.parse_json(wire.to_json(error_to(error))))) is type(error)
+    assert type(decode_error(wire.parse_json(wire.to_json(encode_error(error))))) is type(error)
     assert str(error)
 
 
@@ -228,7 +228,7 @@ class _ServerSession:
             raise busy("no room")
 
     def start(self, number: int, body: bytes, grant: Grant) -> ServerRun:
-        run = ServerRun(number, wire_values.run_from(body, SESSION), self.buffers, grant)
+        run = ServerRun(number, wire_values.decode_run(body, SESSION), self.buffers, grant)
         self.runs[number] = run
         try:
             run.start(_Engine()).send(None)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from tests.servers import ServerProcess
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire.frames import MAX_CHUNK, WINDOW, Kind, Offsets
-from union.sandbox._wire.values import MAX_START, run_to
+from union.sandbox._wire.values import MAX_START, encode_run
 from union.sandbox.server._runs import LEAST_ROOM
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ SPEC = resolve_session(backend="userns", backends=("userns",))
 
 
 def start_of(run: int, cmd: str, **options: object) -> bytes:
-    return b"".join(wire.parts(run, run_to(resolve_run(SPEC, cmd, **options), SPEC)))
+    return b"".join(wire.parts(run, encode_run(resolve_run(SPEC, cmd, **options), SPEC)))
 
 
 class Raw:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from union.sandbox import Resources, SandboxUsageError
-from union.sandbox.cluster._request import Request, request_from
+from union.sandbox.cluster._request import Request, resolve_request
 
 USUAL = {
     "environment": None,
@@ -31,7 +31,7 @@ USUAL = {
 
 
 def asked(**changes: object) -> Request:
-    return request_from(**{**USUAL, **changes})
+    return resolve_request(**{**USUAL, **changes})
 
 
 def environment(**changes: object) -> SimpleNamespace:

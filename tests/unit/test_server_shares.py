@@ -12,7 +12,7 @@ import pytest
 from union.sandbox._core.spec import RunSpec, SessionSpec
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire.frames import Kind, Offsets, WireError
-from union.sandbox._wire.values import MAX_START, run_to
+from union.sandbox._wire.values import MAX_START, encode_run
 from union.sandbox.errors import SandboxError, SandboxExecutionError
 from union.sandbox.server import _shares
 from union.sandbox.server._auth import Grant
@@ -261,7 +261,7 @@ def refusals(carrier: Carrier) -> list[tuple[int, str]]:
 @pytest.mark.threat(154, 168)
 async def test_a_busy_server_refuses_the_run_and_keeps_the_connection():
     spec = SessionSpec(backend="userns")
-    body = run_to(RunSpec(kind="shell", text="true"), spec)
+    body = encode_run(RunSpec(kind="shell", text="true"), spec)
     carrier = Carrier([b"".join(frame for n in range(1, 4) for frame in wire.parts(n, body))])
     link, sessions = link_over(carrier)
     await link.serve()

@@ -18,7 +18,7 @@ from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._policy.decision import Decision
 from union.sandbox._wire import values
-from union.sandbox._wire.errors import error_from, error_to
+from union.sandbox._wire.errors import decode_error, encode_error
 from union.sandbox._wire.frames import WireError, parse_json, to_json
 
 BACKENDS = ("userns", "none")
@@ -55,8 +55,8 @@ def session(**options):
 @pytest.mark.parametrize("options", SESSIONS)
 def test_a_session_arrives_as_it_was_described(options):
     spec = session(**options)
-    told = parse_json(to_json(values.session_to(spec)))
-    assert values.session_from(told, backends=BACKENDS, default_backend="none") == spec
+    told = parse_json(to_json(values.encode_session(spec)))
+    assert values.decode_session(told, backends=BACKENDS, default_backend="none") == spec
 
 
 @pytest.mark.parametrize("options", SESSIONS[:4])
@@ -64,7 +64,7 @@ def test_a_session_arrives_as_it_was_described(options):
 def test_a_run_arrives_as_it_was_described(options, arguments):
     base = session(env={"S": "1"}, **options)
     spec = resolve_run(base, **arguments)
-    found = values.run_from(values.run_to(spec, base), base)
+    found = values.decode_run(values.encode_run(spec, base), base)
     assert found == spec
 
 
@@ -72,7 +72,7 @@ def test_a_run_arrives_as_it_was_described(options, arguments):
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_run_or_refused(body):
     with contextlib.suppress(WireError, errors.SandboxUsageError):
-        values.run_from(body, session())
+        values.decode_run(body, session())
 
 
 JSON = st.recursive(
@@ -89,7 +89,7 @@ def test_any_arguments_are_a_run_or_refused(told):
     head = to_json({"kind": "shell", **told})
     body = values._SIZES.pack(len(head), 4) + head + b"true"
     with contextlib.suppress(WireError, errors.SandboxUsageError):
-        values.run_from(body, session())
+        values.decode_run(body, session())
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_any_arguments_are_a_run_or_refused(told):
 @given(st.dictionaries(st.sampled_from([*sorted(values._SESSION), "other"]), JSON))
 def test_any_arguments_are_a_session_or_refused(told):
     with contextlib.suppress(WireError, errors.SandboxUsageError):
-        values.session_from(told, backends=BACKENDS, default_backend="userns")
+        values.decode_session(told, backends=BACKENDS, default_backend="userns")
 
 
 @pytest.mark.slow
@@ -110,33 +110,33 @@ def test_any_arguments_are_a_session_or_refused(told):
 )
 def test_any_event_is_read_or_refused(name, value):
     with contextlib.suppress(WireError):
-        values.event_from(to_json({name: value}))
+        values.decode_event(to_json({name: value}))
 
 
 def test_events_arrive():
     usage = Usage(cpu_user_s=0.5, cpu_system_s=0.25, max_rss_bytes=7, peak_memory_bytes=8)
     for event in (Exited(3, "timeout", usage), Failed("spawn", "why", "code", "hint")):
-        assert values.event_from(values.event_to(event))[1] == event
-    name, (event, isolation) = values.event_from(values.event_to(Started(5)))
+        assert values.decode_event(values.encode_event(event))[1] == event
+    name, (event, isolation) = values.decode_event(values.encode_event(Started(5)))
     assert (name, event, isolation) == ("started", Started(5), None)
     report = Isolation(backend="userns", namespaces=("user",), limits=(("tmp", "tmpfs"),))
-    _, (_, told) = values.event_from(values.started_to(Started(5), report))
-    assert values.isolation_from(told) == report
+    _, (_, told) = values.decode_event(values.encode_started(Started(5), report))
+    assert values.decode_isolation(told) == report
 
 
 def test_a_decision_arrives():
     decision = Decision(
         time=1.5, door="tcp", host="h", address="a", port=1, allowed=True, rule="r", reason="w"
     )
-    assert values.event_from(values.decision_to(decision)) == ("decision", decision)
+    assert values.decode_event(values.encode_decision(decision)) == ("decision", decision)
 
 
 def test_a_file_arrives():
     info = FileInfo(path="a/\udcff", kind="symlink", size=3, mode=0o644, mtime=1.25)
-    assert values.file_from(parse_json(to_json(values.file_to(info)))) == info
-    for wrong in (None, {}, {**values.file_to(info), "kind": "door"}):
+    assert values.decode_file(parse_json(to_json(values.encode_file(info)))) == info
+    for wrong in (None, {}, {**values.encode_file(info), "kind": "door"}):
         with pytest.raises(WireError):
-            values.file_from(wrong)
+            values.decode_file(wrong)
 
 
 ERRORS = [
@@ -164,7 +164,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
 def test_an_error_is_raised_as_the_same(error):
-    found = error_from(parse_json(to_json(error_to(error))))
+    found = decode_error(parse_json(to_json(encode_error(error))))
     assert type(found) is type(error)
     assert (found.args, found.code, found.hint) == (error.args, error.code, error.hint)
     assert vars(found) == vars(error)
@@ -179,11 +179,11 @@ def test_an_error_is_raised_as_the_same(error):
     st.dictionaries(st.sampled_from(["type", "message", "code", "hint", "missing", "number"]), JSON)
 )
 def test_any_error_is_an_error(told):
-    assert isinstance(error_from(told), errors.SandboxError)
+    assert isinstance(decode_error(told), errors.SandboxError)
 
 
 def test_an_unknown_error_is_one_of_execution():
-    assert type(error_from({"type": "Strange", "message": "m"})) is errors.SandboxExecutionError
+    assert type(decode_error({"type": "Strange", "message": "m"})) is errors.SandboxExecutionError
 
 
 @pytest.mark.parametrize(
@@ -199,4 +199,4 @@ def test_an_unknown_error_is_one_of_execution():
 )
 def test_a_report_of_other_types_is_refused(told):
     with pytest.raises(WireError):
-        values.isolation_from(told)
+        values.decode_isolation(told)

@@ -16,7 +16,7 @@ from union.sandbox.errors import (
     SessionClosedError,
 )
 
-__all__ = ["clean_text", "error_from", "error_to"]
+__all__ = ["clean_text", "decode_error", "encode_error"]
 
 _CARRIED: Final[dict[type[SandboxError], tuple[str, ...]]] = {
     SandboxUsageError: ("argument",),
@@ -49,7 +49,7 @@ _LAST_ERRNO: Final = 4095
 _CODE: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 
-def error_to(error: SandboxError) -> dict[str, Any]:
+def encode_error(error: SandboxError) -> dict[str, Any]:
     """An error as plain values; a class that the table lacks goes as the nearest one it has."""
     kind = next((k for k in type(error).__mro__ if k in _CARRIED), SandboxExecutionError)
     told: dict[str, Any] = {
@@ -73,7 +73,7 @@ def clean_text(value: object, *, most: int = _MOST_TEXT) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
-def error_from(told: dict[str, Any]) -> SandboxError:
+def decode_error(told: dict[str, Any]) -> SandboxError:
     """The error that a server returned. A malformed one is an error of the server, and raises."""
     name = told.get("type")
     kind = _CLASSES.get(name) if isinstance(name, str) else None

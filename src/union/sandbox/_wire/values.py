@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_START",
     "Facts",
-    "decision_from",
-    "decision_to",
-    "event_from",
-    "event_to",
-    "facts_from",
-    "facts_to",
-    "file_from",
-    "file_to",
-    "run_from",
-    "run_to",
-    "session_from",
-    "session_to",
+    "decode_decision",
+    "decode_event",
+    "decode_file",
+    "decode_run",
+    "decode_session",
+    "decode_session_info",
+    "encode_decision",
+    "encode_event",
+    "encode_file",
+    "encode_run",
+    "encode_session",
+    "encode_session_info",
 ]
 
 MAX_START: Final = 80 * 1024 * 1024
@@ -127,14 +127,14 @@ _SESSION: Final = frozenset(
 )  # fmt: skip
 
 
-def _network_to(network: NetworkSpec) -> dict[str, Any]:
+def _encode_network(network: NetworkSpec) -> dict[str, Any]:
     told: dict[str, Any] = {"network_mode": network.mode}
     if network.mode == "allowlist":
         told["network_allowlist"] = [entry.text for entry in network.allow]
     return told
 
 
-def _resources_to(limits: Limits, usual: dict[str, Any]) -> dict[str, Any]:
+def _encode_resources(limits: Limits, usual: dict[str, Any]) -> dict[str, Any]:
     """Limits as fields of ``resources``, without those that have their usual value."""
     named = {
         RESOURCE_OF.get(field.name, field.name): getattr(limits, field.name)
@@ -143,19 +143,19 @@ def _resources_to(limits: Limits, usual: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value != usual.get(name)}
 
 
-def _call_to(call: CallPosture, session: SessionSpec) -> dict[str, Any]:
+def _encode_call(call: CallPosture, session: SessionSpec) -> dict[str, Any]:
     """What one call changes about its session."""
     return {
         "read_only_paths": list(call.read_only_paths) or None,
         "read_write_paths": list(call.read_write_paths) or None,
-        "resources": _resources_to(call.limits, _resources_to(session.limits, {})) or None,
+        "resources": _encode_resources(call.limits, _encode_resources(session.limits, {})) or None,
     }
 
 
-def session_to(spec: SessionSpec) -> dict[str, Any]:
+def encode_session(spec: SessionSpec) -> dict[str, Any]:
     """A session as the arguments that describe it; what is usual is left out."""
     told = {
-        **(_network_to(spec.network) if spec.network_is_ceiling else {}),
+        **(_encode_network(spec.network) if spec.network_is_ceiling else {}),
         "backend": spec.backend,
         "host_work_dir": spec.host_work_dir,
         "network_denylist": [entry.text for entry in spec.network.deny] or None,
@@ -165,7 +165,7 @@ def session_to(spec: SessionSpec) -> dict[str, Any]:
         "env": dict(spec.env) or None,
         "read_only_paths": list(spec.read_only_paths) or None,
         "read_write_paths": list(spec.read_write_paths) or None,
-        "resources": _resources_to(spec.limits, {"gpu": 0}),
+        "resources": _encode_resources(spec.limits, {"gpu": 0}),
         "strict": spec.strict or None,
         "warm": spec.warm,
         "preload": list(spec.preload) or None,
@@ -173,7 +173,7 @@ def session_to(spec: SessionSpec) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def session_from(
+def decode_session(
     told: dict[str, Any], *, backends: Sequence[str], default_backend: str
 ) -> SessionSpec:
     """The session that these arguments describe.
@@ -216,7 +216,7 @@ _RUN: Final = frozenset(
 _MODES: Final = ("stdout", "stderr")
 
 
-def run_to(spec: RunSpec, session: SessionSpec) -> bytes:
+def encode_run(spec: RunSpec, session: SessionSpec) -> bytes:
     """A run, ready to be cut into parts: sizes, a JSON object, the command's text, its stdin."""
     told: dict[str, Any] = {
         "kind": spec.kind,
@@ -231,16 +231,16 @@ def run_to(spec: RunSpec, session: SessionSpec) -> bytes:
         "pty": spec.pty,
     }
     if spec.network != session.network:
-        told |= _network_to(spec.network)
+        told |= _encode_network(spec.network)
     if spec.call is not None:
-        told |= _call_to(spec.call, session)
+        told |= _encode_call(spec.call, session)
     head = to_json({name: value for name, value in told.items() if value is not None})
     text = spec.text.encode("utf-8", "surrogateescape")
     stdin = spec.stdin if isinstance(spec.stdin, bytes) else b""
     return b"".join((_SIZES.pack(len(head), len(text)), head, text, stdin))
 
 
-def run_from(body: bytes, session: SessionSpec) -> RunSpec:
+def decode_run(body: bytes, session: SessionSpec) -> RunSpec:
     """The run that a start describes.
 
     Raises:
@@ -268,7 +268,7 @@ def run_from(body: bytes, session: SessionSpec) -> RunSpec:
     stdin = _checked(told.pop("stdin", ""), str, "stdin")
     if stdin not in {"", "pipe", "bytes"}:
         raise WireError(f"stdin is {stdin!r:.100}")
-    streams = {name: _stream_from(told.pop(name, "devnull"), name) for name in _MODES}
+    streams = {name: _decode_stream(told.pop(name, "devnull"), name) for name in _MODES}
     if told.get("pty") is not None:
         streams["stderr"] = None  # a terminal has one output
     return resolve_run(
@@ -281,7 +281,7 @@ def run_from(body: bytes, session: SessionSpec) -> RunSpec:
     )
 
 
-def _stream_from(value: object, name: str) -> Stream | None:
+def _decode_stream(value: object, name: str) -> Stream | None:
     mode = _checked(value, str, name)
     if mode not in {"collect", "pipe", "devnull"}:
         raise WireError(f"{name} is {mode!r:.100}")
@@ -303,7 +303,7 @@ class Facts:
     """How long the server keeps the session for a client that it does not hear from."""
 
 
-def facts_to(facts: Facts) -> dict[str, Any]:
+def encode_session_info(facts: Facts) -> dict[str, Any]:
     return {
         "session": facts.session,
         "work_dir": facts.work_dir,
@@ -313,12 +313,12 @@ def facts_to(facts: Facts) -> dict[str, Any]:
     }
 
 
-def facts_from(told: dict[str, Any]) -> Facts:
+def decode_session_info(told: dict[str, Any]) -> Facts:
     try:
         return Facts(
             session=_checked(told["session"], str, "session"),
             work_dir=_absolute(told["work_dir"], "work_dir"),
-            isolation=isolation_from(_checked(told["isolation"], dict, "isolation")),
+            isolation=decode_isolation(_checked(told["isolation"], dict, "isolation")),
             fs_allowlist={
                 name: _paths(told["fs_allowlist"][name]) for name in ("read_only", "read_write")
             },
@@ -342,7 +342,7 @@ def _grace(value: object) -> float:
     return seconds
 
 
-def isolation_from(told: dict[str, Any]) -> Isolation:
+def decode_isolation(told: dict[str, Any]) -> Isolation:
     """A report; what a newer server adds to it is left out."""
     if "backend" not in told:
         raise WireError("a report lacks its backend")
@@ -373,7 +373,7 @@ _REPORT: Final[dict[str, type]] = {
 _MOST_EVENT: Final = 64 * 1024
 
 
-def event_to(event: Event) -> bytes:
+def encode_event(event: Event) -> bytes:
     told: dict[str, Any]
     match event:
         case Started():
@@ -388,7 +388,7 @@ def event_to(event: Event) -> bytes:
     return to_json(told)
 
 
-def started_to(event: Started, isolation: Isolation | None) -> bytes:
+def encode_started(event: Started, isolation: Isolation | None) -> bytes:
     """``Started``, and what is enforced for this one command where that is not the session's."""
     told: dict[str, Any] = {"pid": event.pid}
     if isolation is not None:
@@ -396,11 +396,11 @@ def started_to(event: Started, isolation: Isolation | None) -> bytes:
     return to_json({"started": told})
 
 
-def decision_to(decision: Decision) -> bytes:
+def encode_decision(decision: Decision) -> bytes:
     return to_json({"decision": dataclasses.asdict(decision)})
 
 
-def event_from(data: bytes) -> tuple[str, Any]:
+def decode_event(data: bytes) -> tuple[str, Any]:
     """What an EVENT frame tells: its name, and ``Event``, ``Decision``, or a refusal as it came."""
     told = parse_json(data, most=_MOST_EVENT)
     if len(told) != 1:
@@ -415,13 +415,13 @@ def event_from(data: bytes) -> tuple[str, Any]:
                 return name, Exited(
                     _whole(value["returncode"], "returncode", most=255),
                     _word(value["reason"], "reason"),
-                    _usage_from(_checked(value["usage"], dict, "usage")),
+                    _decode_usage(_checked(value["usage"], dict, "usage")),
                 )
             case "failed":
                 names = ("stage", "reason", "code", "hint")
                 return name, Failed(*(clean_text(_checked(value[n], str, n)) for n in names))
             case "decision":
-                return name, decision_from(value)
+                return name, decode_decision(value)
             case "refused":
                 return name, value
     except KeyError as exc:
@@ -429,7 +429,7 @@ def event_from(data: bytes) -> tuple[str, Any]:
     raise WireError(f"there is no event {name!r:.100}")
 
 
-def _usage_from(told: dict[str, Any]) -> Usage:
+def _decode_usage(told: dict[str, Any]) -> Usage:
     peak = told.get("peak_memory_bytes")
     return Usage(
         cpu_user_s=_number(told["cpu_user_s"], "cpu_user_s"),
@@ -446,7 +446,7 @@ _DECISION: Final[dict[str, tuple[type, ...]]] = {
 }  # fmt: skip
 
 
-def decision_from(told: dict[str, Any]) -> Decision:
+def decode_decision(told: dict[str, Any]) -> Decision:
     known = {name: _checked(told[name], kind, name) for name, kind in _DECISION.items()}
     for name, value in known.items():
         if isinstance(value, str):
@@ -460,7 +460,7 @@ def decision_from(told: dict[str, Any]) -> Decision:
 # Files.
 
 
-def file_to(info: FileInfo) -> dict[str, Any]:
+def encode_file(info: FileInfo) -> dict[str, Any]:
     return dataclasses.asdict(info)
 
 
@@ -473,7 +473,7 @@ def _name(value: object) -> str:
     return path
 
 
-def file_from(told: object) -> FileInfo:
+def decode_file(told: object) -> FileInfo:
     value = _checked(told, dict, "a file")
     try:
         kind = _checked(value["kind"], str, "kind")

@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from union.sandbox._wire.errors import error_from
+from union.sandbox._wire.errors import decode_error
 from union.sandbox._wire.frames import VERSION
 from union.sandbox.cluster._announce import parse_announcement
 from union.sandbox.cluster._server_handle import Found
@@ -181,7 +181,7 @@ class Search:
 
     def _believe(self, announcement: Announcement) -> Found:
         if announcement.failed is not None:
-            raise error_from(announcement.failed)
+            raise decode_error(announcement.failed)
         if announcement.protocol != VERSION:
             raise SandboxExecutionError(
                 f"the server of {self._run.name} speaks version {announcement.protocol} of the "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from union.sandbox._core.optional_deps import require
 from union.sandbox.cluster import _plain_calls
 from union.sandbox.cluster._place import check_local, place_of
-from union.sandbox.cluster._request import request_from
+from union.sandbox.cluster._request import resolve_request
 from union.sandbox.cluster._session import SandboxSession
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def session(
     """
     require("aiohttp", extra="remote", what="session()")
     where = check_local(local)
-    request = request_from(
+    request = resolve_request(
         environment=environment,
         name=name,
         timeout=None if timeout is _HOUR and timeout_s is not None else timeout,

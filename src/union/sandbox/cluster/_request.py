@@ -25,7 +25,7 @@ __all__ = [
     "OWNER_LEASE",
     "Request",
     "SandboxMode",
-    "request_from",
+    "resolve_request",
 ]
 
 SandboxMode = Literal["userns", "bwrap"]
@@ -82,9 +82,9 @@ class Request:
     def session(self, *, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """What the server is told of the session."""
         # Not needed until a server has been started, which can be under way meanwhile.
-        from union.sandbox._wire.values import session_to
+        from union.sandbox._wire.values import encode_session
 
-        told = session_to(self.spec)
+        told = encode_session(self.spec)
         if env:
             told["env"] = {**env, **told.get("env", {})}
         return told
@@ -126,7 +126,7 @@ def _text(argument: str, value: object) -> str | None:
     return value
 
 
-def request_from(
+def resolve_request(
     *,
     environment: object,
     name: object,

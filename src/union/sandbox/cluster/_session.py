@@ -193,13 +193,13 @@ class SandboxSession(Session):
         return self._transport
 
     async def _access(self) -> Access:
-        from union.sandbox.remote._access import access_from
+        from union.sandbox.remote._access import resolve_access
 
         await self._addressable()
         hold = self._hold
         key = self.access if hold is None else hold.keys.owner
         within_s = _CONNECT_S if hold is not None or self._may_be_starting() else _REFERENCE_S
-        access = access_from(
+        access = resolve_access(
             self.endpoint, token=key, cert=None, connect_timeout_s=within_s, lazy=True
         )
         return dataclasses.replace(access, line=None if hold is None else hold.take_line())

@@ -15,7 +15,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._wire.errors import error_from
+from union.sandbox._wire.errors import decode_error
 from union.sandbox.cluster._launch_spec import clean_environment
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SessionClosedError
 
@@ -140,7 +140,7 @@ class Supervisor:
         if isinstance(endpoints, list) and endpoints and not self.ready.done():
             self.ready.set_result(str(endpoints[0]))
         elif isinstance(failed := told.get("failed"), dict):
-            self._fail(error_from(failed))
+            self._fail(decode_error(failed))
         while await process.stdout.read(65536):
             pass  # it says nothing more, but must not be held up if it did
 

@@ -13,7 +13,7 @@ import time
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import VERSION
 from union.sandbox.cluster._announce import Announcement, announce
 from union.sandbox.cluster._launch_spec import WORK_DIR, Orders
@@ -134,7 +134,7 @@ async def _announce(
         told = Announcement(run=run, endpoint=endpoint, protocol=VERSION, expires=expires)
     except SandboxError as exc:
         failure = exc
-        told = Announcement(run=run, protocol=VERSION, expires=expires, failed=error_to(exc))
+        told = Announcement(run=run, protocol=VERSION, expires=expires, failed=encode_error(exc))
     line = announce(told, key=key)
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

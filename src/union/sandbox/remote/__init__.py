@@ -64,11 +64,11 @@ def session(
 
         raise unknown_argument(session, unknown)
     require("aiohttp", extra="remote", what="a remote session")
-    from union.sandbox.remote._access import access_from
+    from union.sandbox.remote._access import resolve_access
 
     if not isinstance(lazy, bool):
         raise SandboxUsageError(f"lazy must be True or False, not {lazy!r}", argument="lazy")
-    access = access_from(
+    access = resolve_access(
         endpoint,
         token=token,
         cert=cert,

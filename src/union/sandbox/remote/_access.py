@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from union.sandbox._wire.endpoint import Endpoint
 
-__all__ = ["Access", "access_from"]
+__all__ = ["Access", "resolve_access"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Access:
     """To a server that was started here: for the first connection to it."""
 
 
-def access_from(
+def resolve_access(
     endpoint: object,
     *,
     token: object,

@@ -16,7 +16,7 @@ from urllib.parse import quote_from_bytes
 import aiohttp
 from yarl import URL
 
-from union.sandbox._wire.errors import error_from
+from union.sandbox._wire.errors import decode_error
 from union.sandbox._wire.frames import MAX_MESSAGE, PROTOCOL, WireError, parse_json, to_json
 from union.sandbox.errors import SandboxConnectionError, SandboxError, SandboxUsageError
 from union.sandbox.remote._upload import LAST, PIECE, Upload, finished
@@ -179,7 +179,7 @@ class Http:
                 f"status {response.status}, and a reply that is not of this protocol"
             ) from exc
         if isinstance(error := told.get("error"), dict):
-            raise error_from(error)
+            raise decode_error(error)
         return told
 
     async def connect(self, session: str) -> WebSocket:
@@ -304,7 +304,7 @@ class Http:
         except (asyncio.IncompleteReadError, WireError) as exc:
             raise self.lost(exc) from exc
         if isinstance(error := outcome.get("error"), dict):
-            raise error_from(error)
+            raise decode_error(error)
         if outcome.get("done") is not True:
             raise self.lost(ProtocolViolationError("a download without its outcome"))
 

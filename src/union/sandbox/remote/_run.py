@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.events import Failed
 from union.sandbox._wire import frames as wire
-from union.sandbox._wire.errors import error_from
+from union.sandbox._wire.errors import decode_error
 from union.sandbox._wire.frames import MAX_CHUNK, STDIN_WINDOW, WINDOW, Kind, Offsets, WireError
-from union.sandbox._wire.values import event_from, isolation_from
+from union.sandbox._wire.values import decode_event, decode_isolation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -302,7 +302,7 @@ class RemoteRun:
         if self._events > MAX_EVENTS or self._event_bytes > MAX_EVENT_BYTES:
             raise WireError(f"{self._events} events of {self._event_bytes} bytes for one run")
         self._link.is_useful = True
-        name, value = event_from(data)
+        name, value = decode_event(data)
         if self._ended:
             # The end is the last event: a second one would change how it was said to have ended.
             raise WireError(f"{name} after the end of a run")
@@ -314,13 +314,13 @@ class RemoteRun:
             case "decision":
                 self._sink.decision(value)
             case "refused":
-                self._refused(error_from(value))
+                self._refused(decode_error(value))
             case _:
                 self._on_end(name, value)
 
     def _on_started(self, event: Started, isolation: object) -> None:
         if isinstance(isolation, dict):
-            self.isolation = isolation_from(isolation)
+            self.isolation = decode_isolation(isolation)
         self._was_started = True
         if self._slot is not None:
             self._slot.started()

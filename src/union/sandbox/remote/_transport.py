@@ -14,10 +14,10 @@ from union.sandbox._wire.frames import VERSION, WireError
 from union.sandbox._wire.values import (
     MAX_START,
     Facts,
-    facts_from,
-    file_from,
-    run_to,
-    session_to,
+    decode_file,
+    decode_session_info,
+    encode_run,
+    encode_session,
 )
 from union.sandbox.constants import MAX_DIR_ENTRIES
 from union.sandbox.errors import (
@@ -127,7 +127,7 @@ class RemoteTransport:
         self._carry(await http.connect(self._name), facts)
 
     def _facts_in(self, told: dict[str, Any]) -> Facts:
-        facts = self._decoded(facts_from, told)
+        facts = self._decoded(decode_session_info, told)
         if facts.session != self._name:
             raise self._malformed(f"it describes the session {facts.session!r:.80}")
         return facts
@@ -173,7 +173,7 @@ class RemoteTransport:
     async def _join(self, http: Http) -> dict[str, Any]:
         """Opens the session; returns what the server says of it."""
         self._asked = True
-        return await http.call("PUT", self._path(), session_to(self._spec))
+        return await http.call("PUT", self._path(), encode_session(self._spec))
 
     async def _check_health(self, http: Http, within_s: float) -> None:
         """Waits for a server that is not there yet, or too busy; not for one that says no."""
@@ -268,7 +268,7 @@ class RemoteTransport:
         if isinstance(stdin, bytes) and len(stdin) > _MOST_INLINE_STDIN:
             # Fed as the command takes it, so that neither side holds a second copy.
             spec = spec._replace(stdin="pipe")
-        body = run_to(spec, self._spec)
+        body = encode_run(spec, self._spec)
         if len(body) > MAX_START:
             raise SandboxUsageError(
                 f"cmd and env take {len(body)} bytes; a server accepts {MAX_START}",
@@ -374,7 +374,7 @@ class RemoteTransport:
         return self._decoded(_listing, told)
 
     async def stat(self, path: str) -> FileInfo:
-        return self._decoded(file_from, await self._file_call("stat", path))
+        return self._decoded(decode_file, await self._file_call("stat", path))
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
         await self._file_call("mkdir", path, parents=parents, exist_ok=exist_ok)
@@ -398,4 +398,4 @@ def _listing(told: dict[str, Any]) -> tuple[FileInfo, ...]:
     entries = told["entries"]
     if not isinstance(entries, list) or len(entries) > MAX_DIR_ENTRIES:
         raise WireError(f"a listing must be at most {MAX_DIR_ENTRIES} entries")
-    return tuple(file_from(entry) for entry in entries)
+    return tuple(decode_file(entry) for entry in entries)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import to_json
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._bodies import HEADERS
@@ -146,7 +146,7 @@ class _Protocol(RequestHandler):
             self._manager.metrics.refused["malformed"] += 1
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun already")
-        body = to_json({"error": error_to(malformed())}) + b"\n"
+        body = to_json({"error": encode_error(malformed())}) + b"\n"
         response = web.Response(
             body=body,
             status=status,

@@ -22,7 +22,7 @@ from aiohttp import web
 from union.sandbox._core.events import Failed
 from union.sandbox._core.resolve import resolve_run
 from union.sandbox._wire.frames import WINDOW, Offsets, WireError, parse_json
-from union.sandbox._wire.values import event_to
+from union.sandbox._wire.values import encode_event
 from union.sandbox.constants import DEVNULL, PIPE
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Grant
@@ -43,7 +43,7 @@ _MAX_KEY: Final = 255
 _OFFSET: Final = re.compile(r"[0-9]{1,18}")
 _NAMES: Final = {1: "stdout", 2: "stderr"}
 _SUPERSEDED: Final = (
-    event_to(
+    encode_event(
         Failed(
             "transport",
             "the same request came again on another connection, which carries the run from here on",

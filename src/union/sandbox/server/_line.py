@@ -10,10 +10,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import VERSION, WireError, parse_json, to_json
 from union.sandbox._wire.message_stream import Line
-from union.sandbox._wire.values import facts_to
+from union.sandbox._wire.values import encode_session_info
 from union.sandbox.errors import PolicyError, SandboxConnectionError, SandboxError
 from union.sandbox.server._link import Link
 
@@ -51,9 +51,9 @@ class OwnerLine:
                 grant, session = _admit(parse_json(hello), sessions, self._authority)
             except SandboxError as exc:
                 sessions.metrics.refused[exc.code] += 1
-                await line.send((to_json({"error": error_to(exc)}),))
+                await line.send((to_json({"error": encode_error(exc)}),))
                 return
-            await line.send((to_json(facts_to(session.facts())),))
+            await line.send((to_json(encode_session_info(session.facts())),))
             await Link(line, session, sessions, grant=grant).serve()
         except WireError:
             sessions.metrics.bad_frames += 1

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._wire import frames as wire
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import Kind, WireError
 from union.sandbox._wire.values import MAX_START
 from union.sandbox.errors import SandboxError, SandboxUsageError
@@ -270,7 +270,7 @@ class Link:
         if len(self._refused) > _MAX_REFUSED:
             self._refused.popitem(last=False)
         self._metrics.runs_refused += 1
-        event = wire.to_json({"refused": error_to(error)})
+        event = wire.to_json({"refused": encode_error(error)})
         self._answer(wire.numbered(Kind.EVENT, number, 0, event))
 
     def _answer(self, frame: bytes) -> None:

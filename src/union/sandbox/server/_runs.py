@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from union.sandbox._core.events import Exited, Failed, Started
 from union.sandbox._core.resolve import settled_window
 from union.sandbox._wire import frames as wire
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import (
     MAX_CHUNK,
     STDIN_WINDOW,
@@ -19,7 +19,7 @@ from union.sandbox._wire.frames import (
     WireError,
 )
 from union.sandbox._wire.run_log import RunLog, StreamLog
-from union.sandbox._wire.values import decision_to, event_to, started_to
+from union.sandbox._wire.values import encode_decision, encode_event, encode_started
 from union.sandbox.errors import SandboxError, SandboxExecutionError
 from union.sandbox.server._auth import Grant
 from union.sandbox.server._records import RunRecord
@@ -156,7 +156,7 @@ class ServerRun:
         self._early = None
         for stream in self.log.streams.values():
             stream.closed = True
-        self._finish(wire.to_json({"refused": error_to(error)}))
+        self._finish(wire.to_json({"refused": encode_error(error)}))
 
     def _finish(self, event: bytes) -> None:
         self.log.events.append(event)
@@ -194,7 +194,7 @@ class ServerRun:
 
     def _record(self, event: Event, isolation: Isolation | None) -> None:
         if isinstance(event, Started):
-            self.log.events.append(started_to(event, isolation))
+            self.log.events.append(encode_started(event, isolation))
             self.record.started(event, isolation)
             self._notify_soon()
             return
@@ -202,7 +202,7 @@ class ServerRun:
         if isinstance(event, Failed):
             for stream in self.log.streams.values():
                 stream.closed = True
-        self._finish(event_to(event))
+        self._finish(encode_event(event))
 
     def output(self, fd: int, data: bytes | memoryview) -> bool:
         data = bytes(data)
@@ -230,7 +230,7 @@ class ServerRun:
             self._notify_soon()
 
     def decision(self, decision: Decision) -> None:
-        self.log.events.append(decision_to(decision))
+        self.log.events.append(encode_decision(decision))
         self.record.decision(decision)
         self._notify_soon()
 

@@ -17,7 +17,7 @@ from union.sandbox._core.spec import RunSpec
 from union.sandbox._net.own_server import OwnServer
 from union.sandbox._policy.ceiling import check_narrower
 from union.sandbox._policy.policy import NetworkRules
-from union.sandbox._wire.values import Facts, run_from, session_from
+from union.sandbox._wire.values import Facts, decode_run, decode_session
 from union.sandbox.errors import (
     PolicyError,
     SandboxError,
@@ -175,7 +175,7 @@ class ServerSession:
 
     def start(self, number: int, body: bytes, grant: Grant) -> ServerRun:
         """Starts a run; whatever speaks against it becomes the run's own end."""
-        spec = run_from(body, self.spec)
+        spec = decode_run(body, self.spec)
         return self.launch(number, spec, grant)
 
     def launch(self, number: int, spec: RunSpec, grant: Grant) -> ServerRun:
@@ -350,7 +350,7 @@ class Sessions:
 
     def _spec(self, told: dict[str, Any]) -> SessionSpec:
         config = self.config
-        spec = session_from(told, backends=config.backends, default_backend=config.backends[0])
+        spec = decode_session(told, backends=config.backends, default_backend=config.backends[0])
         check_narrower(spec.network, ceiling=config.ceiling, of="the server")
         for argument, paths in (
             ("host_work_dir", [spec.host_work_dir] if spec.host_work_dir else []),
