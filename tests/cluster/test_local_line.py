@@ -18,7 +18,7 @@ from tests.conftest import eventually
 from union import sandbox as sb
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire.frames import Kind, to_json
-from union.sandbox._wire.message_stream import Line
+from union.sandbox._wire.message_stream import SocketStream
 from union.sandbox.cluster._keys import session_name
 from union.sandbox.remote._websocket import WebSocket
 
@@ -74,7 +74,7 @@ async def test_it_is_loaded_when_somebody_asks_and_commands_go_on_meanwhile():
         for status, told in await asyncio.gather(*calls):
             assert (status, told["status"]) == (200, "ok")
         assert has_loaded_http(server_of(sbx))
-        assert isinstance(carrier_of(sbx), Line)
+        assert isinstance(carrier_of(sbx), SocketStream)
         proc.kill()
         await proc.wait()
 
@@ -93,7 +93,7 @@ async def test_it_asks_for_the_same_as_a_request_does(change, code):
         assert sbx._hold is not None
         sock = sbx._hold.take_line()
         assert sock is not None
-        line = await Line.over(sock)
+        line = await SocketStream.from_socket(sock)
         hello = {"protocol": 1, "session": session_name(sbx.name), "token": sbx._hold.keys.owner}
         await line.send((to_json(hello | change),))
         async with asyncio.timeout(LONG_S):
@@ -112,7 +112,7 @@ async def test_what_is_no_greeting_ends_it(hello):
         assert sbx._hold is not None
         sock = sbx._hold.take_line()
         assert sock is not None
-        line = await Line.over(sock)
+        line = await SocketStream.from_socket(sock)
         await line.send((hello,))
         async with asyncio.timeout(LONG_S):
             assert [message async for message in line] == []
@@ -125,7 +125,7 @@ async def test_with_the_key_of_a_guest_the_session_cannot_be_ended():
         assert sbx._hold is not None
         sock = sbx._hold.take_line()
         assert sock is not None
-        line = await Line.over(sock)
+        line = await SocketStream.from_socket(sock)
         hello = {"protocol": 1, "session": session_name(sbx.name), "token": sbx.access}
         await line.send((to_json(hello),))
         async with asyncio.timeout(LONG_S):
@@ -153,7 +153,7 @@ async def test_when_it_breaks_a_command_goes_on_where_it_was():
 
 @pytest.mark.spec("I3")
 async def test_a_server_that_hangs_is_noticed_and_found_again(monkeypatch):
-    monkeypatch.setattr("union.sandbox.remote._attached._ASKS_EVERY_S", 0.2)
+    monkeypatch.setattr("union.sandbox.remote._attached._PING_EVERY_S", 0.2)
     async with await sb.session() as sbx:
         await sbx.put_bytes("a", b"x")
         line = carrier_of(sbx)
@@ -177,7 +177,7 @@ async def test_much_goes_through_it_in_both_directions():
         done = await asyncio.gather(*many)
         assert [int(result.stdout) for result in done[:2]] == [size, size]
         assert {len(result.stdout) for result in done[2:]} == {3_000_000}
-        assert isinstance(carrier_of(sbx), Line)
+        assert isinstance(carrier_of(sbx), SocketStream)
 
 
 async def test_one_that_was_never_used_goes_with_its_session():

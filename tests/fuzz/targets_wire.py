@@ -17,7 +17,7 @@ from union.sandbox._wire import frames as wire
 from union.sandbox._wire import values as wire_values
 from union.sandbox._wire.errors import decode_error, encode_error
 from union.sandbox._wire.frames import Kind, Offsets, WireError, parse_json
-from union.sandbox._wire.message_stream import Line
+from union.sandbox._wire.message_stream import SocketStream
 from union.sandbox._wire.run_log import RunLog, StreamLog
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.remote._run import RemoteRun
@@ -386,7 +386,7 @@ async def _line(data: bytes) -> None:
     writer = types.SimpleNamespace(is_closing=lambda: False, write=said.append)
     got = 0
     try:
-        async for message in Line(reader, writer, asks_every_s=None):  # type: ignore[arg-type]
+        async for message in SocketStream(reader, writer, ping_every_s=None):  # type: ignore[arg-type]
             assert message, "an empty one is a question, and answered"
             got += len(message)
             _greeting(message)

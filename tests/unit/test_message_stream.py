@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from union.sandbox._wire.frames import MAX_MESSAGE, WireError
-from union.sandbox._wire.message_stream import Line
+from union.sandbox._wire.message_stream import SocketStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,19 +19,19 @@ pytestmark = pytest.mark.spec("I3")
 
 
 @pytest.fixture
-async def ends() -> AsyncIterator[tuple[Line, Line]]:
+async def ends() -> AsyncIterator[tuple[SocketStream, SocketStream]]:
     ours, theirs = socket.socketpair()
-    one, other = await Line.over(ours), await Line.over(theirs)
+    one, other = await SocketStream.from_socket(ours), await SocketStream.from_socket(theirs)
     yield one, other
     await asyncio.gather(one.close(), other.close())
 
 
 @pytest.fixture
-async def bare() -> AsyncIterator[tuple[Line, socket.socket]]:
+async def bare() -> AsyncIterator[tuple[SocketStream, socket.socket]]:
     """A line whose other end is the test's."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    line = await Line.over(ours)
+    line = await SocketStream.from_socket(ours)
     yield line, theirs
     theirs.close()
     await line.close()
@@ -57,7 +57,7 @@ async def test_both_directions_at_once(ends):
     one, other = ends
     data = b"z" * MAX_MESSAGE
 
-    async def talk(line: Line) -> int:
+    async def talk(line: SocketStream) -> int:
         sending = asyncio.create_task(line.send((data,)))
         found = len(await anext(line))
         assert await sending
@@ -98,19 +98,22 @@ async def test_who_is_asked_answers(bare):
 
 
 async def test_silence_is_the_end_for_who_asks(monkeypatch):
-    monkeypatch.setattr("union.sandbox._wire.message_stream._DOUBT_S", 0.05)
+    monkeypatch.setattr("union.sandbox._wire.message_stream._SECOND_CHANCE_S", 0.05)
     ours, theirs = socket.socketpair()
     with theirs:
-        line = await Line.over(ours, asks_every_s=0.05)
+        line = await SocketStream.from_socket(ours, ping_every_s=0.05)
         async with asyncio.timeout(10):
             assert [message async for message in line] == []
-        assert "does not answer" in line.end
+        assert "does not answer" in line.close_reason
         await line.close()
 
 
 async def test_answers_keep_it_up():
     ours, theirs = socket.socketpair()
-    line, other = await Line.over(ours, asks_every_s=0.05), await Line.over(theirs)
+    line, other = (
+        await SocketStream.from_socket(ours, ping_every_s=0.05),
+        await SocketStream.from_socket(theirs),
+    )
     answering = asyncio.create_task(anext(other, b"nothing"))
     reading = asyncio.create_task(anext(line, b"nothing"))
     await asyncio.sleep(0.5)
@@ -124,9 +127,12 @@ async def test_answers_keep_it_up():
 
 
 async def test_who_was_busy_does_not_blame_the_other_side(monkeypatch):
-    monkeypatch.setattr("union.sandbox._wire.message_stream._DOUBT_S", 0.3)
+    monkeypatch.setattr("union.sandbox._wire.message_stream._SECOND_CHANCE_S", 0.3)
     ours, theirs = socket.socketpair()
-    line, other = await Line.over(ours, asks_every_s=0.1), await Line.over(theirs)
+    line, other = (
+        await SocketStream.from_socket(ours, ping_every_s=0.1),
+        await SocketStream.from_socket(theirs),
+    )
     answering = asyncio.create_task(anext(other, b"nothing"))
     reading = asyncio.create_task(anext(line, b"nothing"))
     await asyncio.sleep(0.12)  # it has asked
@@ -138,7 +144,7 @@ async def test_who_was_busy_does_not_blame_the_other_side(monkeypatch):
 
 
 async def test_a_side_that_takes_nothing_does_not_hold_up_the_end(bare, monkeypatch):
-    monkeypatch.setattr("union.sandbox._wire.message_stream._GOODBYE_S", 0.1)
+    monkeypatch.setattr("union.sandbox._wire.message_stream._CLOSE_S", 0.1)
     line, _ = bare
     sending = asyncio.create_task(line.send((bytes(MAX_MESSAGE),)))
     await asyncio.sleep(0.05)

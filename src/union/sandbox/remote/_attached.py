@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._wire.frames import VERSION, WireError, parse_json, to_json
-from union.sandbox._wire.message_stream import Line
+from union.sandbox._wire.message_stream import SocketStream
 from union.sandbox.errors import SandboxConnectionError
 from union.sandbox.remote._transport import RemoteTransport
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["AttachedTransport"]
 
 _CLOSE_S: Final = 2.0
-_ASKS_EVERY_S: Final = 7.5
+_PING_EVERY_S: Final = 7.5
 _GONE: Final = (
     "the session has ended: its owner has closed it, its timeout has passed, or its server was "
     "stopped"
@@ -89,7 +89,7 @@ class AttachedTransport(RemoteTransport):
 
     async def _join_by(self, sock: socket.socket) -> bool:
         """Joins over the line. Whatever is against it, a request finds out and says better."""
-        line = await Line.over(sock, asks_every_s=_ASKS_EVERY_S)
+        line = await SocketStream.from_socket(sock, ping_every_s=_PING_EVERY_S)
         hello = {"protocol": VERSION, "session": self._name, "token": self._way.token}
         try:
             async with asyncio.timeout(self._way.connect_timeout_s):

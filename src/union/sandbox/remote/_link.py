@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from union.sandbox._wire.endpoint import Endpoint
-    from union.sandbox._wire.message_stream import Carrier
+    from union.sandbox._wire.message_stream import MessageStream
     from union.sandbox.remote._run import RemoteRun
 
 __all__ = ["Link", "pauses"]
@@ -64,14 +64,14 @@ class Link:
 
     def __init__(
         self,
-        carrier: Carrier,
+        carrier: MessageStream,
         endpoint: Endpoint,
         *,
-        connect: Callable[[], Awaitable[Carrier]],
+        connect: Callable[[], Awaitable[MessageStream]],
         let_go: Callable[[], Awaitable[None]],
         grace_s: float,
     ) -> None:
-        self._carrier: Carrier | None = carrier
+        self._carrier: MessageStream | None = carrier
         self._endpoint = endpoint
         self._connect = connect
         """Makes another connection."""
@@ -187,7 +187,7 @@ class Link:
         finally:
             self._give_up(why)
 
-    async def _receive(self, carrier: Carrier) -> SandboxError:
+    async def _receive(self, carrier: MessageStream) -> SandboxError:
         """Reads until the connection ends; the reason."""
         try:
             async for message in carrier:
@@ -204,7 +204,7 @@ class Link:
         finally:
             await carrier.close()
         return SandboxConnectionError(
-            f"{self._endpoint}: the connection was lost: {carrier.end}",
+            f"{self._endpoint}: the connection was lost: {carrier.close_reason}",
             endpoint=str(self._endpoint),
             sent=True,
         )
@@ -216,7 +216,7 @@ class Link:
             run.receive(frame)
         # Else: about a run that has ended here; its acknowledgement is on the way.
 
-    async def _reconnect(self, *, at_once: bool) -> Carrier:
+    async def _reconnect(self, *, at_once: bool) -> MessageStream:
         """A new connection, on which every run goes on where it was.
 
         The first attempt after a useful connection is made at once. All others wait, longer each

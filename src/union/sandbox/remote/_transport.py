@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec, SessionSpec
     from union.sandbox._session.transport import Sink
-    from union.sandbox._wire.message_stream import Carrier
+    from union.sandbox._wire.message_stream import MessageStream
     from union.sandbox.remote._access import Access
     from union.sandbox.remote._http import Http
 
@@ -149,10 +149,10 @@ class RemoteTransport:
         except (WireError, TypeError, LookupError, ArithmeticError, RecursionError) as exc:
             raise self._malformed(exc) from exc
 
-    def _carry(self, carrier: Carrier, facts: Facts) -> None:
+    def _carry(self, carrier: MessageStream, facts: Facts) -> None:
         """The session is there, and a connection to it."""
 
-        async def connect() -> Carrier:
+        async def connect() -> MessageStream:
             return await (await self._requests()).connect(self._name)
 
         self._facts = facts

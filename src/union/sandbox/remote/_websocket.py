@@ -15,7 +15,7 @@ __all__ = ["WebSocket"]
 
 
 class WebSocket:
-    """The client's end of one (a ``Carrier``)."""
+    """The client's end of one (a ``MessageStream``)."""
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         self._ws = ws
@@ -41,5 +41,5 @@ class WebSocket:
         await self._ws.close()
 
     @property
-    def end(self) -> str:
+    def close_reason(self) -> str:
         return str(self._ws.exception() or f"closed with {self._ws.close_code}")

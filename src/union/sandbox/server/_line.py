@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import VERSION, WireError, parse_json, to_json
-from union.sandbox._wire.message_stream import Line
+from union.sandbox._wire.message_stream import SocketStream
 from union.sandbox._wire.values import encode_session_info
 from union.sandbox.errors import PolicyError, SandboxConnectionError, SandboxError
 from union.sandbox.server._link import Link
@@ -40,7 +40,7 @@ class OwnerLine:
         self._task.add_done_callback(_log_fault)
 
     async def _serve(self, sock: socket.socket) -> None:
-        line = await Line.over(sock)
+        line = await SocketStream.from_socket(sock)
         sessions = self._sessions
         try:
             hello = await anext(line, None)

@@ -16,7 +16,7 @@ from union.sandbox.server._sessions import short
 from union.sandbox.server._shares import busy
 
 if TYPE_CHECKING:
-    from union.sandbox._wire.message_stream import Carrier
+    from union.sandbox._wire.message_stream import MessageStream
     from union.sandbox.server._auth import Grant
     from union.sandbox.server._metrics import Metrics
     from union.sandbox.server._runs import ServerRun
@@ -54,7 +54,7 @@ class Link:
 
     def __init__(
         self,
-        carrier: Carrier,
+        carrier: MessageStream,
         session: ServerSession,
         sessions: Sessions,
         *,

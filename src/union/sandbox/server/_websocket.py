@@ -28,7 +28,7 @@ _CONTROLS: Final = 32
 
 
 class WebSocket:
-    """The server's end of one (a ``Carrier``)."""
+    """The server's end of one (a ``MessageStream``)."""
 
     def __init__(self, ws: WebSocketResponse, request: BaseRequest, budget: FrameBudget) -> None:
         self._ws = ws
@@ -84,7 +84,7 @@ class WebSocket:
             await self._ws.close()
 
     @property
-    def end(self) -> str:
+    def close_reason(self) -> str:
         return f"closed with {self._ws.close_code}"
 
 
