@@ -221,14 +221,14 @@ def _frames() -> dict[str, list[bytes]]:
     started, exited, failed, decision, refused = made["events"]
 
     def event(number: int, data: bytes) -> bytes:
-        return wire.numbered(Kind.EVENT, 1, number, data)
+        return wire.encode_numbered(Kind.EVENT, 1, number, data)
 
     def piece(fd: int, offset: int, data: bytes) -> bytes:
-        return wire.output_head(1, fd, offset, len(data)) + data
+        return wire.encode_output_head(1, fd, offset, len(data)) + data
 
     output = piece(1, 0, b"hello") + piece(2, 0, b"oh")
-    ends = wire.end_of_output(1, 1, 5) + wire.end_of_output(1, 2, 2)
-    taken = wire.taken(1, Taken(1, 10, broken=False))
+    ends = wire.encode_end_of_output(1, 1, 5) + wire.encode_end_of_output(1, 2, 2)
+    taken = wire.encode_taken(1, Taken(1, 10, broken=False))
     client = [
         event(0, started) + output + event(1, decision) + event(2, exited) + ends,
         event(0, refused),
@@ -236,9 +236,9 @@ def _frames() -> dict[str, list[bytes]]:
         output + output + wire.encode(Kind.UNKNOWN, 1),
         output + piece(1, 9, b"after a gap"),
     ]
-    start = [b"".join(wire.parts(1, body)) for body in made["bodies"]]
+    start = [b"".join(wire.encode_start(1, body)) for body in made["bodies"]]
     control = [
-        wire.numbered(Kind.CONTROL, 1, number, wire.to_json(told))
+        wire.encode_numbered(Kind.CONTROL, 1, number, wire.to_json(told))
         for number, told in enumerate(
             (
                 {"op": "signal", "signum": 15},
@@ -249,21 +249,21 @@ def _frames() -> dict[str, list[bytes]]:
             start=2,
         )
     ]
-    stdin = wire.numbered(Kind.STDIN, 1, 1, b"data")
-    ack = wire.offsets(Kind.ACK, 1, Offsets(10, 0, 1))
-    attach = wire.offsets(Kind.ATTACH, 1, Offsets(5, 0, 0))
+    stdin = wire.encode_numbered(Kind.STDIN, 1, 1, b"data")
+    ack = wire.encode_offsets(Kind.ACK, 1, Offsets(10, 0, 1))
+    attach = wire.encode_offsets(Kind.ATTACH, 1, Offsets(5, 0, 0))
     server = [
         NEXT_MESSAGE.join((begin, stdin + b"".join(control), ack, attach, wire.encode(Kind.CLOSE)))
         for begin in start
     ]
-    server += [wire.offsets(Kind.ATTACH, 9, Offsets()), start[0][:-3]]
+    server += [wire.encode_offsets(Kind.ATTACH, 9, Offsets()), start[0][:-3]]
     for odd in (
         {"op": "signal", "signum": 99},
         {"op": "signal", "signum": -1},
         {"op": "resize", "rows": 0, "cols": 99999},
         {"op": "end", "cause": "oom"},
     ):
-        server.append(start[0] + wire.numbered(Kind.CONTROL, 1, 1, wire.to_json(odd)))
+        server.append(start[0] + wire.encode_numbered(Kind.CONTROL, 1, 1, wire.to_json(odd)))
     return {"client": client, "server": server}
 
 

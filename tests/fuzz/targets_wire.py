@@ -163,7 +163,7 @@ async def _client(data: bytes) -> None:
             known = {fd: inlet.received for fd, inlet in run._inlets.items()}
             run.receive(frame)
             if frame.kind is Kind.OUTPUT:
-                fd, offset, _ = wire.parse_output(frame.payload)
+                fd, offset, _ = wire.decode_output(frame.payload)
                 assert offset <= known[fd], "output with a gap before it"
             if sink.full % 3 == 0:
                 run._go_on(1)
@@ -261,7 +261,7 @@ class _Socket:
             for frame in wire.decode(b"".join(self.link._next_pieces())):
                 assert frame.kind >= Kind.OUTPUT
                 if frame.kind is Kind.OUTPUT:
-                    fd, offset, data = wire.parse_output(frame.payload)
+                    fd, offset, data = wire.decode_output(frame.payload)
                     assert data == bytes(range(fd, 200))[offset : offset + len(data)]
 
 

@@ -123,7 +123,7 @@ class HostileServer:
     async def run(self, ws: web.WebSocketResponse, run: int) -> None:
         """One command: started, no output, exit code 0."""
         await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
-        await ws.send_bytes(b"".join(wire.end_of_output(run, fd, 0) for fd in (1, 2)))
+        await ws.send_bytes(b"".join(wire.encode_end_of_output(run, fd, 0) for fd in (1, 2)))
         await ws.send_bytes(event(run, 1, EXITED))
 
 
@@ -136,4 +136,4 @@ DECISION = {
 
 
 def event(run: int, number: int, told: dict[str, Any]) -> bytes:
-    return wire.numbered(Kind.EVENT, run, number, json.dumps(told).encode())
+    return wire.encode_numbered(Kind.EVENT, run, number, json.dumps(told).encode())

@@ -55,7 +55,7 @@ async def test_a_connection_that_is_cut_at_once_is_not_made_again_at_once():
 
 @pytest.mark.parametrize(
     "frame",
-    [lambda _: b"", lambda run: wire.output_head(run, 1, 0, 0)],
+    [lambda _: b"", lambda run: wire.encode_output_head(run, 1, 0, 0)],
     ids=["nothing", "an empty frame"],
 )
 async def test_a_connection_that_brings_nothing_has_not_proved_itself(frame: Any):
@@ -78,7 +78,7 @@ async def test_a_connection_that_is_useful_for_a_moment_is_not_made_again_withou
             if frame.kind in {wire.Kind.START, wire.Kind.ATTACH} and not ws.closed:
                 if not self.at:
                     await ws.send_bytes(event(frame.run, 0, {"started": {"pid": 2}}))
-                await ws.send_bytes(wire.output_head(frame.run, 1, self.at, 1) + b"x")
+                await ws.send_bytes(wire.encode_output_head(frame.run, 1, self.at, 1) + b"x")
                 self.at += 1
                 await ws.close()
 

@@ -342,7 +342,7 @@ class Floods(HostileServer):
         await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
         data, at = bytes(self.size), 0
         for _ in range(self.asked):
-            await ws.send_bytes(wire.output_head(run, 1, at, len(data)) + data)
+            await ws.send_bytes(wire.encode_output_head(run, 1, at, len(data)) + data)
             at += len(data)
             self.sent += 1
 
@@ -364,10 +364,13 @@ async def test_output_byte_by_byte_costs_no_more_than_its_size():
             await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
             for start in range(0, 600_000, 20_000):
                 frames = (
-                    wire.output_head(run, 1, at, 1) + b"x" for at in range(start, start + 20_000)
+                    wire.encode_output_head(run, 1, at, 1) + b"x"
+                    for at in range(start, start + 20_000)
                 )
                 await ws.send_bytes(b"".join(frames))
-            await ws.send_bytes(wire.end_of_output(run, 1, 600_000) + wire.end_of_output(run, 2, 0))
+            await ws.send_bytes(
+                wire.encode_end_of_output(run, 1, 600_000) + wire.encode_end_of_output(run, 2, 0)
+            )
             await ws.send_bytes(event(run, 1, EXITED))
 
     async with Drips() as server, server.open() as session:
@@ -398,8 +401,8 @@ async def test_events_without_end_are_refused(size: int):
 
 STRANGE: dict[str, list[bytes]] = {
     "output of no stream": [wire.encode(wire.Kind.OUTPUT, 1, b"\x07" + bytes(8))],
-    "output from the future": [wire.output_head(1, 1, 2**60, 1) + b"x"],
-    "an end in the future": [wire.end_of_output(1, 1, 5)],
+    "output from the future": [wire.encode_output_head(1, 1, 2**60, 1) + b"x"],
+    "an end in the future": [wire.encode_end_of_output(1, 1, 5)],
     "an event from the future": [event(1, 7, EXITED)],
     "two events in one": [event(1, 1, {**EXITED, "started": {"pid": 1}})],
     "no event": [event(1, 1, {"party": {}})],
@@ -409,10 +412,10 @@ STRANGE: dict[str, list[bytes]] = {
     "usage of no numbers": [event(1, 1, {"exited": {**EXITED["exited"], "usage": {"a": 1}}})],
     "refused after the start": [event(1, 1, {"refused": {"type": "SandboxError"}})],
     "a decision without values": [event(1, 1, {"decision": {}})],
-    "taken, but never sent": [wire.taken(1, wire.Taken(9, 2**40, broken=False))],
+    "taken, but never sent": [wire.encode_taken(1, wire.Taken(9, 2**40, broken=False))],
     "a frame for servers": [wire.encode(wire.Kind.ACK, 1, bytes(20))],
-    "deep JSON": [wire.numbered(wire.Kind.EVENT, 1, 1, b'{"a":' * 5000)],
-    "not JSON": [wire.numbered(wire.Kind.EVENT, 1, 1, b"\xff\xfe")],
+    "deep JSON": [wire.encode_numbered(wire.Kind.EVENT, 1, 1, b'{"a":' * 5000)],
+    "not JSON": [wire.encode_numbered(wire.Kind.EVENT, 1, 1, b"\xff\xfe")],
     "a torn frame": [b"\x42\x00"],
     "an unknown kind": [b"\xee" + bytes(12)],
 }

@@ -87,7 +87,7 @@ def decoded(pieces: Iterable[bytes]) -> list[Frame]:
 
 
 def control(number: int, **told: object) -> Frame:
-    (frame,) = wire.decode(wire.numbered(Kind.CONTROL, 1, number, wire.to_json(told)))
+    (frame,) = wire.decode(wire.encode_numbered(Kind.CONTROL, 1, number, wire.to_json(told)))
     return frame
 
 
@@ -175,7 +175,7 @@ async def test_one_helping_is_small_and_both_streams_get_theirs():
     for _ in range(2):
         helping = list(run.frames(256 * 1024))
         assert sum(map(len, helping)) <= wire.MAX_MESSAGE // 2 + 1024
-        seen |= {wire.parse_output(f.payload)[0] for f in decoded(helping)}
+        seen |= {wire.decode_output(f.payload)[0] for f in decoded(helping)}
     assert seen == {1, 2}
 
 
@@ -207,14 +207,14 @@ async def test_stdin_is_taken_or_broken():
     run, engine, _ = new(stdin="pipe")
     engine.go.set()
     await (await started(run, engine))
-    (frame,) = wire.decode(wire.numbered(Kind.STDIN, 1, 1, b"typed"))
+    (frame,) = wire.decode(wire.encode_numbered(Kind.STDIN, 1, 1, b"typed"))
     run.take(frame)
     await asyncio.sleep(0.01)
-    taken = [wire.parse_taken(f.payload) for f in sent(run) if f.kind is Kind.TAKEN]
+    taken = [wire.decode_taken(f.payload) for f in sent(run) if f.kind is Kind.TAKEN]
     assert taken[-1] == wire.Taken(1, 5, broken=False)
     engine.calls.append(("broken",))
-    (frame,) = wire.decode(wire.numbered(Kind.STDIN, 1, 2, b"more"))
+    (frame,) = wire.decode(wire.encode_numbered(Kind.STDIN, 1, 2, b"more"))
     run.take(frame)
     await asyncio.sleep(0.01)
-    taken = [wire.parse_taken(f.payload) for f in sent(run) if f.kind is Kind.TAKEN]
+    taken = [wire.decode_taken(f.payload) for f in sent(run) if f.kind is Kind.TAKEN]
     assert taken[-1] == wire.Taken(2, 9, broken=True)

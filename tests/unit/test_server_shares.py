@@ -253,7 +253,7 @@ def refusals(carrier: Carrier) -> list[tuple[int, str]]:
     for message in carrier.sent:
         for frame in wire.decode(message):
             if frame.kind is Kind.EVENT:
-                event = wire.parse_json(wire.parse_numbered(frame.payload)[1])
+                event = wire.parse_json(wire.decode_numbered(frame.payload)[1])
                 found.append((frame.run, event["refused"]["code"]))
     return found
 
@@ -262,7 +262,9 @@ def refusals(carrier: Carrier) -> list[tuple[int, str]]:
 async def test_a_busy_server_refuses_the_run_and_keeps_the_connection():
     spec = SessionSpec(backend="userns")
     body = encode_run(RunSpec(kind="shell", text="true"), spec)
-    carrier = Carrier([b"".join(frame for n in range(1, 4) for frame in wire.parts(n, body))])
+    carrier = Carrier(
+        [b"".join(frame for n in range(1, 4) for frame in wire.encode_start(n, body))]
+    )
     link, sessions = link_over(carrier)
     await link.serve()
     assert refusals(carrier) == [(1, "busy"), (2, "busy"), (3, "busy")]
@@ -309,7 +311,7 @@ async def test_a_start_that_stops_arriving_is_refused(monkeypatch: pytest.Monkey
 
 @pytest.mark.threat(154)
 async def test_answers_do_not_pile_up_for_a_client_that_does_not_read():
-    questions = [wire.offsets(Kind.ATTACH, n, Offsets()) for n in range(20_000)]
+    questions = [wire.encode_offsets(Kind.ATTACH, n, Offsets()) for n in range(20_000)]
     carrier = Carrier([b"".join(questions)], reads=False)
     link, sessions = link_over(carrier)
     await link.serve()
@@ -320,7 +322,7 @@ async def test_answers_do_not_pile_up_for_a_client_that_does_not_read():
 @pytest.mark.threat(169)
 @pytest.mark.parametrize(
     "frame",
-    [wire.offsets(Kind.ACK, 5, Offsets()), wire.encode(Kind.STDIN, 5), part(5, 0, 0, b"")],
+    [wire.encode_offsets(Kind.ACK, 5, Offsets()), wire.encode(Kind.STDIN, 5), part(5, 0, 0, b"")],
     ids=["ack of nothing", "stdin of nothing", "empty part"],
 )
 async def test_a_message_of_many_frames_does_not_hold_the_loop(frame: bytes):
@@ -353,9 +355,9 @@ async def test_a_run_of_another_key_is_unknown(kind: Kind):
     run._early = None
     run.output(1, b"the secret")
     if kind in {Kind.STDIN, Kind.CONTROL}:
-        frame = wire.numbered(kind, 7, 1, b'{"op":"end","cause":"closed"}')
+        frame = wire.encode_numbered(kind, 7, 1, b'{"op":"end","cause":"closed"}')
     else:
-        frame = wire.offsets(kind, 7, Offsets())
+        frame = wire.encode_offsets(kind, 7, Offsets())
     for grant, is_theirs in ((GUEST, False), (OWNER, True)):
         carrier = Carrier([frame])
         link, _ = link_over(carrier, grant, {7: run})

@@ -22,11 +22,11 @@ from union.sandbox._wire.frames import (
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
 PARSERS = (
-    wire.parse_output,
-    wire.parse_numbered,
-    wire.parse_offsets,
-    wire.parse_taken,
-    wire.parse_part,
+    wire.decode_output,
+    wire.decode_numbered,
+    wire.decode_offsets,
+    wire.decode_taken,
+    wire.decode_start,
 )
 
 
@@ -89,21 +89,21 @@ def test_what_is_not_a_frame(message):
 
 @given(U64, st.sampled_from([1, 2]), U64, st.binary(max_size=300))
 def test_output(run, fd, offset, data):
-    frame = one(wire.output_head(run, fd, offset, len(data)) + data)
+    frame = one(wire.encode_output_head(run, fd, offset, len(data)) + data)
     assert (frame.kind, frame.run) == (Kind.OUTPUT, run)
-    assert wire.parse_output(frame.payload) == (fd, offset, data)
+    assert wire.decode_output(frame.payload) == (fd, offset, data)
 
 
 @given(U64, U64, U64, U32)
 def test_offsets(run, out, err, events):
-    frame = one(wire.offsets(Kind.ACK, run, Offsets(out, err, events)))
-    assert wire.parse_offsets(frame.payload) == Offsets(out, err, events)
+    frame = one(wire.encode_offsets(Kind.ACK, run, Offsets(out, err, events)))
+    assert wire.decode_offsets(frame.payload) == Offsets(out, err, events)
 
 
 @given(U64, U32, U64, st.booleans())
 def test_taken(run, number, stdin, broken):
-    frame = one(wire.taken(run, Taken(number, stdin, broken)))
-    assert wire.parse_taken(frame.payload) == Taken(number, stdin, broken)
+    frame = one(wire.encode_taken(run, Taken(number, stdin, broken)))
+    assert wire.decode_taken(frame.payload) == Taken(number, stdin, broken)
 
 
 @pytest.mark.parametrize("size", [0, 1, MAX_CHUNK - 1, MAX_CHUNK, MAX_CHUNK + 1, 3 * MAX_CHUNK])
@@ -111,7 +111,7 @@ def test_parts_make_the_whole_again(size):
     body = bytes(range(256)) * (size // 256 + 1)
     body = body[:size]
     found = b""
-    parts = [wire.parse_part(one(m).payload) for m in wire.parts(9, body)]
+    parts = [wire.decode_start(one(m).payload) for m in wire.encode_start(9, body)]
     for at, last, data in parts:
         assert at == len(found)
         assert last == (at + len(data) == size)

@@ -32,18 +32,18 @@ __all__ = [
     "Taken",
     "WireError",
     "decode",
+    "decode_numbered",
+    "decode_offsets",
+    "decode_output",
+    "decode_start",
+    "decode_taken",
     "encode",
-    "numbered",
-    "offsets",
-    "output_head",
+    "encode_numbered",
+    "encode_offsets",
+    "encode_output_head",
+    "encode_start",
+    "encode_taken",
     "parse_json",
-    "parse_numbered",
-    "parse_offsets",
-    "parse_output",
-    "parse_part",
-    "parse_taken",
-    "parts",
-    "taken",
     "to_json",
 ]
 
@@ -167,16 +167,16 @@ def decode(message: bytes) -> Iterator[Frame]:
 # Payloads.
 
 
-def output_head(run: int, fd: int, offset: int, size: int) -> bytes:
+def encode_output_head(run: int, fd: int, offset: int, size: int) -> bytes:
     """What comes before the bytes of an OUTPUT frame; those follow as they are, without a copy."""
     return _HEAD.pack(Kind.OUTPUT, run, _OUTPUT.size + size) + _OUTPUT.pack(fd, offset)
 
 
-def end_of_output(run: int, fd: int, offset: int) -> bytes:
+def encode_end_of_output(run: int, fd: int, offset: int) -> bytes:
     return encode(Kind.END_OF_OUTPUT, run, _OUTPUT.pack(fd, offset))
 
 
-def parse_output(payload: memoryview) -> tuple[int, int, memoryview]:
+def decode_output(payload: memoryview) -> tuple[int, int, memoryview]:
     """Stream, offset and bytes, of OUTPUT and of END_OF_OUTPUT."""
     if not _OUTPUT.size <= len(payload) <= _OUTPUT.size + MAX_CHUNK:
         raise WireError(f"{len(payload)} bytes are no piece of output")
@@ -186,34 +186,34 @@ def parse_output(payload: memoryview) -> tuple[int, int, memoryview]:
     return fd, offset, payload[_OUTPUT.size :]
 
 
-def numbered(kind: Kind, run: int, number: int, data: bytes) -> bytes:
+def encode_numbered(kind: Kind, run: int, number: int, data: bytes) -> bytes:
     """A whole STDIN, CONTROL or EVENT frame."""
     return encode(kind, run, _NUMBER.pack(number) + data)
 
 
-def parse_numbered(payload: memoryview) -> tuple[int, bytes]:
+def decode_numbered(payload: memoryview) -> tuple[int, bytes]:
     if not _NUMBER.size <= len(payload) <= _NUMBER.size + MAX_CHUNK:
         raise WireError(f"{len(payload)} bytes do not start with a number, or are too many")
     return _NUMBER.unpack_from(payload)[0], bytes(payload[_NUMBER.size :])
 
 
-def offsets(kind: Kind, run: int, known: Offsets) -> bytes:
+def encode_offsets(kind: Kind, run: int, known: Offsets) -> bytes:
     """A whole ACK or ATTACH frame."""
     return encode(kind, run, _OFFSETS.pack(known.stdout, known.stderr, known.events))
 
 
-def parse_offsets(payload: memoryview) -> Offsets:
+def decode_offsets(payload: memoryview) -> Offsets:
     if len(payload) != _OFFSETS.size:
         raise WireError(f"offsets take {_OFFSETS.size} bytes, not {len(payload)}")
     return Offsets(*_OFFSETS.unpack(payload))
 
 
-def taken(run: int, value: Taken) -> bytes:
+def encode_taken(run: int, value: Taken) -> bytes:
     """A whole TAKEN frame."""
     return encode(Kind.TAKEN, run, _TAKEN.pack(value.number, value.stdin, value.broken))
 
 
-def parse_taken(payload: memoryview) -> Taken:
+def decode_taken(payload: memoryview) -> Taken:
     if len(payload) != _TAKEN.size:
         raise WireError(f"what was taken is told in {_TAKEN.size} bytes, not {len(payload)}")
     number, stdin, broken = _TAKEN.unpack(payload)
@@ -222,7 +222,7 @@ def parse_taken(payload: memoryview) -> Taken:
     return Taken(number, stdin, bool(broken))
 
 
-def parts(run: int, body: bytes) -> list[bytes]:
+def encode_start(run: int, body: bytes) -> list[bytes]:
     """The START frames that carry ``body``: each says where it begins and whether it is the last.
 
     A part that begins at 0 starts the description anew, so sending it twice does no harm.
@@ -235,7 +235,7 @@ def parts(run: int, body: bytes) -> list[bytes]:
     return found
 
 
-def parse_part(payload: memoryview) -> tuple[int, bool, bytes]:
+def decode_start(payload: memoryview) -> tuple[int, bool, bytes]:
     """Where a part begins, whether it is the last, and its bytes."""
     if not _PART.size <= len(payload) <= _PART.size + MAX_CHUNK:
         raise WireError(f"{len(payload)} bytes are no part of a start")

@@ -156,9 +156,9 @@ class RemoteRun:
     def opening_frames(self) -> Iterator[bytes]:
         """What makes a server that may or may not know this run carry on with it."""
         if not self.started.done():
-            yield from wire.parts(self.number, self._body)
+            yield from wire.encode_start(self.number, self._body)
         known = {fd: inlet.received for fd, inlet in self._inlets.items()}
-        yield wire.offsets(
+        yield wire.encode_offsets(
             Kind.ATTACH, self.number, Offsets(known.get(1, 0), known.get(2, 0), self._events)
         )
         for _, frame in self._unconfirmed:
@@ -166,19 +166,19 @@ class RemoteRun:
 
     def first_frames(self) -> Iterator[bytes]:
         """The start, on a connection that is known to be good."""
-        yield from wire.parts(self.number, self._body)
+        yield from wire.encode_start(self.number, self._body)
 
     def receive(self, frame: wire.Frame) -> None:
         match frame.kind:
             case Kind.OUTPUT:
-                self._on_output(*wire.parse_output(frame.payload))
+                self._on_output(*wire.decode_output(frame.payload))
             case Kind.END_OF_OUTPUT:
-                fd, offset, _ = wire.parse_output(frame.payload)
+                fd, offset, _ = wire.decode_output(frame.payload)
                 self._on_end_of_output(fd, offset)
             case Kind.EVENT:
-                self._on_event(*wire.parse_numbered(frame.payload))
+                self._on_event(*wire.decode_numbered(frame.payload))
             case Kind.TAKEN:
-                self._on_taken(wire.parse_taken(frame.payload))
+                self._on_taken(wire.decode_taken(frame.payload))
             case Kind.UNKNOWN:
                 self.fail("the server does not know the command any more", code="run-lost")
             case _:
@@ -286,7 +286,7 @@ class RemoteRun:
             inlet.acked = inlet.passed
             inlet.frames = 0
         known = {fd: inlet.passed for fd, inlet in self._inlets.items()}
-        return wire.offsets(
+        return wire.encode_offsets(
             Kind.ACK, self.number, Offsets(known.get(1, 0), known.get(2, 0), self._events)
         )
 
@@ -364,7 +364,7 @@ class RemoteRun:
 
     def _send(self, kind: Kind, data: bytes) -> None:
         self._sent += 1
-        frame = wire.numbered(kind, self.number, self._sent, data)
+        frame = wire.encode_numbered(kind, self.number, self._sent, data)
         self._unconfirmed.append((self._sent, frame))
         self._link.send(frame)
 

@@ -188,7 +188,7 @@ class Link:
                 self._attach(frame)
             case Kind.ACK:
                 if (run := self._known(frame.run)) is not None:
-                    run.ack(wire.parse_offsets(frame.payload))
+                    run.ack(wire.decode_offsets(frame.payload))
                     self._forget_if_over(run)
             case Kind.STDIN | Kind.CONTROL:
                 if (run := self._known(frame.run)) is not None:
@@ -204,7 +204,7 @@ class Link:
         return run if run is not None and run.grant.key == self._grant.key else None
 
     def _start(self, frame: wire.Frame) -> None:
-        at, last, data = wire.parse_part(frame.payload)
+        at, last, data = wire.decode_start(frame.payload)
         number = frame.run
         if self._known(number) is not None:
             # A retry of what has been started already: an ATTACH follows.
@@ -271,7 +271,7 @@ class Link:
             self._refused.popitem(last=False)
         self._metrics.runs_refused += 1
         event = wire.to_json({"refused": encode_error(error)})
-        self._answer(wire.numbered(Kind.EVENT, number, 0, event))
+        self._answer(wire.encode_numbered(Kind.EVENT, number, 0, event))
 
     def _answer(self, frame: bytes) -> None:
         if len(self._replies) >= _MOST_REPLIES:
@@ -304,7 +304,7 @@ class Link:
                 self._answer(wire.encode(Kind.UNKNOWN, frame.run))
             return
         self._runs[frame.run] = run
-        run.attach(self, wire.parse_offsets(frame.payload))
+        run.attach(self, wire.decode_offsets(frame.payload))
         self._forget_if_over(run)
 
     def _forget_if_over(self, run: ServerRun) -> None:

@@ -257,7 +257,7 @@ class ServerRun:
 
     def take(self, frame: wire.Frame) -> None:
         """A STDIN or CONTROL frame; one that came before is not obeyed twice."""
-        number, data = wire.parse_numbered(frame.payload)
+        number, data = wire.decode_numbered(frame.payload)
         if number > self._received + 1:
             raise WireError(f"frame {number} of a run follows {self._received}")
         self._tell_taken = True
@@ -386,12 +386,12 @@ class ServerRun:
         number = self.number
         if self._tell_taken:
             self._tell_taken = False
-            yield wire.taken(number, Taken(self._received, self._taken, self._broken))
+            yield wire.encode_taken(number, Taken(self._received, self._taken, self._broken))
         if self._early is not None:
             return
         for index, event in self.log.events.unsent(budget):
             budget -= len(event)
-            yield wire.numbered(Kind.EVENT, number, index, event)
+            yield wire.encode_numbered(Kind.EVENT, number, index, event)
         # In turns, so that a stream with much to say does not silence the other.
         self._turn = not self._turn
         for fd in (1, 2) if self._turn else (2, 1):
@@ -400,8 +400,8 @@ class ServerRun:
                 continue
             for offset, data in stream.unsent(budget):
                 budget -= len(data)
-                yield wire.output_head(number, fd, offset, len(data))
+                yield wire.encode_output_head(number, fd, offset, len(data))
                 yield data
             if stream.closed and stream.sent == stream.end and not stream.closed_sent:
                 stream.closed_sent = True
-                yield wire.end_of_output(number, fd, stream.end)
+                yield wire.encode_end_of_output(number, fd, stream.end)
