@@ -195,7 +195,7 @@ def _values() -> dict[str, list[bytes]]:
         wire_values.encode_decision(decision),
         wire.to_json({"refused": encode_error(PolicyError("no", argument="network_mode"))}),
     ]
-    facts = wire_values.Facts(
+    session_info = wire_values.SessionInfo(
         session="s",
         work_dir="/w",
         isolation=ISOLATION,
@@ -207,7 +207,7 @@ def _values() -> dict[str, list[bytes]]:
     bodies = [wire_values.encode_run(spec, SESSION) for spec in runs]
     plain = {
         b"s": [wire_values.encode_session(session), {}],
-        b"f": [wire_values.encode_session_info(facts)],
+        b"f": [wire_values.encode_session_info(session_info)],
         b"i": [wire_values.encode_file(info)],
         b"x": [encode_error(missing), encode_error(PolicyError("no", argument="cmd"))],
     }

@@ -64,11 +64,11 @@ def _event(data: bytes) -> None:
         wire_values.decode_isolation(value[1])
 
 
-def _facts(told: dict[str, Any]) -> None:
-    facts = wire_values.decode_session_info(told)
-    again = wire.parse_json(wire.to_json(wire_values.encode_session_info(facts)))
-    assert wire_values.decode_session_info(again) == facts
-    assert str(facts.isolation)
+def _session_info(told: dict[str, Any]) -> None:
+    info = wire_values.decode_session_info(told)
+    again = wire.parse_json(wire.to_json(wire_values.encode_session_info(info)))
+    assert wire_values.decode_session_info(again) == info
+    assert str(info.isolation)
 
 
 def _file(told: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ def values(data: bytes) -> None:
             _event(data)
         else:
             told = wire.parse_json(data)
-            {b"s": _session, b"f": _facts, b"i": _file}.get(kind, _error)(told)
+            {b"s": _session, b"f": _session_info, b"i": _file}.get(kind, _error)(told)
     except (WireError, SandboxUsageError):
         return
 

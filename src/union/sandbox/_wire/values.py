@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_START",
-    "Facts",
+    "SessionInfo",
     "decode_decision",
     "decode_event",
     "decode_file",
@@ -292,7 +292,7 @@ def _decode_stream(value: object, name: str) -> Stream | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class SessionInfo:
     """What a server tells about a session that it has opened."""
 
     session: str
@@ -303,19 +303,19 @@ class Facts:
     """How long the server keeps the session for a client that it does not hear from."""
 
 
-def encode_session_info(facts: Facts) -> dict[str, Any]:
+def encode_session_info(info: SessionInfo) -> dict[str, Any]:
     return {
-        "session": facts.session,
-        "work_dir": facts.work_dir,
-        "isolation": facts.isolation.to_dict(),
-        "fs_allowlist": {name: list(paths) for name, paths in facts.fs_allowlist.items()},
-        "grace_s": facts.grace_s,
+        "session": info.session,
+        "work_dir": info.work_dir,
+        "isolation": info.isolation.to_dict(),
+        "fs_allowlist": {name: list(paths) for name, paths in info.fs_allowlist.items()},
+        "grace_s": info.grace_s,
     }
 
 
-def decode_session_info(told: dict[str, Any]) -> Facts:
+def decode_session_info(told: dict[str, Any]) -> SessionInfo:
     try:
-        return Facts(
+        return SessionInfo(
             session=_checked(told["session"], str, "session"),
             work_dir=_absolute(told["work_dir"], "work_dir"),
             isolation=decode_isolation(_checked(told["isolation"], dict, "isolation")),

@@ -96,7 +96,7 @@ class AttachedTransport(RemoteTransport):
                 await line.send((to_json(hello),))
                 told = parse_json(await anext(line, b""))
             if "error" not in told:
-                self._carry(line, self._facts_in(told))
+                self._carry(line, self._checked_info(told))
         except (WireError, TimeoutError, SandboxConnectionError):
             pass
         finally:

@@ -13,7 +13,7 @@ from union.sandbox._files.writer import bytes_of, check_mode
 from union.sandbox._wire.frames import VERSION, WireError
 from union.sandbox._wire.values import (
     MAX_START,
-    Facts,
+    SessionInfo,
     decode_file,
     decode_session_info,
     encode_run,
@@ -68,7 +68,7 @@ class RemoteTransport:
         self._name = secrets.token_hex(16)
         self._http: Http | None = None
         self._link: Link | None = None
-        self._facts: Facts | None = None
+        self._info: SessionInfo | None = None
         self._connecting = asyncio.Lock()
         self._admission = Admission()
         self._asked = False
@@ -123,14 +123,14 @@ class RemoteTransport:
     async def _connect(self) -> None:
         http = await self._requests()
         await self._check_health(http, self._way.connect_timeout_s)
-        facts = self._facts_in(await self._join(http))
-        self._carry(await http.connect(self._name), facts)
+        info = self._checked_info(await self._join(http))
+        self._carry(await http.connect(self._name), info)
 
-    def _facts_in(self, told: dict[str, Any]) -> Facts:
-        facts = self._decoded(decode_session_info, told)
-        if facts.session != self._name:
-            raise self._malformed(f"it describes the session {facts.session!r:.80}")
-        return facts
+    def _checked_info(self, told: dict[str, Any]) -> SessionInfo:
+        info = self._decoded(decode_session_info, told)
+        if info.session != self._name:
+            raise self._malformed(f"it describes the session {info.session!r:.80}")
+        return info
 
     def _malformed(self, why: object) -> SandboxConnectionError:
         endpoint = str(self._way.endpoint)
@@ -149,21 +149,21 @@ class RemoteTransport:
         except (WireError, TypeError, LookupError, ArithmeticError, RecursionError) as exc:
             raise self._malformed(exc) from exc
 
-    def _carry(self, carrier: MessageStream, facts: Facts) -> None:
+    def _carry(self, carrier: MessageStream, info: SessionInfo) -> None:
         """The session is there, and a connection to it."""
 
         async def connect() -> MessageStream:
             return await (await self._requests()).connect(self._name)
 
-        self._facts = facts
+        self._info = info
         self._link = Link(
             carrier,
             self._way.endpoint,
             connect=connect,
             let_go=self._let_go,
-            grace_s=facts.grace_s,
+            grace_s=info.grace_s,
         )
-        if facts.isolation.backend == "none":
+        if info.isolation.backend == "none":
             warnings.warn(
                 "backend='none' isolates nothing: commands run with all of the server's rights",
                 UserWarning,
@@ -233,21 +233,21 @@ class RemoteTransport:
         await self._connected()
         return await self._requests()
 
-    # Facts.
+    # Session information.
 
     @property
     def is_known(self) -> bool:
-        return self._facts is not None
+        return self._info is not None
 
     @property
-    def _known(self) -> Facts:
-        if self._facts is None:
+    def _known(self) -> SessionInfo:
+        if self._info is None:
             raise SandboxUsageError(
                 "the server was not reached yet",
                 code="not-connected",
                 hint="it is at the first call, or with lazy=False when the session is opened",
             )
-        return self._facts
+        return self._info
 
     @property
     def work_dir(self) -> str:

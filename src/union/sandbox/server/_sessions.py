@@ -17,7 +17,7 @@ from union.sandbox._core.spec import RunSpec
 from union.sandbox._net.own_server import OwnServer
 from union.sandbox._policy.ceiling import check_narrower
 from union.sandbox._policy.policy import NetworkRules
-from union.sandbox._wire.values import Facts, decode_run, decode_session
+from union.sandbox._wire.values import SessionInfo, decode_run, decode_session
 from union.sandbox.errors import (
     PolicyError,
     SandboxError,
@@ -128,8 +128,8 @@ class ServerSession:
     def grace_s(self) -> float:
         return self._owner.config.grace_s
 
-    def facts(self) -> Facts:
-        return Facts(
+    def facts(self) -> SessionInfo:
+        return SessionInfo(
             session=self.name,
             work_dir=self.transport.work_dir,
             isolation=self.transport.isolation,
