@@ -173,7 +173,7 @@ class Http:
     ) -> dict[str, Any]:
         data = await _limited(response.content, max_bytes)
         try:
-            told = parse_json(data, most=max_bytes)
+            told = parse_json(data, max_bytes=max_bytes)
         except WireError as exc:
             raise ProtocolViolationError(
                 f"status {response.status}, and a reply that is not of this protocol"
@@ -296,7 +296,7 @@ class Http:
                     if left < 0:
                         raise ProtocolViolationError(f"more than {max_bytes} bytes were sent")
                     yield await response.content.readexactly(size)
-                outcome = parse_json(await _limited(response.content, MAX_TAIL), most=MAX_TAIL)
+                outcome = parse_json(await _limited(response.content, MAX_TAIL), max_bytes=MAX_TAIL)
         except SandboxError:
             raise
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:

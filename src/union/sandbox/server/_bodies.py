@@ -46,4 +46,4 @@ async def read_body(request: web.BaseRequest, *, most: int = _MOST_BODY) -> byte
 
 async def read_json(request: web.BaseRequest) -> dict[str, Any]:
     body = await read_body(request)
-    return parse_json(body, most=_MOST_BODY) if body else {}
+    return parse_json(body, max_bytes=_MOST_BODY) if body else {}

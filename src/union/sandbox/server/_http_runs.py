@@ -94,7 +94,7 @@ async def _described(request: web.BaseRequest) -> tuple[dict[str, Any], bytes]:
     digest = hashlib.sha256(b"json" if is_json else b"text")
     digest.update(body)
     if is_json:
-        return parse_json(body, most=_MOST_COMMAND), digest.digest()
+        return parse_json(body, max_bytes=_MOST_COMMAND), digest.digest()
     try:
         return {"cmd": body.decode()}, digest.digest()
     except UnicodeDecodeError as exc:
