@@ -31,7 +31,7 @@ def has_loaded_http(pid: int) -> bool:
 
 def carrier_of(sbx: sb.SandboxSession) -> object:
     transport: Any = sbx._transport
-    return transport._link._carrier
+    return transport._connection._stream
 
 
 def cut(sbx: sb.SandboxSession) -> None:

@@ -17,7 +17,7 @@ from tests.plane.sandboxes import LONG_S, in_task, sandbox_plane, settled, until
 
 from union import sandbox as sb
 from union.sandbox._wire.endpoint import parse_endpoint
-from union.sandbox.remote._http import Http
+from union.sandbox.remote._http import HttpClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def every_run_is_over(plane: Plane) -> Iterator[None]:
 
 
 async def asked(endpoint: str, token: str | None, method: str, path: str) -> Any:
-    http = Http(parse_endpoint(endpoint), token=token, ca=None)
+    http = HttpClient(parse_endpoint(endpoint), token=token, ca=None)
     try:
         return await http.call(method, path)
     finally:

@@ -138,7 +138,7 @@ class _Sink:
     def decision(self, decision: object) -> None: ...
 
 
-class _ClientLink:
+class _ClientConnection:
     def __init__(self) -> None:
         self.forgotten = 0
 
@@ -156,21 +156,23 @@ class _ClientLink:
 
 async def _client(data: bytes) -> None:
     sink = _Sink()
-    run = RemoteRun(1, b"body", sink, link=_ClientLink(), isolation=ISOLATION, fds={1, 2})  # type: ignore[arg-type]
+    run = RemoteRun(
+        1, b"body", sink, connection=_ClientConnection(), isolation=ISOLATION, fds={1, 2}
+    )  # type: ignore[arg-type]
     run.feed_stdin(bytes(10))
     try:
         for frame in wire.decode(data):
-            known = {fd: inlet.received for fd, inlet in run._inlets.items()}
+            known = {fd: stream.received for fd, stream in run._streams.items()}
             run.receive(frame)
             if frame.kind is Kind.OUTPUT:
                 fd, offset, _ = wire.decode_output(frame.payload)
                 assert offset <= known[fd], "output with a gap before it"
             if sink.full % 3 == 0:
-                run._go_on(1)
-                run._go_on(2)
+                run._continue(1)
+                run._continue(2)
     except WireError:
         run.fail("not of this protocol")
-    list(run.opening_frames())
+    list(run.resume_frames())
     if run.started.done():
         run.started.exception()
 

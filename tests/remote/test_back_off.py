@@ -120,7 +120,7 @@ async def test_commands_beyond_the_room_of_a_server_wait_for_their_turn():
 
 
 async def test_a_server_that_never_has_room_is_given_up_with_its_own_reason(monkeypatch):
-    monkeypatch.setattr(_transport, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(_transport, "_MAX_BUSY_WAIT_S", 0.5)
     async with Busy(0) as server, server.open() as session:
         calls = (session.exec("true") for _ in range(50))
         done = await asyncio.gather(*calls, return_exceptions=True)

@@ -65,10 +65,10 @@ class Downloads(HostileServer):
         ([struct.pack(">I", 2**31)], "a piece of 2147483648 bytes"),
         ([bytes(4)] * 100, "a piece of 0 bytes"),
         ([piece(b"x"), END, *[bytes(MIB)] * 64], "a reply of more than"),
-        ([piece(b"x"), END, b"{}"], "without its outcome"),
-        ([piece(b"x"), END, b"no"], "not JSON"),
-        ([piece(b"x")], "cut off"),
-        ([], "cut off"),
+        ([piece(b"x"), END, b"{}"], "has no outcome"),
+        ([piece(b"x"), END, b"no"], "invalid JSON"),
+        ([piece(b"x")], "truncated"),
+        ([], "truncated"),
     ],
 )
 async def test_a_download_stays_within_its_limit(pieces, why):
@@ -240,11 +240,13 @@ async def test_a_description_of_wrong_values_opens_no_session(change):
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a test can wait for."""
     monkeypatch.setattr(_http, "CALL_S", 0.5)
-    monkeypatch.setattr(_http.Http.call, "__kwdefaults__", {"within_s": 0.5, "max_bytes": MIB})
+    monkeypatch.setattr(
+        _http.HttpClient.call, "__kwdefaults__", {"within_s": 0.5, "max_bytes": MIB}
+    )
     monkeypatch.setattr(_http, "IDLE_S", 0.5)
     monkeypatch.setattr(_http, "_HANDSHAKE_S", 0.5)
     monkeypatch.setattr(_run, "DEADLINE_GRACE_S", 0.5)
-    monkeypatch.setattr(_run, "REST_S", 0.5)
+    monkeypatch.setattr(_run, "REMAINING_OUTPUT_S", 0.5)
     for name in ("_CLOSE_S", "_DELETE_S", "_SESSION_GRACE_S"):
         monkeypatch.setattr(_transport, name, 0.5)
 
@@ -315,13 +317,13 @@ async def test_output_that_never_comes_after_the_end_is_not_waited_for():
             await ws.send_bytes(event(run, 1, EXITED))
 
     async with Ends() as server, server.open() as session:
-        with pytest.raises(sb.SandboxExecutionError, match="the rest of its output"):
+        with pytest.raises(sb.SandboxExecutionError, match="no more of its output"):
             await session.exec("true")
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_the_sessions_timeout_ends_a_call_that_has_none(monkeypatch):
-    monkeypatch.setattr(_http.Http.call, "__kwdefaults__", {"within_s": 60, "max_bytes": MIB})
+    monkeypatch.setattr(_http.HttpClient.call, "__kwdefaults__", {"within_s": 60, "max_bytes": MIB})
     async with Silent() as server, server.open(timeout_s=0.5) as session:
         with pytest.raises(SandboxConnectionError) as caught:
             await session.list_dir(".")

@@ -314,7 +314,7 @@ async def test_none_warns_on_the_client_too(quick: ServerProcess):
 
 
 def test_a_token_in_the_clear_is_warned_about():
-    with pytest.warns(UserWarning, match="in the clear"):
+    with pytest.warns(UserWarning, match="without encryption"):
         sb.remote.session(endpoint="http://192.0.2.1:80", token="x" * 20)
 
 

@@ -202,7 +202,7 @@ class SandboxSession(Session):
         access = resolve_access(
             self.endpoint, token=key, cert=None, connect_timeout_s=within_s, lazy=True
         )
-        return dataclasses.replace(access, line=None if hold is None else hold.take_line())
+        return dataclasses.replace(access, owner_socket=None if hold is None else hold.take_line())
 
     def _may_be_starting(self) -> bool:
         """A local server's address is known before it listens; a pod's only afterwards."""

@@ -22,7 +22,7 @@ from union.sandbox.errors import (
 if TYPE_CHECKING:
     from union.sandbox.cluster._request import Request
     from union.sandbox.cluster._server_handle import Found
-    from union.sandbox.remote._http import Http
+    from union.sandbox.remote._http import HttpClient
 
 __all__ = ["ClusterHold", "submit"]
 
@@ -189,14 +189,16 @@ class ClusterHold:
         finally:
             await http.close()
 
-    def _http(self) -> Http | None:
+    def _http(self) -> HttpClient | None:
         """To the server; None if it was not found."""
         if self._finding.cancelled() or self._finding.exception() is not None:
             return None
         from union.sandbox._wire.endpoint import parse_endpoint
-        from union.sandbox.remote._http import Http
+        from union.sandbox.remote._http import HttpClient
 
-        return Http(parse_endpoint(self._finding.result().endpoint), token=self.keys.owner, ca=None)
+        return HttpClient(
+            parse_endpoint(self._finding.result().endpoint), token=self.keys.owner, ca=None
+        )
 
     async def end(self) -> None:
         try:
