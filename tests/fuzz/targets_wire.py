@@ -1,4 +1,4 @@
-"""Both ends of the wire between a remote session and its server, each against a hostile other."""
+"""Both ends of the wire between a remote session and its server, each with a hostile peer."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ PATTERN = bytes(range(251)) * 6000
 # Values.
 
 
-def _session(told: dict[str, Any]) -> None:
-    spec = wire_values.decode_session(told, backends=BACKENDS, default_backend="userns")
+def _session(payload: dict[str, Any]) -> None:
+    spec = wire_values.decode_session(payload, backends=BACKENDS, default_backend="userns")
     again = wire.parse_json(wire.to_json(wire_values.encode_session(spec)))
     assert spec == wire_values.decode_session(again, backends=BACKENDS, default_backend="userns")
 
@@ -64,28 +64,28 @@ def _event(data: bytes) -> None:
         wire_values.decode_isolation(value[1])
 
 
-def _session_info(told: dict[str, Any]) -> None:
-    info = wire_values.decode_session_info(told)
+def _session_info(payload: dict[str, Any]) -> None:
+    info = wire_values.decode_session_info(payload)
     again = wire.parse_json(wire.to_json(wire_values.encode_session_info(info)))
     assert wire_values.decode_session_info(again) == info
     assert str(info.isolation)
 
 
-def _file(told: dict[str, Any]) -> None:
-    info = wire_values.decode_file(told)
+def _file(payload: dict[str, Any]) -> None:
+    info = wire_values.decode_file(payload)
     again = wire.parse_json(wire.to_json(wire_values.encode_file(info)))
     assert wire_values.decode_file(again) == info
 
 
-def _error(told: dict[str, Any]) -> None:
-    error = decode_error(told)
+def _error(payload: dict[str, Any]) -> None:
+    error = decode_error(payload)
     assert isinstance(error, SandboxError)
     assert type(decode_error(wire.parse_json(wire.to_json(encode_error(error))))) is type(error)
     assert str(error)
 
 
 def values(data: bytes) -> None:
-    """A letter that says what it is, and the value."""
+    """A letter that selects the decoder, and the value."""
     kind, data = data[:1], data[1:]
     try:
         if kind == b"r":
@@ -93,8 +93,8 @@ def values(data: bytes) -> None:
         elif kind == b"e":
             _event(data)
         else:
-            told = wire.parse_json(data)
-            {b"s": _session, b"f": _session_info, b"i": _file}.get(kind, _error)(told)
+            payload = wire.parse_json(data)
+            {b"s": _session, b"f": _session_info, b"i": _file}.get(kind, _error)(payload)
     except (WireError, SandboxUsageError):
         return
 
@@ -103,16 +103,16 @@ def values(data: bytes) -> None:
 
 
 class _Sink:
-    """Hears of one exit at most and of no output after its stream's end.
+    """Receives one exit at most and no output after its stream's end.
 
-    After an exit it may still hear, once, that the rest of the output was lost; after that nothing.
+    After an exit it may still receive, once, that the rest of the output was lost; then nothing.
     """
 
     def __init__(self) -> None:
         self.exits = 0
         self.failures = 0
         self.open = {1, 2}
-        self.heard = {1: 0, 2: 0}
+        self.received = {1: 0, 2: 0}
         self.full = 0
 
     def event(self, event: object) -> None:
@@ -127,7 +127,7 @@ class _Sink:
     def output(self, fd: int, data: bytes) -> bool:
         assert fd in self.open
         assert data
-        self.heard[fd] += len(data)
+        self.received[fd] += len(data)
         self.full += 1
         return self.full % 3 != 0
 
@@ -178,7 +178,7 @@ async def _client(data: bytes) -> None:
 
 
 def client(data: bytes) -> None:
-    """What a server sends about one run."""
+    """Frames of a server about one run."""
     LOOP.run_until_complete(_client(data))
 
 
@@ -186,7 +186,7 @@ def client(data: bytes) -> None:
 
 
 class _Engine:
-    """A transport and its runs, which take everything that they are told."""
+    """A transport and its runs, which accept every call."""
 
     isolation = ISOLATION
 
@@ -249,7 +249,7 @@ class _ServerSession:
 
 
 class _Socket:
-    """A connection that brings these messages; what the server has to say is read in between."""
+    """A connection with these messages; the server's replies are read in between."""
 
     def __init__(self, messages: list[bytes]) -> None:
         self.messages = messages
@@ -299,24 +299,24 @@ async def _server(data: bytes) -> None:
 
 
 def server(data: bytes) -> None:
-    """What a client sends: messages, four odd bytes between them."""
+    """Messages of a client, separated by four fixed bytes."""
     LOOP.run_until_complete(_server(data))
 
 
-# What is kept for a client that may come back.
+# The log of a run for a client that may reconnect.
 
 
 def replay(data: bytes) -> None:
-    """Two bytes a step: whatever is acknowledged, lost and sent again, nothing changes."""
+    """Two bytes per step: acknowledging, losing and sending again never changes the content."""
     log = RunLog({1: StreamLog()})
-    stream, said, have = log.streams[1], 0, 0
+    stream, written, have = log.streams[1], 0, 0
     for at in range(0, min(len(data), 128) - 1, 2):
         op, number = data[at] % 6, data[at + 1]
         try:
             if op == 0:
                 size = number * (80 if at % 9 == 0 else 1)
-                stream.append(PATTERN[said : said + size])
-                said += size
+                stream.append(PATTERN[written : written + size])
+                written += size
                 log.events.append(b"e")
             elif op == 1:
                 for offset, piece in stream.unsent(number * 50):
@@ -333,13 +333,13 @@ def replay(data: bytes) -> None:
                 log.rewind(Offsets(number * number, 0, number))
         except WireError:
             pass
-        assert 0 <= stream.acked <= stream.sent <= stream.end == said
+        assert 0 <= stream.acked <= stream.sent <= stream.end == written
         assert sum(map(len, stream._kept)) == stream.end - stream.acked
         assert sum(map(len, stream._waiting)) == stream.end - stream.sent
         assert 0 <= log.events.acked <= log.events.sent <= log.events.end
 
 
-# The first process of a sandbox, should someone have taken it over.
+# The first process of a sandbox, if an attacker controls it.
 
 
 class _LocalSink(_Sink):
@@ -353,7 +353,7 @@ _NOWHERE: Any = types.SimpleNamespace(ears=types.SimpleNamespace(remove=lambda _
 
 
 async def _messages(data: bytes) -> None:
-    # Counted, as the lowest free number would not do: the socket of a run that ends is closed.
+    # Counted, because the lowest free number may be reused: an ended run closes its socket.
     before = len(os.listdir("/proc/self/fd"))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -373,19 +373,19 @@ async def _messages(data: bytes) -> None:
 
 
 def messages(data: bytes) -> None:
-    """What a sandbox says to the host; the first byte says how many descriptors come along."""
+    """Messages of a sandbox to the host; the first byte is the number of file descriptors."""
     LOOP.run_until_complete(_messages(data))
 
 
-# The line between a local server and its owner.
+# The socket between a local server and its owner.
 
 
 async def _line(data: bytes) -> None:
     reader = asyncio.StreamReader(limit=wire.MAX_MESSAGE)
     reader.feed_data(data)
     reader.feed_eof()
-    said: list[bytes] = []
-    writer = types.SimpleNamespace(is_closing=lambda: False, write=said.append)
+    written: list[bytes] = []
+    writer = types.SimpleNamespace(is_closing=lambda: False, write=written.append)
     got = 0
     try:
         async for message in SocketStream(reader, writer, ping_every_s=None):  # type: ignore[arg-type]
@@ -395,19 +395,19 @@ async def _line(data: bytes) -> None:
     except WireError:
         pass
     assert got <= len(data)
-    assert set(said) <= {bytes(4)}
+    assert set(written) <= {bytes(4)}
 
 
 def _greeting(data: bytes) -> None:
     sessions: Any = types.SimpleNamespace(draining=False, get=lambda name: name)
     try:
-        told = parse_json(data)
-        _, session = _admit(told, sessions, AUTHORITY)
+        payload = parse_json(data)
+        _, session = _admit(payload, sessions, AUTHORITY)
     except SandboxError:
         return
-    assert (session, told["token"].strip()) == ("one", "open sesame")
+    assert (session, payload["token"].strip()) == ("one", "open sesame")
 
 
 def line(data: bytes) -> None:
-    """Messages on a line, each taken for the first one: no other token opens it."""
+    """Messages on the socket, each handled as the first one: no other token is accepted."""
     LOOP.run_until_complete(_line(data))

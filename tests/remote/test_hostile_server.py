@@ -1,4 +1,4 @@
-"""A client trusts no server: whatever one sends, memory, time and errors stay within limits."""
+"""A client trusts no server: memory, time and errors stay within limits."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ async def test_a_download_stays_within_its_limit(pieces, why):
 async def test_a_tree_stays_within_its_limit(tmp_path: Path):
     class Tree(Downloads):
         async def files(self, _: web.Request) -> web.StreamResponse:
-            told = {"path": "f", "kind": "file", "size": 10, "mode": 420, "mtime": 0}
-            return web.json_response(told)
+            payload = {"path": "f", "kind": "file", "size": 10, "mode": 420, "mtime": 0}
+            return web.json_response(payload)
 
     async with Tree(*[piece(bytes(MIB))] * 20, DONE) as server, server.open() as session:
         with pytest.raises(sb.SandboxError):
@@ -92,7 +92,7 @@ async def test_a_tree_stays_within_its_limit(tmp_path: Path):
 
 
 async def test_a_reply_is_not_decompressed():
-    """Where it is, a bomb of a megabyte becomes a gigabyte."""
+    """With decompression, a bomb of a megabyte becomes a gigabyte."""
     bomb = gzip.compress(bytes(64 * MIB))
 
     class Bomb(HostileServer):
@@ -109,7 +109,7 @@ async def test_a_reply_is_not_decompressed():
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_no_redirect_is_followed_and_no_token_goes_along(status: int):
+async def test_no_redirect_is_followed_and_no_token_is_sent(status: int):
     async with HostileServer() as elsewhere:
 
         class Redirects(HostileServer):
@@ -166,8 +166,8 @@ LISTINGS: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("told", LISTINGS, ids=lambda told: json.dumps(told)[:60])
-async def test_a_reply_of_wrong_values_is_an_error_of_ours(told):
+@pytest.mark.parametrize("payload", LISTINGS, ids=lambda payload: json.dumps(payload)[:60])
+async def test_a_reply_with_wrong_values_is_a_sandbox_error(payload):
     class Lists(HostileServer):
         def __init__(self) -> None:
             super().__init__()
@@ -178,7 +178,7 @@ async def test_a_reply_of_wrong_values_is_an_error_of_ours(told):
 
     async with Lists() as server, server.open() as session:
         assert [info.path for info in await session.list_dir(".")] == ["x"], "the control"
-        server.answer = told
+        server.answer = payload
         with pytest.raises(SandboxConnectionError) as caught:
             await session.list_dir(".")
         assert caught.value.code == "protocol"
@@ -198,7 +198,7 @@ ERRORS: list[Any] = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=range(len(ERRORS)))
-async def test_an_error_of_wrong_values_is_an_error_of_ours(error):
+async def test_an_error_with_wrong_values_is_a_sandbox_error(error):
     class Fails(HostileServer):
         async def files(self, _: web.Request) -> web.StreamResponse:
             return web.json_response({"error": error}, status=400)
@@ -224,7 +224,7 @@ async def test_an_error_of_wrong_values_is_an_error_of_ours(error):
     ],
     ids=str,
 )  # fmt: skip
-async def test_a_description_of_wrong_values_opens_no_session(change):
+async def test_a_description_with_wrong_values_opens_no_session(change):
     async with HostileServer() as server:
         server.facts = {**FACTS, **change}
         with pytest.raises(SandboxConnectionError) as caught:
@@ -238,7 +238,7 @@ async def test_a_description_of_wrong_values_opens_no_session(change):
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits that a test can wait for."""
+    """Lower the limits to what a test can wait for."""
     monkeypatch.setattr(_http, "CALL_S", 0.5)
     monkeypatch.setattr(
         _http.HttpClient.call, "__kwdefaults__", {"within_s": 0.5, "max_bytes": MIB}
@@ -267,7 +267,7 @@ class Silent(HostileServer):
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_every_call_ends_although_the_server_never_answers():
+async def test_every_call_ends_even_if_the_server_never_replies():
     async with Silent() as server, server.open() as session:
         for call in (
             session.list_dir("."),
@@ -284,7 +284,7 @@ async def test_every_call_ends_although_the_server_never_answers():
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_start_that_is_never_answered_ends_as_well():
+async def test_a_start_without_a_reply_ends_as_well():
     class Mute(Silent):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
             pass
@@ -296,7 +296,7 @@ async def test_a_start_that_is_never_answered_ends_as_well():
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_command_that_goes_on_starting_does_not_put_its_end_off():
+async def test_repeated_starts_do_not_postpone_the_deadline():
     class Restarts(Silent):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
             for number in range(1000):
@@ -310,7 +310,7 @@ async def test_a_command_that_goes_on_starting_does_not_put_its_end_off():
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_output_that_never_comes_after_the_end_is_not_waited_for():
+async def test_missing_output_after_the_end_is_not_awaited_forever():
     class Ends(Silent):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
             await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
@@ -322,7 +322,7 @@ async def test_output_that_never_comes_after_the_end_is_not_waited_for():
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_the_sessions_timeout_ends_a_call_that_has_none(monkeypatch):
+async def test_the_session_timeout_ends_a_call_without_its_own(monkeypatch):
     monkeypatch.setattr(_http.HttpClient.call, "__kwdefaults__", {"within_s": 60, "max_bytes": MIB})
     async with Silent() as server, server.open(timeout_s=0.5) as session:
         with pytest.raises(SandboxConnectionError) as caught:
@@ -334,7 +334,7 @@ async def test_the_sessions_timeout_ends_a_call_that_has_none(monkeypatch):
 
 
 class Floods(HostileServer):
-    """A command whose server sends more than was asked for."""
+    """A command whose server sends more than was requested."""
 
     size = 250 * 1024
     asked = 4000
@@ -358,8 +358,8 @@ async def test_output_that_is_not_read_stays_within_the_window():
         assert server.sent * server.size < 200 * MIB
 
 
-async def test_output_byte_by_byte_costs_no_more_than_its_size():
-    """An object for each byte would take forty times the limit."""
+async def test_output_byte_by_byte_uses_no_more_memory_than_its_size():
+    """One object for each byte would use forty times the limit."""
 
     class Drips(HostileServer):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
@@ -387,13 +387,13 @@ async def test_output_byte_by_byte_costs_no_more_than_its_size():
 
 
 @pytest.mark.parametrize("size", [10, 60_000])
-async def test_events_without_end_are_refused(size: int):
+async def test_endless_events_are_refused(size: int):
     class Decides(HostileServer):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
             await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
-            told = {"decision": {**DECISION, "reason": "x" * size}}
+            payload = {"decision": {**DECISION, "reason": "x" * size}}
             for number in range(1, 20_000):
-                await ws.send_bytes(event(run, number, told))
+                await ws.send_bytes(event(run, number, payload))
 
     async with Decides() as server, server.open() as session:
         with pytest.raises(sb.SandboxExecutionError, match="events of") as caught:
@@ -424,7 +424,7 @@ STRANGE: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-async def test_a_strange_frame_is_an_error_of_ours(name: str):
+async def test_a_malformed_frame_is_a_sandbox_error(name: str):
     class Strange(HostileServer):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
             await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
@@ -442,7 +442,7 @@ async def test_a_strange_frame_is_an_error_of_ours(name: str):
 
 
 @pytest.mark.spec("E3", "I2")
-async def test_a_tree_can_be_the_first_thing_that_is_copied(quick: ServerProcess, tmp_path: Path):
+async def test_the_first_call_can_copy_a_tree(quick: ServerProcess, tmp_path: Path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "f").write_text("x")
     async with remote(quick) as session:

@@ -1,4 +1,4 @@
-"""The queue of runs that wait for a server: in order, without loss, whatever happens to whom."""
+"""The admission queue: in order, and no slot is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def entered(admission: Admission) -> Slot:
 
 
 @pytest.mark.threat(159)
-async def test_only_so_many_are_under_way_before_the_server_answers():
+async def test_the_number_of_unanswered_starts_is_limited():
     admission = Admission()
     slots = [await entered(admission) for _ in range(MAX_STARTING)]
     waiting = asyncio.ensure_future(admission.enter(LONG_S))
@@ -30,7 +30,7 @@ async def test_only_so_many_are_under_way_before_the_server_answers():
     assert await asyncio.wait_for(waiting, 5) is not None
 
 
-async def test_started_runs_are_not_limited_until_the_server_says_so():
+async def test_started_runs_are_not_limited_until_the_server_is_busy():
     admission = Admission()
     for _ in range(500):
         (await entered(admission)).started()
@@ -64,7 +64,7 @@ async def test_waiting_ends_when_the_server_makes_no_progress():
     assert await admission.enter_again(0.0) is None
 
 
-async def test_a_slot_is_given_back_once():
+async def test_a_slot_is_released_once():
     admission = Admission()
     slot = await entered(admission)
     slot.started()
@@ -76,7 +76,7 @@ async def test_a_slot_is_given_back_once():
 
 @given(st.lists(st.sampled_from(["enter", "start", "release", "refuse", "cancel"]), max_size=60))
 @settings(deadline=None, max_examples=60)
-def test_no_slot_is_lost_or_made(steps):
+def test_no_slot_is_lost_or_created(steps):
     async def play() -> None:
         admission = Admission()
         waiting: list[asyncio.Future[Slot | None]] = []

@@ -1,4 +1,4 @@
-"""The frames: what is encoded is decoded again; anything else is refused, and quickly."""
+"""Frames: encoding and decoding round trip; anything else is refused quickly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def one(message: bytes) -> Frame:
 
 @pytest.mark.spec("I3")
 @given(st.lists(st.tuples(st.sampled_from(Kind), U64, st.binary(max_size=200)), max_size=20))
-def test_a_message_is_its_frames(frames):
+def test_a_message_decodes_to_its_frames(frames):
     message = b"".join(wire.encode(*frame) for frame in frames)
     found = [(f.kind, f.run, bytes(f.payload)) for f in wire.decode(message)]
     assert found == frames
@@ -45,7 +45,7 @@ def test_a_message_is_its_frames(frames):
 
 @pytest.mark.spec("I3")
 @given(st.binary(max_size=4096))
-def test_any_bytes_are_frames_or_refused(data):
+def test_any_bytes_decode_or_are_refused(data):
     try:
         frames = list(wire.decode(data))
     except WireError:
@@ -55,13 +55,13 @@ def test_any_bytes_are_frames_or_refused(data):
 
 @pytest.mark.spec("I3")
 @given(st.binary(max_size=64), st.sampled_from(PARSERS))
-def test_any_payload_is_read_or_refused(data, parse):
+def test_any_payload_decodes_or_is_refused(data, parse):
     with contextlib.suppress(WireError):
         parse(memoryview(data))
 
 
 @given(st.lists(st.tuples(U64, st.binary(max_size=50)), min_size=1, max_size=5), st.data())
-def test_a_message_that_lost_its_end_is_refused(frames, data):
+def test_a_truncated_message_is_refused(frames, data):
     message = b"".join(wire.encode(Kind.STDIN, run, body) for run, body in frames)
     borders, at = {0}, 0
     for _, body in frames:
@@ -82,7 +82,7 @@ def test_a_message_that_lost_its_end_is_refused(frames, data):
         bytes(MAX_MESSAGE + 1),
     ],
 )
-def test_what_is_not_a_frame(message):
+def test_invalid_frames(message):
     with pytest.raises(WireError):
         list(wire.decode(message))
 
@@ -107,7 +107,7 @@ def test_taken(run, number, stdin, broken):
 
 
 @pytest.mark.parametrize("size", [0, 1, MAX_CHUNK - 1, MAX_CHUNK, MAX_CHUNK + 1, 3 * MAX_CHUNK])
-def test_parts_make_the_whole_again(size):
+def test_start_parts_reassemble(size):
     body = bytes(range(256)) * (size // 256 + 1)
     body = body[:size]
     found = b""
@@ -137,7 +137,7 @@ def test_too_large_a_payload():
         ),
     )
 )
-def test_json_goes_and_comes(value):
+def test_json_round_trip(value):
     assert wire.parse_json(wire.to_json(value)) == value
 
 
@@ -149,7 +149,7 @@ def test_names_that_are_not_utf8_survive():
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"1", b"{", b'{"a":NaN}', b"\xff", b"[" * 100_000, b'{"a":' * 50_000]
 )
-def test_what_is_no_json_object(data):
+def test_invalid_json_objects(data):
     with pytest.raises(WireError):
         wire.parse_json(data)
 

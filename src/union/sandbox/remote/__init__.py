@@ -76,6 +76,7 @@ def session(
         preload: Modules that a waiting Python imports ahead, inside its sandbox. Default: none.
         connect_timeout_s: Seconds to wait for the server. Default: 30.
         lazy: True connects at the first call, False when the session is opened. Default: True.
+        **unknown: Not accepted; the error suggests the closest name.
 
     """
     if unknown:
