@@ -182,20 +182,25 @@ long make_owned_child(uint32_t flags, uid_t owner)
     if (!(flags & CLONE_NEWUSER) || owner == caller || !may_map_others())
         return make_child(flags);
     int bits = prctl(PR_GET_SECUREBITS, 0, 0, 0, 0);
-    int kept = bits >= 0 && prctl(PR_SET_SECUREBITS, (unsigned long)bits | SECBIT_NO_SETUID_FIXUP, 0, 0, 0) == 0;
+    if (bits < 0)
+        return -1;
+    int kept = prctl(PR_SET_SECUREBITS, (unsigned long)bits | SECBIT_NO_SETUID_FIXUP, 0, 0, 0) == 0;
+    if (!kept && errno != EPERM) /* without CAP_SETPCAP the capabilities come back with the id */
+        return -1;
     long pid = -1;
-    int error = EPERM;
+    int error;
     if (setresuid((uid_t)-1, owner, (uid_t)-1) < 0) {
         error = errno;
     } else {
         setfsuid(caller);
+        errno = EPERM; /* setfsuid() reports no error of its own */
         /* A change of ids makes this memory, and every copy of it, undumpable. */
         if ((uid_t)setfsuid((uid_t)-1) == caller && prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0) {
             pid = make_child(flags);
             if (pid == 0)
                 return 0;
-            error = errno;
         }
+        error = errno;
         if (setresuid((uid_t)-1, caller, (uid_t)-1) < 0)
             _exit(2); /* nothing can be done as somebody else */
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);

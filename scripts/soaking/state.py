@@ -80,7 +80,13 @@ def groups_of(pid: int) -> list[str]:
 
 def dirs_of(pid: int) -> list[str]:
     """Work dirs that a process has made for its sessions."""
-    return [str(path) for place in PLACES for path in Path(place).glob(f"sandbox-{pid}-*")]
+    found = (path for place in PLACES for path in Path(place).glob(f"sandbox-{pid}-*"))
+    # Each has a marker beside it, which goes last and so is counted once the dir is gone.
+    return [str(path) for path in found if path.is_dir() or not _is_marker_of_a_dir(path)]
+
+
+def _is_marker_of_a_dir(path: Path) -> bool:
+    return path.suffix == ".lock" and path.with_suffix("").is_dir()
 
 
 def left_by(pid: int) -> list[str]:

@@ -262,8 +262,8 @@ def test_a_wrong_argument_of_session(way: str, case: str) -> None:
     [
         {"network_allowlist": ["example.com"]},
         {"network_mode": "allowlist"},
-        {"network_denylist": ["example.com"]},
-        {"network_proxy_url": "http://proxy.example:3128"},
+        {"network_mode": "blocked", "network_denylist": ["example.com"]},
+        {"network_mode": "blocked", "network_proxy_url": "http://proxy.example:3128"},
         {"network_mode": "open", "network_proxy_url": "ftp://proxy.example"},
         {"network_mode": "open", "network_socks_url": "http://proxy.example"},
     ],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PROJECT = Path(__file__).resolve().parents[2]
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 OLDEST_PYTHON = (3, 11)
-TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
+TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "trio")
 SUITES = ("tests/contract", "tests/escape", "tests/posture")
 """What is repeated in other places."""
 COMPILED = ("-p", "no:cacheprovider", *SUITES)

@@ -142,7 +142,7 @@ else:
         async with asyncio.timeout(20):
             while not await session.exists("started"):
                 await asyncio.sleep(0.02)
-        pythons = session._transport._pythons  # type: ignore[union-attr]
+        pythons = session._transport.pool.pythons  # type: ignore[union-attr]
         waiting = next(one for kept in pythons._waiting.values() for one in kept)
         async with asyncio.timeout(20):
             while not waiting.run.sandbox.was_out_of_memory():

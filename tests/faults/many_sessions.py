@@ -33,12 +33,14 @@ def state(launcher: int) -> dict[str, object]:
     gc.collect()
     me = os.getpid()
     places = (*Path("/tmp").glob(f"sandbox-{me}-*"), *Path("/var/tmp").glob(f"sandbox-{me}-*"))
+    markers = sum(path.suffix == ".lock" for path in places)
     return {
         "resident_kib": resident_kib(me) + resident_kib(launcher),
         "descriptors": descriptors(),
         "of_launcher": len(os.listdir(f"/proc/{launcher}/fd")),
         "processes": len(descendants(me)),
-        "dirs": len(places),
+        "dirs": len(places) - markers,
+        "markers": markers,
         "spares": Budget.held(),
     }
 

@@ -194,9 +194,9 @@ async def test_close_after_the_connection_to_a_killed_launcher_was_replaced(back
     transport = session._transport
     os.kill(Launcher.current().pid, signal.SIGKILL)
     # Without a turn of the loop, in which the run itself would notice.
-    assert eventually(lambda: not transport._channel.is_usable)
-    before = transport._channel
-    assert transport._line() is not before
+    before = transport.pool.opened_channel
+    assert eventually(lambda: not before.is_usable)
+    assert transport.pool.channel() is not before
     async with asyncio.timeout(10):
         await session.close()
     assert proc.termination_reason in {"closed", "stream", "spawn-failed"}

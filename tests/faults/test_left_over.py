@@ -344,7 +344,7 @@ async def test_a_session_with_slow_files_leaves_threads_to_the_others(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with session_of(backend) as slow, session_of(backend) as other:
-        tree = slow._transport._work.tree  # type: ignore[union-attr]
+        tree = slow._transport._opened().work.tree  # type: ignore[union-attr]
         go, entered = threading.Event(), threading.Semaphore(0)
 
         def stuck(*_: object, **__: object) -> int:

@@ -21,7 +21,7 @@ from union.sandbox._core.file_errors import SandboxFileNotFoundError
 from union.sandbox._core.files import FileInfo
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resources import Resources
-from union.sandbox._linux import launcher, run
+from union.sandbox._linux import hand_over, launcher, run
 from union.sandbox._linux.command import Command, packed_rlimits
 from union.sandbox._plan import plan as p
 from union.sandbox._policy.decision import Decision
@@ -87,7 +87,7 @@ def _execs() -> list[bytes]:
             rlimits=packed_rlimits(limits),
         )
         body = command.body()
-        head = run._EXEC_MSG.pack(30, flags, 0, len(limits), 2, 3, 2, len(body), 24, 80)
+        head = hand_over._EXEC_MSG.pack(30, flags, 0, len(limits), 2, 3, 2, len(body), 24, 80)
         found.append(bytes([fds | 1 << 3]) + head + body)
     return found
 

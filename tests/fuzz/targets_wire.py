@@ -22,11 +22,11 @@ from union.sandbox._wire.run_log import RunLog, StreamLog
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.remote._run import RemoteRun
 from union.sandbox.server._auth import Authority, Grant, Guest, Verifier
-from union.sandbox.server._line import _admit
-from union.sandbox.server._link import Link
 from union.sandbox.server._metrics import Metrics
-from union.sandbox.server._runs import Buffers, ServerRun
-from union.sandbox.server._shares import ByteBudget, FrameBudgets, RequestBytes, busy
+from union.sandbox.server._owner_socket import _authenticate
+from union.sandbox.server._quotas import Buffers, ByteBudget, FrameBudgets, RequestBytes, busy
+from union.sandbox.server._runs import ServerRun
+from union.sandbox.server._server_connection import ServerConnection
 
 SESSION = SessionSpec(backend="userns", env=(("A", "b"),))
 ISOLATION = Isolation(backend="scripted")
@@ -244,7 +244,7 @@ class _ServerSession:
         self.runs[number] = run
         return run
 
-    def forget_if_over(self, run: ServerRun) -> None:
+    def forget_if_complete(self, run: ServerRun) -> None:
         del self.runs[run.number]
 
 
@@ -253,14 +253,14 @@ class _Socket:
 
     def __init__(self, messages: list[bytes]) -> None:
         self.messages = messages
-        self.link: Link | None = None
+        self.connection: ServerConnection | None = None
 
     async def __aiter__(self) -> Any:
         for message in self.messages:
             yield message
             await asyncio.sleep(0)
-            assert self.link is not None
-            for frame in wire.decode(b"".join(self.link._next_pieces())):
+            assert self.connection is not None
+            for frame in wire.decode(b"".join(self.connection._next_pieces())):
                 assert frame.kind >= Kind.OUTPUT
                 if frame.kind is Kind.OUTPUT:
                     fd, offset, data = wire.decode_output(frame.payload)
@@ -279,23 +279,23 @@ async def _server(data: bytes) -> None:
     )
     ws = _Socket(data.split(NEXT_MESSAGE)[:8])
     grant = Grant() if data[:1] != b"\1" else Grant("fuzz", "guest")
-    link = ws.link = Link(ws, session, sessions, grant=grant)  # type: ignore[arg-type]
+    connection = ws.connection = ServerConnection(ws, session, sessions, grant=grant)  # type: ignore[arg-type]
     try:
-        await link._receive()
+        await connection._receive()
     except WireError:
         pass
     finally:
         assert buffers.held >= 0
         for run in session.runs.values():
-            run.let_go()
+            run.release()
         await asyncio.sleep(0)
         assert buffers.held == 0
-        unfinished = sum(len(parts.data) for parts in link._parts.values())
+        unfinished = sum(len(parts.data) for parts in connection._partial.values())
         running = sum(not run.over.done() for run in session.runs.values())
         assert unfinished <= sessions.bytes.all.held
         assert running or sessions.bytes.all.held == unfinished
-        if link._look is not None:
-            link._look.cancel()
+        if connection._part_timer is not None:
+            connection._part_timer.cancel()
 
 
 def server(data: bytes) -> None:
@@ -349,7 +349,9 @@ class _LocalSink(_Sink):
     def end_of_output(self, fd: int) -> None: ...
 
 
-_NOWHERE: Any = types.SimpleNamespace(ears=types.SimpleNamespace(remove=lambda _: None))
+_NOWHERE: Any = types.SimpleNamespace(
+    ears=types.SimpleNamespace(remove=lambda _: None), kill=lambda _: True
+)
 
 
 async def _messages(data: bytes) -> None:
@@ -402,7 +404,7 @@ def _greeting(data: bytes) -> None:
     sessions: Any = types.SimpleNamespace(draining=False, get=lambda name: name)
     try:
         payload = parse_json(data)
-        _, session = _admit(payload, sessions, AUTHORITY)
+        _, session = _authenticate(payload, sessions, AUTHORITY)
     except SandboxError:
         return
     assert (session, payload["token"].strip()) == ("one", "open sesame")

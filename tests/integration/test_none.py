@@ -41,7 +41,7 @@ def test_the_warning_is_shown_at_each_open_and_names_the_callers_line(tmp_path: 
 @pytest.mark.spec("G1")
 async def test_nothing_is_hidden_and_the_report_says_so(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("seen")
-    async with session_of("none", network_mode="allowlist", network_allowlist=["a.test"]) as sbx:
+    async with session_of("none", network_mode="blocked") as sbx:
         assert (await sbx.exec(f"cat {tmp_path}/mine")).stdout == "seen"
         assert (await sbx.exec(f"test -d /proc/{os.getpid()}/fd")).ok
         # There is no proxy of ours, so none is named: clients would only fail.

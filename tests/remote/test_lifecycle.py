@@ -1,4 +1,4 @@
-"""When a client connects, how long a server keeps a session, and how it ends."""
+"""Connecting to a server, leases of sessions, limits and shutdown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNREACHABLE = "http://127.0.0.1:1"
 
 
 @pytest.mark.spec("I2", "B1")
-async def test_opening_does_not_connect_and_the_first_call_does():
+async def test_a_lazy_session_connects_at_the_first_call():
     before = descriptors()
     async with sb.remote.session(endpoint=UNREACHABLE, connect_timeout_s=0.3) as session:
         assert descriptors() == before
@@ -40,7 +40,7 @@ async def test_opening_does_not_connect_and_the_first_call_does():
             began = time.monotonic()
             with pytest.raises(sb.errors.SandboxConnectionError) as failed:
                 await call
-            assert time.monotonic() - began > 0.2, "it must have tried more than once"
+            assert time.monotonic() - began > 0.2, "the client must retry"
             assert not failed.value.sent
             assert failed.value.endpoint == UNREACHABLE
             assert failed.value.hint
@@ -48,7 +48,7 @@ async def test_opening_does_not_connect_and_the_first_call_does():
 
 
 @pytest.mark.spec("I2")
-async def test_a_client_waits_for_a_server_that_starts_later():
+async def test_the_client_waits_for_a_server_that_starts_later():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -58,7 +58,7 @@ async def test_a_client_waits_for_a_server_that_starts_later():
         await asyncio.sleep(0.3)
         assert not call.done()
         with ServerProcess(bind=f"127.0.0.1:{port}") as server:
-            # A wrong token is refused at once, which shows that the server was reached.
+            # The token is invalid, which only a reachable server reports.
             with pytest.raises(sb.errors.SandboxConnectionError) as caught:
                 await call
             assert caught.value.code == "unauthorized"
@@ -78,14 +78,14 @@ async def test_many_first_calls_open_one_session(quick: ServerProcess):
 
 
 @pytest.mark.spec("B3", "B8")
-async def test_every_session_sees_its_own_work_dir_at_the_same_place(quick: ServerProcess):
+async def test_every_session_has_its_own_work_dir_at_the_same_path(quick: ServerProcess):
     async with remote(quick) as one, remote(quick) as two:
         await one.run("echo one > f")
         await two.run("echo two > f")
-        for session, content in ((one, "one\n"), (two, "two\n")):
+        for session, expected in ((one, "one\n"), (two, "two\n")):
             path = f"{quick.work_dir}/f"
-            assert (await session.exec(["cat", path])).stdout == content
-            assert await session.get_bytes(path) == content.encode()
+            assert (await session.exec(["cat", path])).stdout == expected
+            assert await session.get_bytes(path) == expected.encode()
             assert session.work_dir == str(quick.work_dir)
             assert (await session.exec("ls -A")).stdout.split() == [".sandbox-venv", "f"]
 
@@ -112,7 +112,7 @@ async def _speak(answers: dict[str, object]) -> tuple[web.AppRunner, str]:
         ({"hello": "world"}, "draining"),
     ],
 )
-async def test_another_http_server_replies(answers: dict[str, object], code: str):
+async def test_other_responses_to_health_are_refused(answers: dict[str, object], code: str):
     runner, endpoint = await _speak(answers)
     try:
         async with sb.remote.session(endpoint=endpoint, connect_timeout_s=0.2) as session:
@@ -124,7 +124,7 @@ async def test_another_http_server_replies(answers: dict[str, object], code: str
 
 
 @pytest.mark.spec("A2", "I2")
-def test_without_the_extra_the_error_names_the_install_command():
+def test_a_missing_extra_is_reported():
     code = """
         import sys
         sys.modules["aiohttp"] = None
@@ -166,13 +166,13 @@ async def test_a_connected_client_keeps_its_session(quick: ServerProcess):
 
 @pytest.mark.threat(125)
 @pytest.mark.spec("I2")
-def test_a_session_without_requests_ends(quick: ServerProcess):
+def test_a_session_without_requests_expires(quick: ServerProcess):
     name = os.urandom(16).hex()
     path = f"/v1/sessions/{name}"
     assert quick.request("PUT", path, b"{}")[0] == 200
     for _ in range(3):
         time.sleep(GRACE_S * 0.6)
-        assert quick.request("GET", path)[0] == 200, "a request renews it"
+        assert quick.request("GET", path)[0] == 200, "a request renews the lease"
     time.sleep(GRACE_S + 0.5)
     assert quick.request("GET", path)[0] == 404
     assert eventually(lambda: is_idle(quick))
@@ -181,7 +181,7 @@ def test_a_session_without_requests_ends(quick: ServerProcess):
 
 
 @pytest.mark.spec("I2")
-def test_a_closed_name_is_not_opened_again(quick: ServerProcess):
+def test_a_closed_session_name_cannot_be_reused(quick: ServerProcess):
     path = f"/v1/sessions/{os.urandom(16).hex()}"
     assert quick.request("DELETE", path)[0] == 200
     assert quick.request("PUT", path, b"{}")[0] == 404
@@ -203,7 +203,7 @@ def test_the_server_enforces_the_timeout_of_a_session(quick: ServerProcess):
 
 
 @pytest.mark.spec("I3")
-async def test_the_session_limit():
+async def test_the_session_limit_is_enforced():
     with ServerProcess("--max-sessions", "2") as server:
         two = [remote(server, lazy=False), remote(server, lazy=False)]
         async with two[0], two[1], remote(server) as third:
@@ -215,7 +215,7 @@ async def test_the_session_limit():
 
 
 @pytest.mark.spec("I3")
-async def test_the_run_limit():
+async def test_the_run_limit_is_enforced():
     with ServerProcess("--max-runs", "2", "--max-sessions", "1") as server:
         async with remote(server) as session:
             running = [await session.run("sleep 60", background=True) for _ in range(2)]
@@ -227,11 +227,11 @@ async def test_the_run_limit():
             assert (await session.run("true")).returncode == 0
 
 
-# The end.
+# Shutdown.
 
 
 @pytest.mark.spec("I1")
-async def test_sigterm_waits_for_commands():
+async def test_sigterm_waits_for_running_commands():
     server = ServerProcess("--drain", "10")
     try:
         async with remote(server, lazy=False) as session:
@@ -252,7 +252,7 @@ async def test_sigterm_waits_for_commands():
 
 @pytest.mark.threat(126)
 @pytest.mark.spec("I1", "G4")
-async def test_commands_that_do_not_end_in_time_are_killed():
+async def test_commands_are_ended_after_the_drain_time():
     server = ServerProcess("--drain", "0.3")
     try:
         async with remote(server, lazy=False) as session:
@@ -270,7 +270,7 @@ async def test_commands_that_do_not_end_in_time_are_killed():
 
 
 @pytest.mark.spec("I1")
-async def test_a_second_signal_ends_the_server_at_once():
+async def test_a_second_sigterm_does_not_wait():
     server = ServerProcess("--drain", "60")
     try:
         async with remote(server, lazy=False) as session:
@@ -284,7 +284,7 @@ async def test_a_second_signal_ends_the_server_at_once():
 
 
 @pytest.mark.spec("I1")
-def test_a_request_can_shut_the_server_down():
+def test_a_request_shuts_the_server_down():
     server = ServerProcess()
     try:
         assert server.request("POST", "/v1/shutdown")[0] == 202
@@ -295,7 +295,7 @@ def test_a_request_can_shut_the_server_down():
 
 
 @pytest.mark.spec("C5")
-async def test_the_servers_own_certificates_are_available_inside(tmp_path: Path, monkeypatch):
+async def test_ca_certificates_of_the_server_are_visible_in_sandboxes(tmp_path: Path, monkeypatch):
     bundle = tmp_path / "company.pem"
     bundle.write_text("certificate")
     monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
@@ -307,13 +307,13 @@ async def test_the_servers_own_certificates_are_available_inside(tmp_path: Path,
 
 
 @pytest.mark.spec("G1")
-async def test_backend_none_warns_on_the_client_too(quick: ServerProcess):
+async def test_the_backend_none_warns_on_the_client(quick: ServerProcess):
     async with remote(quick, backend="none") as session:
         with pytest.warns(UserWarning, match="isolates nothing"):
             await session.run("true")
 
 
-def test_a_token_without_encryption_is_warned_about():
+def test_an_unencrypted_token_is_logged_as_a_warning():
     with pytest.warns(UserWarning, match="without encryption"):
         sb.remote.session(endpoint="http://192.0.2.1:80", token="x" * 20)
 
@@ -334,7 +334,7 @@ BAD = [
 
 @pytest.mark.spec("C10")
 @pytest.mark.parametrize("options", BAD)
-def test_invalid_arguments(options: dict[str, object]):
+def test_invalid_arguments_are_refused(options: dict[str, object]):
     with pytest.raises(sb.SandboxUsageError) as caught:
         sb.remote.session(**options)  # type: ignore[arg-type]
     assert caught.value.argument == list(options)[-1]

@@ -81,8 +81,16 @@ class HostIds:
     def release(self, number: int) -> None:
         """Return an id whose processes are gone."""
         with self._lock:
-            if any(number in block for _, block in self._reserved):
-                self._free.append(number)
+            entry = next((entry for entry in self._reserved if number in entry[1]), None)
+            if entry is None:
+                return
+            self._free.append(number)
+            sock, block = entry
+            if len(self._reserved) > 1 and sum(one in block for one in self._free) == len(block):
+                # A block stays for the next session; the others go back when they are unused.
+                self._reserved.remove(entry)
+                self._free = [one for one in self._free if one not in block]
+                sock.close()
 
     def _reserve(self) -> range:
         where = id_range()

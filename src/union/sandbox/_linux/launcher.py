@@ -149,8 +149,13 @@ class Launcher:
             theirs.close()
             os.close(me)
         self._control = ours
+        self.reset_error: OSError | None = None
+        """Why inherited limits could not be reset; then no sandbox may be used."""
         try:
             inherited.reset(self._process.pid)
+        except PermissionError as exc:
+            # A missing namespace explains more: this is reported only if nothing else fails.
+            self.reset_error = exc
         except BaseException:
             ours.close()
             self.give_up()
@@ -349,6 +354,16 @@ class Channel:
         except BaseException:
             self._sock.close()
             raise
+
+    def check_limits(self, backend: str) -> None:
+        """Raise if the launcher, and with it every sandbox, keeps limits of the caller."""
+        if self._launcher.reset_error is not None:
+            raise BackendUnavailableError(
+                f"limits of the caller cannot be reset: {self._launcher.reset_error}",
+                backend=backend,
+                missing=("prlimit",),
+                hint="allow prlimit64 for processes of the same user in the seccomp profile",
+            )
 
     def prepare(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from union.sandbox._core.optional_deps import require
 from union.sandbox._core.resources import limits_from
-from union.sandbox.cluster._request import BACKENDS, DEFAULT_NAMES, MOST_S
+from union.sandbox.cluster._request import BACKENDS, DEFAULT_NAMES, MAX_TIMEOUT_S
 from union.sandbox.errors import SandboxUsageError
 
 require("flyte", extra="flyte", what="a SandboxEnvironment")
@@ -155,7 +155,7 @@ class SandboxEnvironment(flyte.TaskEnvironment):
         return tuple(dict.fromkeys(name for name in names if _VARIABLE.fullmatch(name)))
 
     def _register(self) -> Any:
-        ceiling = timedelta(seconds=MOST_S)
+        ceiling = timedelta(seconds=MAX_TIMEOUT_S)
         decorate: Any = self.task(
             retries=0,
             timeout=flyte.Timeout(max_runtime=ceiling, deadline=ceiling),

@@ -7,7 +7,6 @@ socket in a directory that only this user can enter, and ends when its owner's p
 from __future__ import annotations
 
 import asyncio
-import functools
 import importlib
 import logging
 import os
@@ -17,8 +16,9 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._session import threads
-from union.sandbox.cluster._keys import Keys, verifier_of
-from union.sandbox.cluster._launch_spec import WORK_DIR, Orders
+from union.sandbox._wire.launch import LaunchSpec
+from union.sandbox.cluster._keys import Keys, session_name, verifier_of
+from union.sandbox.cluster._server_command import WORK_DIR, ServerCommand
 from union.sandbox.cluster._server_handle import ServerAddress
 from union.sandbox.cluster._supervisor import Supervisor
 from union.sandbox.errors import SandboxExecutionError, SessionClosedError
@@ -62,24 +62,33 @@ class LocalServer:
         self.endpoint = f"unix://{self._home}/s"
         self._expires = time.time() + request.timeout_s
         ours, theirs = socket.socketpair()
-        self._line: socket.socket | None = ours
-        self._their_line = theirs
-        orders = Orders(
-            run=request.name,
-            owner_sha256=verifier_of(self.keys.owner),
-            guest_sha256=verifier_of(self.keys.guest),
-            expires=self._expires,
+        self._owner_socket: socket.socket | None = ours
+        self._server_socket = theirs
+        their_fd = theirs.fileno()
+
+        def make_launch_spec() -> LaunchSpec:
+            return LaunchSpec(
+                session=session_name(request.name),
+                session_arguments=request.session(env=request.env_vars),
+                owner_sha256=verifier_of(self.keys.owner),
+                guest_sha256=verifier_of(self.keys.guest),
+                expires=self._expires,
+                shown_at=WORK_DIR if request.spec.host_work_dir is None else None,
+                home=self._home,
+                owner_socket=their_fd,
+            )
+
+        command = ServerCommand(
             backend=request.backend,
-            told=functools.partial(request.session, env=request.env_vars),
             bind=f"unix:{self._home}/s",
+            expires=self._expires,
+            make_launch_spec=make_launch_spec,
             work_dir=self._home,
-            shown_at=WORK_DIR if request.spec.host_work_dir is None else None,
             allow_paths=request.paths,
-            home=self._home,
             log_level="warning",
-            line_fd=theirs.fileno(),
+            pass_fds=(their_fd,),
         )
-        self._supervisor = Supervisor(orders, keeps_log=True)
+        self._supervisor = Supervisor(command, keeps_log=True)
         self._ready_s = request.ready_timeout_s
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._run())
@@ -96,7 +105,7 @@ class LocalServer:
             try:
                 # Not earlier, because importing would delay the start of the process.
                 await self._supervisor.begun.wait()
-                self._their_line.close()
+                self._server_socket.close()
                 # The first call needs this import, which overlaps with the server's start.
                 importlib.import_module("union.sandbox.remote._attached")
                 return await running
@@ -105,7 +114,7 @@ class LocalServer:
                 await asyncio.gather(running, return_exceptions=True)
                 raise
         finally:
-            for end in (self._their_line, self.take_socket()):
+            for end in (self._server_socket, self.take_socket()):
                 if end is not None:
                     end.close()
             # Usually the server has removed it; a killed one could not.
@@ -128,8 +137,8 @@ class LocalServer:
 
     def take_socket(self) -> socket.socket | None:
         """Return the socket to the server the first time, then None."""
-        line, self._line = self._line, None
-        return line
+        sock, self._owner_socket = self._owner_socket, None
+        return sock
 
     async def end(self) -> None:
         self._supervisor.stop()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from flyte import PodTemplate
 
 from union.sandbox._core.optional_deps import require
-from union.sandbox.cluster._request import MOST_S
+from union.sandbox.cluster._request import MAX_TIMEOUT_S
 
 if TYPE_CHECKING:
     from union.sandbox.cluster._request import SandboxMode
@@ -24,7 +24,7 @@ PORT: Final = 8372
 _PRIMARY: Final = "primary"
 _GRACE_S: Final = 20
 """More than a supervisor takes to end its server by force."""
-_LAST_RESORT_S: Final = int(MOST_S) + 600
+_LAST_RESORT_S: Final = int(MAX_TIMEOUT_S) + 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

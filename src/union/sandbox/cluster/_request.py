@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BACKENDS",
     "DEFAULT_NAMES",
-    "MOST_S",
+    "MAX_TIMEOUT_S",
     "OWNER_LEASE",
     "Request",
     "SandboxMode",
@@ -36,7 +36,7 @@ DEFAULT_NAMES: Final[dict[str, str]] = {
     "bwrap": "union-sandbox-bwrap",
 }
 """The environments that ``unionai-sandbox-deploy`` deploys."""
-MOST_S: Final = 24 * 3600.0
+MAX_TIMEOUT_S: Final = 24 * 3600.0
 OWNER_LEASE: Final = "owner_lease"
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 _MIN_LEASE_S: Final = 1.0
@@ -180,7 +180,7 @@ def resolve_request(
         )
     spelled, given = ("timeout", timeout) if timeout_s is None else ("timeout_s", timeout_s)
     total_s = _seconds(spelled, given)
-    if total_s > MOST_S:
+    if total_s > MAX_TIMEOUT_S:
         raise _usage_error(spelled, given, "at most 24 hours")
     lease_s = None if owner_lease is None else _seconds("owner_lease", owner_lease)
     if lease_s is not None and lease_s < _MIN_LEASE_S:

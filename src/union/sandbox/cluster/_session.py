@@ -13,8 +13,8 @@ from union.sandbox._core.optional_deps import require
 from union.sandbox._core.resolve import resolve_session
 from union.sandbox._session.session import Session
 from union.sandbox.cluster._keys import session_name
-from union.sandbox.cluster._launch_spec import WORK_DIR
 from union.sandbox.cluster._request import BACKENDS
+from union.sandbox.cluster._server_command import WORK_DIR
 from union.sandbox.errors import SandboxError, SandboxUsageError, SessionClosedError
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._wire.errors import decode_error
-from union.sandbox.cluster._launch_spec import clean_environment
+from union.sandbox.cluster._server_command import clean_environment
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SessionClosedError
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
-    from union.sandbox.cluster._launch_spec import Orders
+    from union.sandbox.cluster._server_command import ServerCommand
 
 __all__ = ["Supervisor"]
 
@@ -37,8 +37,8 @@ _MAX_LINE: Final = 1024 * 1024
 class Supervisor:
     """The supervisor of one server process. ``run()`` returns when the process has ended."""
 
-    def __init__(self, orders: Orders, *, keeps_log: bool) -> None:
-        self._orders = orders
+    def __init__(self, command: ServerCommand, *, keeps_log: bool) -> None:
+        self._command = command
         self._keeps_log = keeps_log
         """Whether the server's log is kept for error messages, or goes to our own stderr."""
         loop = asyncio.get_running_loop()
@@ -62,17 +62,17 @@ class Supervisor:
 
     async def run(self) -> str:
         """Run the server; return why it ended: ``closed``, ``stopped``, ``timeout``, ``failed``."""
-        orders = self._orders
+        command = self._command
         try:
             process = await asyncio.create_subprocess_exec(
-                *orders.arguments(),
+                *command.arguments(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE if self._keeps_log else None,
                 env=clean_environment(),
                 cwd="/",
                 limit=_MAX_LINE,
-                pass_fds=() if orders.line_fd is None else (orders.line_fd,),
+                pass_fds=command.pass_fds,
                 # A Ctrl-C must reach only the owner, which then ends the server in order.
                 start_new_session=True,
             )
@@ -96,13 +96,13 @@ class Supervisor:
 
     async def _wait_for_end(self, process: Process) -> str:
         if process.stdin is not None:
-            process.stdin.write(self._orders.line())
+            process.stdin.write(self._command.make_launch_spec().encode())
         ended = asyncio.ensure_future(process.wait())
         stopped = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait(
                 {ended, stopped},
-                timeout=max(0.0, self._orders.expires - time.time()) + _LATE_S,
+                timeout=max(0.0, self._command.expires - time.time()) + _LATE_S,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if ended.done():
@@ -156,7 +156,7 @@ class Supervisor:
         """Return the error of a server that ended before it was ready."""
         if self.is_stopped:
             return SessionClosedError("the session was closed before it was ready")
-        if time.time() >= self._orders.expires:
+        if time.time() >= self._command.expires:
             return SessionClosedError("the session's timeout has passed before it was ready")
         stderr_text = self._tail.decode("utf-8", "replace").strip()
         return SandboxExecutionError(

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import VERSION
+from union.sandbox._wire.launch import LaunchSpec
 from union.sandbox.cluster._announce import Announcement, announce
-from union.sandbox.cluster._launch_spec import WORK_DIR, Orders
-from union.sandbox.cluster._request import BACKENDS, MOST_S, OWNER_LEASE
+from union.sandbox.cluster._keys import session_name
+from union.sandbox.cluster._request import BACKENDS, MAX_TIMEOUT_S, OWNER_LEASE
+from union.sandbox.cluster._server_command import WORK_DIR, ServerCommand
 from union.sandbox.cluster._supervisor import Supervisor
 from union.sandbox.errors import SandboxError, SandboxUsageError
 
@@ -82,28 +84,32 @@ async def serve_run(
     # A pod that the platform restarts keeps the start time of the first one.
     started = context.run_start_time
     begun = now if started is None else min(now, started.timestamp())
-    expires = begun + min(timeout_s, MOST_S)
+    expires = begun + min(timeout_s, MAX_TIMEOUT_S)
     if expires <= now:
         _LOGGER.warning("the session's timeout has passed before its server could start")
         return "timeout"
-    told = _session(session, forwarded)
-    orders = Orders(
-        run=run,
+    arguments = _session(session, forwarded)
+    spec = LaunchSpec(
+        session=session_name(run),
+        owner_lease=arguments.pop(OWNER_LEASE, None),
+        session_arguments=arguments,
         owner_sha256=owner_sha256,
         guest_sha256=guest_sha256,
         expires=expires,
-        backend=BACKENDS[sandbox_mode],
-        owner_lease=told.pop(OWNER_LEASE, None),
-        told=told,
-        bind=_bind(),
-        # Its clients know it by its certificate, and send their tokens to no other server.
-        tls=True,
-        # The same place, unless the environment has its scratch elsewhere.
-        work_dir=os.path.join(tempfile.gettempdir(), os.path.basename(WORK_DIR)),
-        shown_at=None if told.get("host_work_dir") else WORK_DIR,
-        allow_paths=_paths(told),
+        shown_at=None if arguments.get("host_work_dir") else WORK_DIR,
     )
-    supervisor = Supervisor(orders, keeps_log=False)
+    command = ServerCommand(
+        backend=BACKENDS[sandbox_mode],
+        bind=_bind(),
+        expires=expires,
+        make_launch_spec=lambda: spec,
+        # Clients pin its certificate, and send their tokens to no other server.
+        tls=True,
+        # TMPDIR may place the scratch space of the environment elsewhere.
+        work_dir=os.path.join(tempfile.gettempdir(), os.path.basename(WORK_DIR)),
+        allow_paths=_paths(arguments),
+    )
+    supervisor = Supervisor(command, keeps_log=False)
     loop = asyncio.get_running_loop()
     try:
         # SIGTERM does not end the first process of a pod unless it has a handler.

@@ -148,6 +148,7 @@ class Postures:
             without_bwrap=functools.partial(self._trial_without_bwrap, shape),
             opened=self.facts if self._tried else None,
         )
+        self._pool.channel().check_limits(self._spec.backend)
         self.get(shape).check_ids(strict=self._spec.strict)
         self._tried.add(shape)
 

@@ -71,6 +71,8 @@ class Pool:
             self.release()
             self._channel.close()
             self._channel = Channel(self._readers)
+            if not self.is_bare:
+                self._channel.check_limits(self._spec.backend)
         return self._channel
 
     @property

@@ -183,12 +183,9 @@ def _gather(
     for item, owner in named_paths(spec, work, places):
         # Without its identity, another file put in its place could lie on a file system without
         # id-mapped mounts, and would pass for a reason to do without them.
-        identity_checked = item.identity is not None or not mapper.enabled
-        pinned = (
-            item
-            if identity_checked
-            else dataclasses.replace(item, identity=(owner.st_dev, owner.st_ino))
-        )
+        is_unchecked = mapper.enabled and item.identity == (0, 0)
+        found = (owner.st_dev, owner.st_ino) if is_unchecked else item.identity
+        pinned = dataclasses.replace(item, identity=found)
         added.append(mapper.mapped(pinned, (owner.st_uid, owner.st_gid)))
     own = Shown(source=work.source, path=work.path, writable=True, identity=work.identity)
     added.append(mapper.mapped(own, work.owner))

@@ -94,10 +94,12 @@ class LocalTransport:
                 network=self._network,
             )
             self._parts = _Parts(work, postures, runner)
-            postures.programs = _programs.resolve(self._spec, work)
             if work.is_ours:
                 sweep_in_background(os.path.dirname(work.source))
+            # The launcher first: where it cannot start, that explains more than a program that is
+            # missing. No sandboxed code runs before the programs are resolved.
             pool.connect()
+            postures.programs = _programs.resolve(self._spec, work)
             if not pool.is_bare:
                 await postures.try_out(shape_of(self._spec.network))
         except OSError as exc:

@@ -1,8 +1,10 @@
-"""How a process of ours keeps memory that it has freed.
+"""Settings of the C library's memory allocator for the server's process.
 
-Unless told otherwise, glibc gives freed memory back to the kernel as soon as 128 KiB of it are at
-the end of the heap, and asks for it again for the next piece of output: every page is then cleared
-and mapped anew, which costs more than all copies of it.
+By default, glibc returns freed memory to the kernel as soon as 128 KiB are free at the end of the
+heap, and requests it again for the next piece of output. The kernel then clears and maps every page
+anew, which costs more than copying the output.
+
+This is a module of its own because it is the only one of the server that may use ``ctypes``.
 """
 
 from __future__ import annotations
@@ -10,22 +12,33 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-__all__ = ["keep_freed"]
+__all__ = ["retain_freed_memory"]
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_LARGE: Final = 1024 * 1024
-"""What is at least this large comes from the kernel, and goes back to it at once."""
+_LARGE_BYTES: Final = 1024 * 1024
+"""Blocks of at least this size are mapped from the kernel, and unmapped when freed."""
 
 
-def keep_freed(most: int) -> bool:
-    """Keeps up to ``most`` freed bytes for what comes next; False: not with this C library.
+def retain_freed_memory(max_bytes: int) -> bool:
+    """Keep up to ``max_bytes`` of freed memory in the process.
 
-    For the whole process and what it will do from now on: not for one that belongs to others.
+    The setting holds for the whole process, so only programs may call this, not libraries.
+
+    Args:
+        max_bytes: How many freed bytes at the end of the heap are not returned to the kernel.
+
+    Returns:
+        Whether the C library accepted all settings; False if it is not glibc.
+
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return False
-    settings = ((_TRIM_THRESHOLD, most), (_TOP_PAD, _LARGE), (_MMAP_THRESHOLD, _LARGE))
-    taken = [mallopt(name, value) == 1 for name, value in settings]
-    return all(taken)
+    settings = (
+        (_TRIM_THRESHOLD, max_bytes),
+        (_TOP_PAD, _LARGE_BYTES),
+        (_MMAP_THRESHOLD, _LARGE_BYTES),
+    )
+    accepted = [mallopt(name, value) == 1 for name, value in settings]
+    return all(accepted)

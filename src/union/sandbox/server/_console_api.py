@@ -1,7 +1,7 @@
-"""What the console asks for: all sessions, one of them, the output of a run as it comes.
+"""The API of the console: the list of sessions, one session, the live output of a run.
 
-For whoever has the token, and only to look: no request here holds a lease, so a session that is
-watched ends when its client is gone, like any other.
+It requires the server's token. No request here renews a lease: a session that the console shows
+ends when its own client is gone, like any other.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from union.sandbox._version import __version__
-from union.sandbox._wire.frames import to_json
 from union.sandbox.errors import SandboxExecutionError, SessionClosedError
-from union.sandbox.server._bodies import HEADERS
+from union.sandbox.server._http import HEADERS, json_response
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from union.sandbox.server._records import RunRecord
-    from union.sandbox.server._sessions import ServerSession, Sessions
+    from union.sandbox.server._server_session import ServerSession
+    from union.sandbox.server._sessions import Sessions
 
-__all__ = ["Observatory"]
+__all__ = ["ConsoleApi"]
 
-_MOST_WATCHERS: Final = 32
-_PAUSE_S: Final = 0.1
-"""Between two looks: what an observer costs has an upper bound, however much is written."""
-_QUIET_S: Final = 15.0
-"""After which an empty line says that the connection still stands."""
-_STUCK_S: Final = 30.0
-"""How long an observer may take to read what it was sent."""
-_END_S: Final = 5.0
+_MAX_FOLLOWERS: Final = 32
+_POLL_INTERVAL_S: Final = 0.1
+"""Shortest time between two updates; it bounds the cost of an observer."""
+_KEEPALIVE_S: Final = 15.0
+"""Time without output after which an empty line is sent, to keep the connection open."""
+_WRITE_TIMEOUT_S: Final = 30.0
+"""Longest time for an observer to read one update."""
+_END_TIMEOUT_S: Final = 5.0
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _NAMES: Final = {1: "stdout", 2: "stderr"}
 
 
-class Observatory:
-    """Answers the requests below ``/v1/console``; the caller has seen to it that they may be."""
+class ConsoleApi:
+    """Serves the requests below ``/v1/console``; the caller has checked the token."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._watching = 0
+        self._followers = 0
 
     async def handle(self, request: web.BaseRequest, parts: list[str]) -> web.StreamResponse:
-        """``parts`` is the path behind ``/v1/console``."""
+        """Return the response to a request; ``parts`` is the path after ``/v1/console``."""
         match request.method, parts:
             case "GET", []:
-                return _answer(self._overview())
+                return json_response(self._overview())
             case "GET", [name]:
-                return _answer(_detail(self._sessions.get(name)))
+                return json_response(_detail(self._sessions.get(name)))
             case "GET", [name, "runs", number]:
                 return await self._follow(request, self._record(name, number))
             case "DELETE", [name, "runs", number]:
-                return _answer({"ended": await _end(self._record(name, number))})
+                return json_response({"ended": await _end(self._record(name, number))})
         raise SessionClosedError(
-            f"there is no {request.method} {request.path[:100]}", code="not-found"
+            f"no such endpoint: {request.method} {request.path[:100]}", code="not-found"
         )
 
     def _record(self, name: str, number: str) -> RunRecord:
@@ -69,9 +69,9 @@ class Observatory:
         record = runs.get(int(number)) if _NUMBER.fullmatch(number) else None
         if record is None:
             raise SessionClosedError(
-                "there is no such run (any more)",
+                f"no such run in this session: {number[:20]!r}",
                 code="not-found",
-                hint="of runs that have ended, the latest are remembered",
+                hint="of ended runs, only the latest are kept",
             )
         return record
 
@@ -88,33 +88,33 @@ class Observatory:
         }
 
     async def _follow(self, request: web.BaseRequest, record: RunRecord) -> web.StreamResponse:
-        if self._watching >= _MOST_WATCHERS:
+        if self._followers >= _MAX_FOLLOWERS:
             raise SandboxExecutionError(
-                f"{self._watching} observers follow a run already, as many as may",
+                f"limit of observers reached ({_MAX_FOLLOWERS})",
                 stage="transport",
                 code="busy",
-                hint="close a page that you do not need",
+                hint="close a console page that is not needed",
             )
         headers = {**HEADERS, "Content-Type": "application/x-ndjson"}
         response = web.StreamResponse(headers=headers)
-        self._watching += 1
+        self._followers += 1
         try:
             await response.prepare(request)
             async for lines in _lines(record):
-                async with asyncio.timeout(_STUCK_S):
+                async with asyncio.timeout(_WRITE_TIMEOUT_S):
                     await response.write(lines)
             await response.write_eof()
         except TimeoutError:
-            # Somebody who does not read. The client of the run has not noticed, and will not.
+            # The observer does not read; the client of the run is not affected.
             if request.transport is not None:
                 request.transport.abort()
         finally:
-            self._watching -= 1
+            self._followers -= 1
         return response
 
 
 async def _lines(record: RunRecord) -> Any:
-    """Lines of JSON, from what is remembered to the end of the run; what was missed is counted."""
+    """Yield lines of JSON, from the kept output to the end of the run; count skipped bytes."""
     wake = asyncio.Event()
     wake.set()
     record.watchers.add(wake)
@@ -123,7 +123,7 @@ async def _lines(record: RunRecord) -> Any:
     try:
         while True:
             try:
-                async with asyncio.timeout(_QUIET_S):
+                async with asyncio.timeout(_KEEPALIVE_S):
                     await wake.wait()
             except TimeoutError:
                 yield b"\n"
@@ -140,7 +140,7 @@ async def _lines(record: RunRecord) -> Any:
             if over:
                 yield _line({"end": json.loads(record.end or b"null")})
                 return
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
     finally:
         record.watchers.discard(wake)
 
@@ -157,23 +157,18 @@ def _decoder() -> codecs.IncrementalDecoder:
     return codecs.getincrementaldecoder("utf-8")("replace")
 
 
-def _line(told: dict[str, Any]) -> bytes:
-    return json.dumps(told).encode() + b"\n"
-
-
-def _answer(told: dict[str, Any]) -> web.Response:
-    body = to_json(told) + b"\n"
-    return web.Response(body=body, content_type="application/json", headers=HEADERS)
+def _line(payload: dict[str, Any]) -> bytes:
+    return json.dumps(payload).encode() + b"\n"
 
 
 async def _end(record: RunRecord) -> bool:
-    """Ends a run as a time limit would; True when it has ended."""
+    """End a run as a timeout does; return whether it has ended."""
     if record.end_run is not None:
         wake = asyncio.Event()
         record.watchers.add(wake)
         record.end_run("operator")
         try:
-            async with asyncio.timeout(_END_S):
+            async with asyncio.timeout(_END_TIMEOUT_S):
                 while record.end is None:
                     await wake.wait()
                     wake.clear()

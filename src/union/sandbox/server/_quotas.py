@@ -1,7 +1,7 @@
-"""Who may use how much of a server: commands at once, bytes, frames.
+"""Quotas of sessions and keys: running commands, bytes of requests, kept output, frames.
 
-Every limit of a server is shared by its sessions, and a session by the keys that may use it. What
-one of them cannot have is refused as ``busy``, for that one run or request and for no other.
+The sessions share the limits of the server, and the keys of a session share those of the session. A
+run or request over its quota is refused with the code ``busy``; others are not affected.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
+from union.sandbox._wire.frames import WINDOW
 from union.sandbox._wire.values import MAX_START
 from union.sandbox.errors import SandboxExecutionError
 
 if TYPE_CHECKING:
+    from union.sandbox._wire.run_log import StreamLog
     from union.sandbox.server._auth import Grant
 
 __all__ = [
+    "MIN_STREAM_BYTES",
+    "Buffers",
     "ByteBudget",
     "Charge",
     "FrameBudget",
@@ -27,23 +31,25 @@ __all__ = [
     "busy",
 ]
 
+MIN_STREAM_BYTES: Final = WINDOW // 8
+"""Output that every stream may keep, even if the shared limits are reached."""
 _FRAMES_PER_S: Final = 50_000.0
-_FRAMES_AT_ONCE: Final = 50_000.0
+_FRAME_BURST: Final = 50_000.0
 
 
 def busy(message: str, code: str = "busy") -> SandboxExecutionError:
-    """Nothing is wrong with the run: it can be sent again later."""
+    """Return the error for a quota that is used up; the request can be repeated later."""
     return SandboxExecutionError(
-        message, stage="transport", code=code, hint="try again later, or use another server"
+        message, stage="transport", code=code, hint="retry later, or use another server"
     )
 
 
 class RunSlots:
-    """The commands that may run at once, ``--max-runs``, and the share of every session.
+    """The slots for running commands (``--max-runs``), and the share of every session.
 
-    Each of the sessions that there may be has a guaranteed number of slots; together they are at
-    most half of all. The other half goes to whichever session asks first. Keys that are limited to
-    a session use at most half of what their session may have.
+    Every possible session has a guaranteed number of slots; together these are at most half of all
+    slots. The other half is allocated on demand. Keys that are limited to a session use at most
+    half of the slots of their session.
     """
 
     def __init__(self, total: int, sessions: int) -> None:
@@ -57,11 +63,11 @@ class RunSlots:
 
     @property
     def per_session(self) -> int:
-        """The most that one session can have, when nothing else runs."""
+        """Number of slots that one session can use when nothing else runs."""
         return self.total - self._reserve
 
     def check(self, session: str, *, is_limited: bool) -> None:
-        """Check that there is a slot.
+        """Check that a slot is free.
 
         Raises:
             SandboxExecutionError: code ``busy``; the message names the limit.
@@ -77,11 +83,11 @@ class RunSlots:
             if self._used >= self.total - max(0, self._reserve - others):
                 raise busy(
                     f"run limit of the session reached ({mine}); the other slots of the server "
-                    f"({self.total}) are kept for other sessions"
+                    f"({self.total}) are reserved for other sessions"
                 )
 
-    def take(self, session: str, *, is_limited: bool) -> None:
-        """Take a slot; raises as ``check`` does."""
+    def acquire(self, session: str, *, is_limited: bool) -> None:
+        """Allocate a slot; raise as ``check`` does."""
         self.check(session, is_limited=is_limited)
         if self._of_session[session] < self.guaranteed:
             self._used_of_guarantees += 1
@@ -89,8 +95,8 @@ class RunSlots:
         self._limited[session] += is_limited
         self._used += 1
 
-    def give(self, session: str, *, is_limited: bool) -> None:
-        """Give a slot back."""
+    def release(self, session: str, *, is_limited: bool) -> None:
+        """Return a slot."""
         self._used -= 1
         self._of_session[session] -= 1
         self._limited[session] -= is_limited
@@ -102,7 +108,7 @@ class RunSlots:
 
 
 class ByteBudget:
-    """A number of bytes that can be held at once."""
+    """A limit of bytes that are held at the same time."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -110,7 +116,7 @@ class ByteBudget:
 
 
 class Charge:
-    """Bytes that one request or run holds, counted in several budgets at once."""
+    """The bytes of one request or run, counted in several budgets."""
 
     __slots__ = ("_budgets", "size")
 
@@ -119,33 +125,33 @@ class Charge:
         self.size = 0
 
     def grow(self, size: int) -> None:
-        """Hold ``size`` bytes more.
+        """Add ``size`` bytes.
 
         Raises:
-            SandboxExecutionError: code ``busy``; one of the budgets has no room for them.
+            SandboxExecutionError: code ``busy``; a budget is used up.
 
         """
         for budget in self._budgets:
             if budget.held + size > budget.limit:
                 raise busy(
-                    f"requests that are being read hold {budget.held} bytes (limit {budget.limit})"
+                    f"memory limit for requests reached ({budget.held} of {budget.limit} bytes)"
                 )
         for budget in self._budgets:
             budget.held += size
         self.size += size
 
     def release(self) -> None:
-        """Give everything back; may be called again."""
+        """Remove all bytes from the budgets; may be called more than once."""
         for budget in self._budgets:
             budget.held -= self.size
         self.size = 0
 
 
 class RequestBytes:
-    """What requests and descriptions of runs may hold in memory, all together and per session.
+    """Memory limits for requests and START frames, for the server and per session.
 
-    One description may take ``MAX_START`` bytes. Every level has room for at least one of them
-    beside those of keys with fewer rights, so that such a key cannot keep out the owner.
+    One START may take ``MAX_START`` bytes. Every level reserves room for at least one START of the
+    owner, which keys that are limited to a session cannot use.
     """
 
     def __init__(self, buffer_bytes: int, sessions: int) -> None:
@@ -155,11 +161,11 @@ class RequestBytes:
         self._limited = ByteBudget(total // 2)
 
     def for_session(self) -> tuple[ByteBudget, ByteBudget]:
-        """The budgets of one session: of all its keys, and of those with fewer rights."""
+        """Return the budgets of one session: for all keys, and for keys limited to the session."""
         return ByteBudget(self._session_limit), ByteBudget(self._session_limit // 2)
 
     def charge(self, grant: Grant, session: tuple[ByteBudget, ByteBudget] | None) -> Charge:
-        """An empty charge for a request that ``grant`` allows, in a session or outside of one."""
+        """Return an empty charge for a request with this grant, in a session or outside of one."""
         budgets = [self.all]
         if session is not None:
             budgets.append(session[0])
@@ -170,23 +176,50 @@ class RequestBytes:
         return Charge(*budgets)
 
 
+class Buffers:
+    """Counts kept output against a limit: of the server, of a session, or of limited keys."""
+
+    def __init__(self, limit: int, parent: Buffers | None = None) -> None:
+        self.limit = limit
+        self.held = 0
+        self.parent = parent
+
+    def add(self, size: int) -> None:
+        """Add ``size`` bytes (may be negative), here and in all parents."""
+        level: Buffers | None = self
+        while level is not None:
+            level.held += size
+            level = level.parent
+
+    def is_full(self, stream: StreamLog) -> bool:
+        """Return whether a stream must stop: its window is full, or a limit is reached."""
+        if stream.held < MIN_STREAM_BYTES:
+            return False
+        level: Buffers | None = self
+        while level is not None:
+            if level.held >= level.limit:
+                return True
+            level = level.parent
+        return stream.held >= WINDOW
+
+
 class FrameBudget:
-    """How many frames a key may send: a rate, and what may come at once."""
+    """The rate limit for the frames of one key, with a burst."""
 
     def __init__(self) -> None:
-        self._left = _FRAMES_AT_ONCE
+        self._left = _FRAME_BURST
         self._at = time.monotonic()
 
     def spend(self, frames: int) -> float:
-        """Count frames that were read; return how long to wait before the next is read."""
+        """Count frames that were read; return the seconds to wait before the next read."""
         now = time.monotonic()
-        self._left = min(_FRAMES_AT_ONCE, self._left + (now - self._at) * _FRAMES_PER_S) - frames
+        self._left = min(_FRAME_BURST, self._left + (now - self._at) * _FRAMES_PER_S) - frames
         self._at = now
         return 0.0 if self._left >= 0 else -self._left / _FRAMES_PER_S
 
 
 class FrameBudgets:
-    """One budget for each key, as long as one of its connections exists."""
+    """One frame budget for each key that has a connection."""
 
     def __init__(self) -> None:
         self._by_key: WeakValueDictionary[str, FrameBudget] = WeakValueDictionary()

@@ -1,4 +1,4 @@
-"""What an observer is told; and that it is never in the way of the client whose run it is."""
+"""The console API: its content, its access checks, and no effect on the client of a run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import eventually
+from tests.console.conftest import Console
+from tests.servers import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.console.conftest import Console
-    from tests.servers import ServerProcess
 
 MIB = 1024 * 1024
 NAME = "ab" * 16
@@ -28,11 +28,11 @@ ROUTES = [
 
 
 def text_of(lines: list[dict], stream: str) -> str:
-    return "".join(told["text"] for told in lines if told.get("stream") == stream)
+    return "".join(line["text"] for line in lines if line.get("stream") == stream)
 
 
 def silent_observer(server: ServerProcess, path: str) -> socket.socket:
-    """Asks for a run's output and never reads an answer."""
+    """Request the output of a run and never read the response."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.connect(server.address)
@@ -42,18 +42,18 @@ def silent_observer(server: ServerProcess, path: str) -> socket.socket:
 
 
 def becomes_steady(look: Callable[[], int]) -> bool:
-    """Whether a number stops to grow."""
+    """Return whether a number stops growing."""
     before = look()
     time.sleep(0.3)
     return before == look() > 0
 
 
 @pytest.mark.spec("I1")
-def test_sessions_and_runs_are_told(console: Console):
+def test_sessions_and_runs_are_listed(console: Console):
     name = console.open(network_mode="blocked", timeout_s=500)
     run = console.run(name, "echo out; echo err >&2; exit 3")
     assert run.end["exited"]["returncode"] == 3
-    overview = console.server.told("/v1/console")
+    overview = console.server.get_json("/v1/console")
     (summary,) = (s for s in overview["sessions"] if s["session"] == name)
     assert summary["backend"] == "userns"
     assert summary["work_dir"] == str(console.server.work_dir)
@@ -61,20 +61,20 @@ def test_sessions_and_runs_are_told(console: Console):
     assert summary["running"] == 0
     assert 0 <= overview["now"] - summary["opened_at"] < 60
     detail = console.detail(name)
-    (told,) = detail["recorded"]
-    assert told["command"] == "echo out; echo err >&2; exit 3"
-    assert told["end"] == run.end
-    assert (told["stdout_bytes"], told["stderr_bytes"]) == (4, 4)
-    assert told["started_at"] <= told["ended_at"] <= detail["now"]
+    (record,) = detail["recorded"]
+    assert record["command"] == "echo out; echo err >&2; exit 3"
+    assert record["end"] == run.end
+    assert (record["stdout_bytes"], record["stderr_bytes"]) == (4, 4)
+    assert record["started_at"] <= record["ended_at"] <= detail["now"]
     assert detail["isolation"]["backend"] == "userns"
     assert detail["timeout_s"] == 500
-    lines = console.follow(name, told["run"])
+    lines = console.follow(name, record["run"])
     assert text_of(lines, "stdout") == "out\n"
     assert text_of(lines, "stderr") == "err\n"
     assert lines[-1] == {"end": run.end}
 
 
-def test_decisions_are_told(console: Console):
+def test_decisions_are_listed(console: Console):
     name = console.open(network_mode="allowlist", network_allowlist=["allowed.example"])
     console.run(name, "getent hosts a.example; getent hosts b.example; true").join()
     detail = console.detail(name)
@@ -86,20 +86,20 @@ def test_decisions_are_told(console: Console):
     assert detail["network_allowlist"] == ["allowed.example"]
 
 
-def test_neither_the_environment_nor_stdin_is_told(console: Console):
+def test_environment_and_stdin_are_not_listed(console: Console):
     name = console.open(env={"A": "secret-of-the-session"})
     body = {"cmd": "cat >f", "env": {"B": "secret-of-the-run"}, "stdin": "secret-of-stdin"}
     headers = {"Content-Type": "application/json"}
     path = f"/v1/sessions/{name}/runs"
     assert console.server.request("POST", path, json.dumps(body).encode(), **headers)[0] == 200
-    told = json.dumps([console.detail(name), console.server.told("/v1/console")])
-    assert "cat >f" in told
-    assert "secret-of" not in told
+    payload = json.dumps([console.detail(name), console.server.get_json("/v1/console")])
+    assert "cat >f" in payload
+    assert "secret-of" not in payload
 
 
 @pytest.mark.spec("I1")
 @pytest.mark.parametrize("method, path", ROUTES)
-def test_without_the_token_nothing_is_told(console: Console, method: str, path: str):
+def test_requests_without_the_token_are_refused(console: Console, method: str, path: str):
     name = console.open()
     console.run(name, "true").join()
     wanted = path.replace(NAME, name)
@@ -114,7 +114,7 @@ def test_without_the_token_nothing_is_told(console: Console, method: str, path: 
     assert console.server.request(method, wanted)[0] == 200  # the control
 
 
-def test_what_is_not_there(console: Console):
+def test_unknown_paths(console: Console):
     name = console.open()
     for method, path in (
         ("GET", f"/v1/console/{NAME}"),
@@ -130,8 +130,8 @@ def test_what_is_not_there(console: Console):
         assert status == 404, (method, path, body)
 
 
-def test_to_look_is_not_to_hold(console: Console):
-    """A session that is watched ends when its client is gone; one that is used does not."""
+def test_observing_does_not_renew_the_lease(console: Console):
+    """An observed session ends when its client is gone; one in use does not."""
     watched, used = console.open(), console.open()
 
     def watched_is_gone() -> bool:
@@ -144,7 +144,7 @@ def test_to_look_is_not_to_hold(console: Console):
     assert console.is_open(used)
 
 
-def test_an_observer_that_does_not_read_slows_nobody(console: Console):
+def test_an_observer_that_does_not_read_slows_no_client(console: Console):
     name = console.open()
     begin = "while [ ! -e go ]; do sleep 0.02; done; "
     run = console.run(name, begin + "seq 1000000; touch done")
@@ -161,8 +161,8 @@ def test_an_observer_that_does_not_read_slows_nobody(console: Console):
             sock.close()
 
 
-def test_an_observer_does_not_read_in_the_clients_place(console: Console):
-    """A client that does not read is slowed, as always; one that looks on changes nothing."""
+def test_an_observer_does_not_acknowledge_output(console: Console):
+    """Back-pressure of a client that does not read is unchanged by an observer."""
     name = console.open()
     head = (
         f"POST /v1/sessions/{name}/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n"
@@ -185,26 +185,26 @@ def test_an_observer_does_not_read_in_the_clients_place(console: Console):
         assert console.runs(name)[0]["end"] is None
 
 
-def test_what_an_observer_misses_is_counted(console: Console):
+def test_skipped_output_is_counted(console: Console):
     name = console.open()
     run = console.run(name, "seq 100000")
     total = len(run.stdout)
     lines = console.follow(name, 1)
-    skipped = sum(told.get("skipped", 0) for told in lines)
+    skipped = sum(line.get("skipped", 0) for line in lines)
     seen = text_of(lines, "stdout")
     assert skipped + len(seen) == total
     assert seen == run.stdout[-len(seen) :]
     assert 32 * 1024 < len(seen) <= 80 * 1024
 
 
-def test_characters_in_pieces_come_whole(console: Console):
+def test_split_characters_are_joined(console: Console):
     name = console.open()
     word = "printf '\\303'; sleep 0.3; printf '\\251'; printf '\\377\\n'"
     console.run(name, word).join()
     assert text_of(console.follow(name, 1), "stdout") == "é\ufffd\n"
 
 
-def test_observers_have_a_limit(console: Console):
+def test_the_number_of_observers_is_limited(console: Console):
     name = console.open()
     run = console.run(name, "sleep 30")
     path = f"/v1/console/{name}/runs/1"
@@ -218,7 +218,7 @@ def test_observers_have_a_limit(console: Console):
     finally:
         for sock in observers:
             sock.close()
-    # Room again, as soon as the server has seen them go.
+    # New observers are accepted once the server has noticed that the others are gone.
     assert eventually(lambda: _is_let_in(console.server, path), within_s=10)
     assert console.server.request("DELETE", path)[0] == 200
     assert run.end["exited"]["reason"] == "operator"
@@ -229,7 +229,7 @@ def _is_let_in(server: ServerProcess, path: str) -> bool:
         return b"200 OK" in sock.recv(4096)
 
 
-def test_an_operator_ends_a_run_and_the_session_goes_on(console: Console):
+def test_an_operator_ends_a_run_and_the_session_continues(console: Console):
     name = console.open()
     run = console.run(name, "echo before; setsid sleep 600 & wait")
     assert eventually(lambda: console.runs(name)[0]["stdout_bytes"] == 7, within_s=10)
@@ -238,12 +238,12 @@ def test_an_operator_ends_a_run_and_the_session_goes_on(console: Console):
     assert run.end["exited"]["reason"] == "operator"
     assert run.end["exited"]["returncode"] > 128
     assert run.stdout == "before\n"
-    # Again: it has ended, which is what was wanted.
+    # A second request succeeds, because the run has ended.
     assert console.server.request("DELETE", path) == (200, b'{"ended":true}\n')
     assert console.run(name, "echo again").stdout == "again\n"
 
 
-def test_whoever_follows_is_told_that_the_session_has_ended(console: Console):
+def test_an_observer_receives_the_end_of_the_session(console: Console):
     name = console.open()
     run = console.run(name, "sleep 600")
     with socket.create_connection(console.server.address, timeout=10) as observer:
@@ -251,16 +251,24 @@ def test_whoever_follows_is_told_that_the_session_has_ended(console: Console):
         path = f"/v1/console/{name}/runs/1"
         observer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{auth}\r\n\r\n".encode())
         assert console.server.request("DELETE", f"/v1/sessions/{name}")[0] == 200
-        told = b""
-        while b'"end"' not in told:
+        received = b""
+        while b'"end"' not in received:
             piece = observer.recv(65536)
-            assert piece, told
-            told += piece
+            assert piece, received
+            received += piece
     run.join()
     assert not console.is_open(name)
 
 
-def test_runs_that_were_refused_are_remembered_too(console: Console):
+def test_refused_runs_stay_in_the_list():
+    arguments = ("--backend", "userns", "--network-mode", "blocked", "--drain", "0.1")
+    with ServerProcess(*arguments) as server:
+        console = Console(server)
+        _run_beyond_the_ceiling(console)
+        console.clear()
+
+
+def _run_beyond_the_ceiling(console: Console) -> None:
     name = console.open()
     path = f"/v1/sessions/{name}/runs"
     refused = json.dumps({"cmd": "true", "network_mode": "open"}).encode()
@@ -278,7 +286,7 @@ def test_runs_that_were_refused_are_remembered_too(console: Console):
 @pytest.mark.parametrize(
     "name", ["", "index.html", "main.js", "plain.js", "console.css", "icon.svg"]
 )
-def test_the_page_is_held_to_its_policy(console: Console, name: str):
+def test_the_files_have_a_content_security_policy(console: Console, name: str):
     connection = http.client.HTTPConnection(*console.server.address, timeout=20)
     connection.request("GET", f"/console/{name}")
     response = connection.getresponse()
@@ -297,7 +305,7 @@ def test_the_page_is_held_to_its_policy(console: Console, name: str):
     assert b"innerHTML" not in body
 
 
-def test_the_page_is_all_there_is_without_a_token(console: Console):
+def test_only_the_files_are_served_without_a_token(console: Console):
     for path in (
         "/console/_app.py",
         "/console/../_app.py",

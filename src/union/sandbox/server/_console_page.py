@@ -1,8 +1,8 @@
-"""The console's page: files of this package, the same for everybody; it holds nothing to protect.
+"""The static files of the console, served without a token; they hold nothing secret.
 
-What it shows it asks for with the token that its reader enters, by the same requests that are
-open to every client. The policy below is what a browser then holds the page to: scripts and styles
-of this origin only, no requests anywhere else, no text that becomes markup, no frame around it.
+The page requests its data with the token that the user enters, from the same HTTP API that every
+client can use. The content security policy allows scripts and styles of this origin only, no
+requests to other origins, no text as markup and no framing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from union.sandbox.server._bodies import HEADERS
+from union.sandbox.server._http import HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,7 @@ _HEADERS: Final = {
 
 @functools.cache
 def _files() -> Mapping[str, bytes]:
-    """By name. Only what is listed here is served, so no path leads anywhere else."""
+    """Return the files by name. Nothing else is served, so a path cannot leave the directory."""
     place = resources.files("union.sandbox.server").joinpath("console")
     return {f.name: f.read_bytes() for f in place.iterdir() if _suffix(f.name) in _TYPES}
 
@@ -62,11 +62,11 @@ def _suffix(name: str) -> str:
 
 
 def page(request: web.BaseRequest) -> web.Response | None:
-    """The answer, if the request is for the page or a part of it."""
+    """Return the response to a request for a file of the console; None for other requests."""
     if request.method not in {"GET", "HEAD"}:
         return None
     if request.path == PREFIX:
-        # Relative: whoever serves this under another path need not know.
+        # The relative path also works behind a proxy that serves it under another path.
         return web.Response(status=308, headers={"Location": "console/", **_HEADERS})
     place, _, name = request.path.rpartition("/")
     if place != PREFIX:

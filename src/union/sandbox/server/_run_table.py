@@ -1,12 +1,11 @@
-"""The runs that a session keeps: until their clients have everything, or there are too many."""
+"""The runs that a session keeps until their clients have received everything."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox.server._runs import Buffers
-from union.sandbox.server._shares import busy
+from union.sandbox.server._quotas import Buffers, busy
 
 if TYPE_CHECKING:
     from union.sandbox.server._auth import Grant
@@ -15,28 +14,28 @@ if TYPE_CHECKING:
 
 __all__ = ["KeptRuns", "RunTable"]
 
-_RUNS_KEPT: Final = 4
-"""Of a session, in multiples of what may run at once on the server."""
+_KEPT_PER_SLOT: Final = 4
+"""Limit of kept runs of a session, as a multiple of ``--max-runs``."""
 _MIN_HARD_LIMIT: Final = 64 * 1024 * 1024
 
 
 class RunTable(dict[int, "ServerRun"]):
-    """The runs of one session by number, with the share of each key."""
+    """The runs of one session by number, with limits for each key."""
 
     def __init__(self, owner: Sessions, session: str) -> None:
         super().__init__()
         self._owner = owner
         self._session = session
-        self._most = _RUNS_KEPT * owner.config.max_runs
+        self._max_runs = _KEPT_PER_SLOT * owner.config.max_runs
         self._by_key: Counter[str] = Counter()
         self._limited = 0
         everything = owner.buffers
-        share = everything.most // (1 if owner.config.max_sessions == 1 else 4)
+        share = everything.limit // (1 if owner.config.max_sessions == 1 else 4)
         self._buffers = Buffers(share, everything)
         self._limited_buffers = Buffers(share // 2, self._buffers)
 
     def buffers_of(self, grant: Grant) -> Buffers:
-        """Where the output of a run of this key is counted."""
+        """Return the buffers that count the output of a run of this key."""
         return self._buffers if grant.is_full else self._limited_buffers
 
     def add(self, run: ServerRun) -> None:
@@ -45,7 +44,7 @@ class RunTable(dict[int, "ServerRun"]):
         self._limited += not run.grant.is_full
 
     def discard(self, run: ServerRun) -> None:
-        """Forget a run and what it keeps; does nothing if it is not here."""
+        """Remove a run and release its output; do nothing if the table does not hold it."""
         if self.get(run.number) is not run:
             return
         del self[run.number]
@@ -54,63 +53,64 @@ class RunTable(dict[int, "ServerRun"]):
         if not self._by_key[key]:
             del self._by_key[key]
         self._limited -= not run.grant.is_full
-        run.let_go()
+        run.release()
 
     def check_room(self, grant: Grant) -> None:
-        """Check that this key can have one more run.
+        """Check that this key can start one more run.
 
         Raises:
             SandboxExecutionError: code ``busy``.
 
         """
-        if len(self) >= self._most:
-            raise busy(f"limit of runs that the session keeps reached ({self._most})")
+        if len(self) >= self._max_runs:
+            raise busy(f"limit of kept runs of the session reached ({self._max_runs})")
         if not grant.is_full:
-            mine, all_limited = max(1, self._most // 4), max(1, self._most // 2)
+            mine, all_limited = max(1, self._max_runs // 4), max(1, self._max_runs // 2)
             if self._by_key[grant.key] >= mine or self._limited >= all_limited:
-                raise busy(f"limit of runs that are kept for this key reached ({mine})")
-            _check_unread(self._limited_buffers)
+                raise busy(f"limit of kept runs of this key reached ({mine})")
+            _check_unread_output(self._limited_buffers)
         self._owner.slots.check(self._session, is_limited=not grant.is_full)
-        # A session within its share is not refused for what the others keep.
-        if self._buffers.held >= self._buffers.most:
-            _check_unread(self._owner.buffers)
+        # A session within its share is not refused because of the output of other sessions.
+        if self._buffers.held >= self._buffers.limit:
+            _check_unread_output(self._owner.buffers)
 
 
-def _check_unread(buffers: Buffers) -> None:
-    limit = max(2 * buffers.most, _MIN_HARD_LIMIT)
+def _check_unread_output(buffers: Buffers) -> None:
+    limit = max(2 * buffers.limit, _MIN_HARD_LIMIT)
     if buffers.held >= limit:
-        raise busy(f"unread output of other runs takes {buffers.held} bytes (limit {limit})")
+        raise busy(f"limit of unread output reached ({buffers.held} of {limit} bytes)")
 
 
 class KeptRuns:
-    """Runs with an idempotency key that have ended, whose output can be asked for again.
+    """Ended runs with an idempotency key, whose output a repeated request can get.
 
-    When they keep too much, the oldest lose their output. That they were run stays known, so that
-    the same request is answered with an error and never runs a second time.
+    When they hold too much output, the oldest lose theirs. The run itself stays known, so that a
+    repeated request gets an error and never runs a second time.
     """
 
-    def __init__(self, most: int, most_of_session: int) -> None:
-        self._most = most
-        self._most_of_session = most_of_session
+    def __init__(self, max_bytes: int, max_bytes_per_session: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_bytes_per_session = max_bytes_per_session
         self._held = 0
         self._of_session: Counter[str] = Counter()
         self._runs: OrderedDict[ServerRun, tuple[str, int]] = OrderedDict()
-        """The oldest first."""
+        """Oldest first."""
 
     def add(self, run: ServerRun, session: str) -> None:
+        """Keep an ended run; drop the output of older ones if the limits are exceeded."""
         self.remove(run)
         size = run.log.held
         self._runs[run] = (session, size)
         self._held += size
         self._of_session[session] += size
         run.on_release = self.remove
-        while self._held > self._most:
+        while self._held > self._max_bytes:
             self._drop(next(iter(self._runs)))
-        while self._of_session[session] > self._most_of_session:
+        while self._of_session[session] > self._max_bytes_per_session:
             self._drop(next(found for found, (name, _) in self._runs.items() if name == session))
 
     def remove(self, run: ServerRun) -> None:
-        """The run is in use again, or forgotten."""
+        """Stop counting a run that is attached again or forgotten."""
         session, size = self._runs.pop(run, ("", 0))
         self._held -= size
         self._of_session[session] -= size
