@@ -9,10 +9,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Self
 
 from aiohttp import WSMsgType, web
-from union.sandbox._core.wire import Kind
 
 from union import sandbox as sb
-from union.sandbox._core import wire
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import Kind
 
 if TYPE_CHECKING:
     import ssl

@@ -12,7 +12,7 @@ from tests.remote.hostile import HostileServer, event
 from tests.servers import ServerProcess
 
 from union import sandbox as sb
-from union.sandbox._core import wire
+from union.sandbox._wire import frames as wire
 from union.sandbox.remote import _transport
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tests.remote.conftest import remote
 from tests.remote.hostile import DECISION, EXITED, FACTS, TOKEN, HostileServer, event
 
 from union import sandbox as sb
-from union.sandbox._core import wire
+from union.sandbox._wire import frames as wire
 from union.sandbox.errors import SandboxConnectionError
 from union.sandbox.remote import _http, _run, _transport
 

@@ -18,9 +18,9 @@ import pytest
 from tests.conftest import descendants, eventually
 from tests.remote.conftest import GRACE_S, Proxy, is_idle, remote, sandboxes_of
 from tests.servers import ServerProcess
-from union.sandbox._core.wire import MAX_CHUNK, WINDOW
 
 from union import sandbox as sb
+from union.sandbox._wire.frames import MAX_CHUNK, WINDOW
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,7 +208,7 @@ async def test_a_connection_that_is_cut_while_the_session_closes(
 CLIENT = """
 import asyncio, sys
 from union import sandbox as sb
-from union.sandbox._core.wire import MAX_CHUNK, WINDOW
+from union.sandbox._wire.frames import MAX_CHUNK, WINDOW
 async def main():
     async with sb.remote.session(endpoint=sys.argv[1], token=sys.argv[2]) as sbx:
         print("up", flush=True)
