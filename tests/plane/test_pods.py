@@ -61,7 +61,7 @@ def spec_with_container() -> task_definition_pb2.TaskSpec:
     container.image = "image:1"
     container.args.extend(["a0", "--inputs", "{{.input}}", "--outputs-path", "{{.outputPrefix}}"])
     container.args.extend(["--run-start-time", "{{.runStartTime}}", "--unknown", "{{.nonesuch}}"])
-    container.env.append(literals_pb2.KeyValuePair(key="SAID", value="by the task"))
+    container.env.append(literals_pb2.KeyValuePair(key="SOURCE", value="by the task"))
     return spec
 
 
@@ -71,10 +71,10 @@ def environment_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_container_becomes_a_pod_with_its_arguments_filled_in():
-    envs = run_pb2.Envs(values=[literals_pb2.KeyValuePair(key="SAID", value="by the run")])
+    envs = run_pb2.Envs(values=[literals_pb2.KeyValuePair(key="SOURCE", value="by the run")])
     labels = run_pb2.Labels(values={"union-sandbox": "1"})
     pod = pod_of(action_of(spec_with_container(), envs=envs, labels=labels), AROUND)
-    assert environment_of(pod) == {**RUNTIME_ENV, "SAID": "by the run"}
+    assert environment_of(pod) == {**RUNTIME_ENV, "SOURCE": "by the run"}
     del pod["spec"]["containers"][0]["env"]
     assert pod == {
         "apiVersion": "v1",
