@@ -87,7 +87,7 @@ def test_an_invalid_token_shows_an_error_only(console: Console, page: Page):
 @pytest.mark.spec("I1")
 def test_sessions_and_live_output_appear(console: Console, signed_in: Page):
     page = signed_in
-    page.until("document.body.innerText.includes('No session is open')")
+    page.until("document.body.innerText.includes('No open sessions')")
     name = console.open(network_mode="allowlist", network_allowlist=["allowed.example"])
     run = console.run(
         name,
