@@ -36,7 +36,7 @@ from union.sandbox._plan import plan as p
 from union.sandbox._policy.decision import Decision
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire import values as wire_values
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import Kind, Offsets, Taken
 from union.sandbox.errors import PolicyError
 
@@ -217,13 +217,13 @@ def _values() -> dict[str, list[bytes]]:
         reason="y", suggestion="", error="", bytes_up=1, bytes_down=2, duration_ms=0.5,
     )  # fmt: skip
     events = [
-        wire_values.started_to(Started(2), ISOLATION),
-        wire_values.event_to(Exited(1, "signal", Usage(cpu_user_s=0.25, max_rss_bytes=4096))),
-        wire_values.event_to(Failed("spawn", "no", "code", "hint")),
-        wire_values.decision_to(decision),
-        wire.to_json({"refused": error_to(PolicyError("no", argument="network_mode"))}),
+        wire_values.encode_started(Started(2), ISOLATION),
+        wire_values.encode_event(Exited(1, "signal", Usage(cpu_user_s=0.25, max_rss_bytes=4096))),
+        wire_values.encode_event(Failed("spawn", "no", "code", "hint")),
+        wire_values.encode_decision(decision),
+        wire.to_json({"refused": encode_error(PolicyError("no", argument="network_mode"))}),
     ]
-    facts = wire_values.Facts(
+    session_info = wire_values.SessionInfo(
         session="s",
         work_dir="/w",
         isolation=ISOLATION,
@@ -232,12 +232,12 @@ def _values() -> dict[str, list[bytes]]:
     )
     info = FileInfo(path="a", kind="file", size=3, mode=0o644, mtime=1.5)
     missing = SandboxFileNotFoundError("no such file", path="a/b", number=2)
-    bodies = [wire_values.run_to(spec, SESSION) for spec in runs]
+    bodies = [wire_values.encode_run(spec, SESSION) for spec in runs]
     plain = {
-        b"s": [wire_values.session_to(session), {}],
-        b"f": [wire_values.facts_to(facts)],
-        b"i": [wire_values.file_to(info)],
-        b"x": [error_to(missing), error_to(PolicyError("no", argument="cmd"))],
+        b"s": [wire_values.encode_session(session), {}],
+        b"f": [wire_values.encode_session_info(session_info)],
+        b"i": [wire_values.encode_file(info)],
+        b"x": [encode_error(missing), encode_error(PolicyError("no", argument="cmd"))],
     }
     encoded = [kind + wire.to_json(value) for kind, found in plain.items() for value in found]
     encoded += [b"r" + body for body in bodies] + [b"e" + event for event in events]
@@ -249,14 +249,14 @@ def _frames() -> dict[str, list[bytes]]:
     started, exited, failed, decision, refused = made["events"]
 
     def event(number: int, data: bytes) -> bytes:
-        return wire.numbered(Kind.EVENT, 1, number, data)
+        return wire.encode_numbered(Kind.EVENT, 1, number, data)
 
     def piece(fd: int, offset: int, data: bytes) -> bytes:
-        return wire.output_head(1, fd, offset, len(data)) + data
+        return wire.encode_output_head(1, fd, offset, len(data)) + data
 
     output = piece(1, 0, b"hello") + piece(2, 0, b"oh")
-    ends = wire.end_of_output(1, 1, 5) + wire.end_of_output(1, 2, 2)
-    taken = wire.taken(1, Taken(1, 10, broken=False))
+    ends = wire.encode_end_of_output(1, 1, 5) + wire.encode_end_of_output(1, 2, 2)
+    taken = wire.encode_taken(1, Taken(1, 10, broken=False))
     client = [
         event(0, started) + output + event(1, decision) + event(2, exited) + ends,
         event(0, refused),
@@ -264,9 +264,9 @@ def _frames() -> dict[str, list[bytes]]:
         output + output + wire.encode(Kind.UNKNOWN, 1),
         output + piece(1, 9, b"after a gap"),
     ]
-    start = [b"".join(wire.parts(1, body)) for body in made["bodies"]]
+    start = [b"".join(wire.encode_start(1, body)) for body in made["bodies"]]
     control = [
-        wire.numbered(Kind.CONTROL, 1, number, wire.to_json(encoded))
+        wire.encode_numbered(Kind.CONTROL, 1, number, wire.to_json(encoded))
         for number, encoded in enumerate(
             (
                 {"op": "signal", "signum": 15},
@@ -277,21 +277,21 @@ def _frames() -> dict[str, list[bytes]]:
             start=2,
         )
     ]
-    stdin = wire.numbered(Kind.STDIN, 1, 1, b"data")
-    ack = wire.offsets(Kind.ACK, 1, Offsets(10, 0, 1))
-    attach = wire.offsets(Kind.ATTACH, 1, Offsets(5, 0, 0))
+    stdin = wire.encode_numbered(Kind.STDIN, 1, 1, b"data")
+    ack = wire.encode_offsets(Kind.ACK, 1, Offsets(10, 0, 1))
+    attach = wire.encode_offsets(Kind.ATTACH, 1, Offsets(5, 0, 0))
     server = [
         NEXT_MESSAGE.join((begin, stdin + b"".join(control), ack, attach, wire.encode(Kind.CLOSE)))
         for begin in start
     ]
-    server += [wire.offsets(Kind.ATTACH, 9, Offsets()), start[0][:-3]]
+    server += [wire.encode_offsets(Kind.ATTACH, 9, Offsets()), start[0][:-3]]
     for odd in (
         {"op": "signal", "signum": 99},
         {"op": "signal", "signum": -1},
         {"op": "resize", "rows": 0, "cols": 99999},
         {"op": "end", "cause": "oom"},
     ):
-        server.append(start[0] + wire.numbered(Kind.CONTROL, 1, 1, wire.to_json(odd)))
+        server.append(start[0] + wire.encode_numbered(Kind.CONTROL, 1, 1, wire.to_json(odd)))
     return {"client": client, "server": server}
 
 

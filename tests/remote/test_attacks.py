@@ -226,9 +226,9 @@ async def test_300_mutations_of_valid_frames(quick: ServerProcess):
     chance = random.Random(123)
     good = [
         start_of(1, "true", stdin=True),
-        wire.numbered(Kind.STDIN, 1, 1, b"hello"),
-        wire.numbered(Kind.CONTROL, 1, 1, wire.to_json({"op": "eof"})),
-        wire.offsets(Kind.ACK, 1, Offsets(0, 0, 0)),
+        wire.encode_numbered(Kind.STDIN, 1, 1, b"hello"),
+        wire.encode_numbered(Kind.CONTROL, 1, 1, wire.to_json({"op": "eof"})),
+        wire.encode_offsets(Kind.ACK, 1, Offsets(0, 0, 0)),
     ]
     sent = 0
     while sent < 300:

@@ -371,7 +371,7 @@ async def test_two_thousand_starts_at_once_are_served_or_refused_one_by_one():
                     for frame in wire.decode((await ws.receive(60)).data):
                         if frame.kind is not Kind.EVENT:
                             continue
-                        number, data = wire.parse_numbered(frame.payload)
+                        number, data = wire.decode_numbered(frame.payload)
                         payload = wire.parse_json(data)
                         if "refused" in payload:
                             assert payload["refused"]["code"] == "busy"
@@ -379,8 +379,9 @@ async def test_two_thousand_starts_at_once_are_served_or_refused_one_by_one():
                             answered.add(frame.run)
                         if "exited" in payload:
                             done.add(frame.run)
-                            known = Offsets(0, 0, number + 1)
-                            ack = wire.offsets(Kind.ACK, frame.run, known)
+                            ack = wire.encode_offsets(
+                                Kind.ACK, frame.run, Offsets(0, 0, number + 1)
+                            )
                             await ws.send_bytes(ack)
                 waiting -= done
         assert len(done) == count
@@ -398,11 +399,12 @@ async def test_meaningless_frames_do_not_slow_down_other_clients(flood: str):
             async with connected(server, name, capability) as ws:
                 transport = ws._response.connection.transport
                 mask = b"\0\0\0\0"
-                ack = wire.offsets(Kind.ACK, 9, Offsets())
                 frame = {
                     "empty messages": b"\x82\x80" + mask,
                     "pings": b"\x89\x80" + mask,
-                    "unknown acks": b"\x82\xa1" + mask + ack,
+                    "unknown acks": b"\x82\xa1"
+                    + mask
+                    + wire.encode_offsets(Kind.ACK, 9, Offsets()),
                 }[flood]
                 begun, slowest = time.monotonic(), 0.0
                 while time.monotonic() - begun < 2:

@@ -314,7 +314,7 @@ async def test_the_backend_none_warns_on_the_client(quick: ServerProcess):
 
 
 def test_an_unencrypted_token_is_logged_as_a_warning():
-    with pytest.warns(UserWarning, match="in the clear"):
+    with pytest.warns(UserWarning, match="without encryption"):
         sb.remote.session(endpoint="http://192.0.2.1:80", token="x" * 20)
 
 

@@ -22,7 +22,7 @@ from tests.servers import ServerProcess
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire.frames import MAX_CHUNK, WINDOW, Kind, Offsets
-from union.sandbox._wire.values import MAX_START, run_to
+from union.sandbox._wire.values import MAX_START, encode_run
 from union.sandbox.server._quotas import MIN_STREAM_BYTES
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ SPEC = resolve_session(backend="userns", backends=("userns",))
 
 
 def start_of(run: int, cmd: str, **options: object) -> bytes:
-    return b"".join(wire.parts(run, run_to(resolve_run(SPEC, cmd, **options), SPEC)))
+    return b"".join(wire.encode_start(run, encode_run(resolve_run(SPEC, cmd, **options), SPEC)))
 
 
 class Raw:
@@ -54,7 +54,7 @@ class Raw:
         """Return the codes of the first ``count`` refused runs."""
         async for frame in self.frames():
             if frame.kind is Kind.EVENT:
-                event = wire.parse_json(wire.parse_numbered(frame.payload)[1])
+                event = wire.parse_json(wire.decode_numbered(frame.payload)[1])
                 if "refused" in event:
                     yield event["refused"]["code"]
                     count -= 1
@@ -91,12 +91,12 @@ MALFORMED = {
     "nothing known": b"\x00" * 40,
     "a head cut short": b"\x01\x00",
     "a size that is not there": HEAD.pack(1, 1, 2**32 - 1),
-    "a frame for clients": wire.output_head(1, 1, 0, 1) + b"x",
+    "a frame for clients": wire.encode_output_head(1, 1, 0, 1) + b"x",
     "a start in the middle": wire.encode(Kind.START, 1, struct.pack(">IB", 100, 1) + b"x"),
     "a start of nonsense": wire.encode(Kind.START, 1, struct.pack(">IB", 0, 1) + b"\xff" * 50),
-    "a start without JSON": b"".join(wire.parts(1, struct.pack(">II", 3, 0) + b"{]}")),
+    "a start without JSON": b"".join(wire.encode_start(1, struct.pack(">II", 3, 0) + b"{]}")),
     "a start with a stranger": b"".join(
-        wire.parts(1, struct.pack(">II", 28, 1) + b'{"kind":"shell","uid":0    }x')
+        wire.encode_start(1, struct.pack(">II", 28, 1) + b'{"kind":"shell","uid":0    }x')
     ),
     "offsets cut short": wire.encode(Kind.ACK, 0, b"123"),
     "a parts bomb": wire.encode(Kind.START, 1, bytes(300 * 1024)),
@@ -138,14 +138,16 @@ async def test_text_and_oversized_messages_are_refused(quick: ServerProcess):
 async def test_invalid_controls_of_a_run_are_refused(quick: ServerProcess):
     control = wire.to_json({"op": "format", "disk": True})
     for frame in (
-        wire.numbered(Kind.CONTROL, 1, 1, control),
-        wire.numbered(Kind.CONTROL, 1, 1, b"[]"),
-        wire.numbered(Kind.CONTROL, 1, 1, wire.to_json({"op": "signal", "signum": 999})),
-        wire.numbered(Kind.CONTROL, 1, 1, b'{"op": "resize", "rows": 0, "cols": 9}'),
-        wire.numbered(Kind.CONTROL, 1, 5, wire.to_json({"op": "eof"})),
-        wire.offsets(Kind.ACK, 1, Offsets(10**9, 0, 0)),
-        wire.offsets(Kind.ATTACH, 1, Offsets(10**9, 0, 0)),
-        b"".join(wire.numbered(Kind.STDIN, 1, n, bytes(200_000)) for n in (1, 2, 3, 4, 5)),
+        wire.encode_numbered(Kind.CONTROL, 1, 1, control),
+        wire.encode_numbered(Kind.CONTROL, 1, 1, b"[]"),
+        wire.encode_numbered(Kind.CONTROL, 1, 1, wire.to_json({"op": "signal", "signum": 999})),
+        wire.encode_numbered(
+            Kind.CONTROL, 1, 1, wire.to_json({"op": "resize", "rows": 0, "cols": 9})
+        ),
+        wire.encode_numbered(Kind.CONTROL, 1, 5, wire.to_json({"op": "eof"})),
+        wire.encode_offsets(Kind.ACK, 1, Offsets(10**9, 0, 0)),
+        wire.encode_offsets(Kind.ATTACH, 1, Offsets(10**9, 0, 0)),
+        b"".join(wire.encode_numbered(Kind.STDIN, 1, n, bytes(200_000)) for n in (1, 2, 3, 4, 5)),
     ):
         async with raw(quick) as client:
             await client.ws.send_bytes(start_of(1, "sleep 60", stdin=True))
@@ -153,8 +155,9 @@ async def test_invalid_controls_of_a_run_are_refused(quick: ServerProcess):
             assert (await anext(frames)).kind is Kind.EVENT
             await client.ws.send_bytes(frame)
             if frame.startswith(bytes([Kind.STDIN])):
-                data = bytes(200_000)
-                more = [wire.numbered(Kind.STDIN, 1, n, data) for n in range(6, 10)]
+                more = [
+                    wire.encode_numbered(Kind.STDIN, 1, n, bytes(200_000)) for n in range(6, 10)
+                ]
                 await client.ws.send_bytes(b"".join(more))
             await client.refused()
 

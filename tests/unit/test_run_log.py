@@ -1,4 +1,4 @@
-"""What is kept for a client: every byte once and in order, however often the connection breaks."""
+"""The run log: every byte once and in order, however often the connection breaks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from union.sandbox._wire.run_log import EventLog, RunLog, StreamLog
 
 
 class Client:
-    """Takes pieces, drops what it has; may be cut off at any moment."""
+    """A client that receives pieces and may lose its connection at any moment."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -34,7 +34,7 @@ STEPS = st.lists(
 @pytest.mark.spec("I2")
 @settings(max_examples=200)
 @given(STEPS, st.integers(1, 50_000))
-def test_nothing_is_lost_or_doubled(steps, budget):
+def test_nothing_is_lost_or_duplicated(steps, budget):
     log, client, whole = StreamLog(), Client(), b""
     for step in steps:
         if isinstance(step, bytes):
@@ -59,7 +59,7 @@ def test_nothing_is_lost_or_doubled(steps, budget):
     assert log.held == 0
 
 
-def test_pieces_are_no_larger_than_a_frame_takes():
+def test_pieces_fit_into_a_frame():
     log = StreamLog()
     log.append(bytes(3 * MAX_CHUNK + 5))
     found = list(log.unsent(10 * MAX_CHUNK))
@@ -68,7 +68,7 @@ def test_pieces_are_no_larger_than_a_frame_takes():
 
 
 @pytest.mark.spec("I3")
-def test_many_small_pieces_cost_what_they_take():
+def test_many_small_pieces_cost_little_memory():
     log = StreamLog()
     for _ in range(100_000):
         log.append(b"x")
@@ -81,7 +81,7 @@ def test_many_small_pieces_cost_what_they_take():
     assert log.held >= 1000 * 64
 
 
-def test_a_client_cannot_claim_what_it_was_not_sent():
+def test_a_client_cannot_acknowledge_unsent_data():
     log = StreamLog()
     log.append(b"12345")
     with pytest.raises(WireError):
@@ -95,7 +95,7 @@ def test_a_client_cannot_claim_what_it_was_not_sent():
     assert [(o, p) for o, p in log.unsent(100)] == [(4, b"5")]
 
 
-def test_events_are_told_again_after_a_break():
+def test_events_are_sent_again_after_a_reconnect():
     log = EventLog()
     for event in (b"a", b"b", b"c"):
         log.append(event)

@@ -12,7 +12,7 @@ import pytest
 from union.sandbox._core.spec import RunSpec, SessionSpec
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire.frames import Kind, Offsets, WireError
-from union.sandbox._wire.values import MAX_START, run_to
+from union.sandbox._wire.values import MAX_START, encode_run
 from union.sandbox.errors import SandboxError, SandboxExecutionError
 from union.sandbox.server import _quotas
 from union.sandbox.server._auth import Grant
@@ -255,7 +255,7 @@ def refusals(stream: ScriptedStream) -> list[tuple[int, str]]:
     for message in stream.sent:
         for frame in wire.decode(message):
             if frame.kind is Kind.EVENT:
-                event = wire.parse_json(wire.parse_numbered(frame.payload)[1])
+                event = wire.parse_json(wire.decode_numbered(frame.payload)[1])
                 found.append((frame.run, event["refused"]["code"]))
     return found
 
@@ -263,9 +263,10 @@ def refusals(stream: ScriptedStream) -> list[tuple[int, str]]:
 @pytest.mark.threat(154, 168)
 async def test_a_busy_server_refuses_the_run_and_keeps_the_connection():
     spec = SessionSpec(backend="userns")
-    body = run_to(RunSpec(kind="shell", text="true"), spec)
-    starts = [frame for n in range(1, 4) for frame in wire.parts(n, body)]
-    stream = ScriptedStream([b"".join(starts)])
+    body = encode_run(RunSpec(kind="shell", text="true"), spec)
+    stream = ScriptedStream(
+        [b"".join(frame for n in range(1, 4) for frame in wire.encode_start(n, body))]
+    )
     connection, sessions = connection_over(stream)
     await connection.serve()
     assert refusals(stream) == [(1, "busy"), (2, "busy"), (3, "busy")]
@@ -312,7 +313,7 @@ async def test_a_start_that_stops_arriving_is_refused(monkeypatch: pytest.Monkey
 
 @pytest.mark.threat(154)
 async def test_replies_for_a_client_that_does_not_read_are_bounded():
-    attaches = [wire.offsets(Kind.ATTACH, n, Offsets()) for n in range(20_000)]
+    attaches = [wire.encode_offsets(Kind.ATTACH, n, Offsets()) for n in range(20_000)]
     stream = ScriptedStream([b"".join(attaches)], reads=False)
     connection, sessions = connection_over(stream)
     await connection.serve()
@@ -323,7 +324,7 @@ async def test_replies_for_a_client_that_does_not_read_are_bounded():
 @pytest.mark.threat(169)
 @pytest.mark.parametrize(
     "frame",
-    [wire.offsets(Kind.ACK, 5, Offsets()), wire.encode(Kind.STDIN, 5), part(5, 0, 0, b"")],
+    [wire.encode_offsets(Kind.ACK, 5, Offsets()), wire.encode(Kind.STDIN, 5), part(5, 0, 0, b"")],
     ids=["ack of nothing", "stdin of nothing", "empty part"],
 )
 async def test_a_message_of_many_frames_does_not_block_the_event_loop(frame: bytes):
@@ -356,9 +357,9 @@ async def test_a_run_of_another_key_is_unknown(kind: Kind):
     run._early = None
     run.output(1, b"the secret")
     if kind in {Kind.STDIN, Kind.CONTROL}:
-        frame = wire.numbered(kind, 7, 1, b'{"op":"end","cause":"closed"}')
+        frame = wire.encode_numbered(kind, 7, 1, b'{"op":"end","cause":"closed"}')
     else:
-        frame = wire.offsets(kind, 7, Offsets())
+        frame = wire.encode_offsets(kind, 7, Offsets())
     for grant, is_own in ((GUEST, False), (OWNER, True)):
         stream = ScriptedStream([frame])
         connection, _ = connection_over(stream, grant, {7: run})

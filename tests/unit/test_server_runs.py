@@ -88,7 +88,7 @@ def decoded(pieces: Iterable[bytes]) -> list[Frame]:
 
 
 def control(number: int, **fields: object) -> Frame:
-    (frame,) = wire.decode(wire.numbered(Kind.CONTROL, 1, number, wire.to_json(fields)))
+    (frame,) = wire.decode(wire.encode_numbered(Kind.CONTROL, 1, number, wire.to_json(fields)))
     return frame
 
 
@@ -176,7 +176,7 @@ async def test_messages_are_bounded_and_the_streams_take_turns():
     for _ in range(2):
         pieces = list(run.frames(256 * 1024))
         assert sum(map(len, pieces)) <= wire.MAX_MESSAGE // 2 + 1024
-        seen |= {wire.parse_output(f.payload)[0] for f in decoded(pieces)}
+        seen |= {wire.decode_output(f.payload)[0] for f in decoded(pieces)}
     assert seen == {1, 2}
 
 
@@ -208,14 +208,14 @@ async def test_stdin_progress_and_a_broken_pipe_are_reported():
     run, engine, _ = new(stdin="pipe")
     engine.go.set()
     await (await started(run, engine))
-    (frame,) = wire.decode(wire.numbered(Kind.STDIN, 1, 1, b"typed"))
+    (frame,) = wire.decode(wire.encode_numbered(Kind.STDIN, 1, 1, b"typed"))
     run.handle_frame(frame)
     await asyncio.sleep(0.01)
-    taken = [wire.parse_taken(f.payload) for f in sent(run) if f.kind is Kind.TAKEN]
+    taken = [wire.decode_taken(f.payload) for f in sent(run) if f.kind is Kind.TAKEN]
     assert taken[-1] == wire.Taken(1, 5, broken=False)
     engine.calls.append(("broken",))
-    (frame,) = wire.decode(wire.numbered(Kind.STDIN, 1, 2, b"more"))
+    (frame,) = wire.decode(wire.encode_numbered(Kind.STDIN, 1, 2, b"more"))
     run.handle_frame(frame)
     await asyncio.sleep(0.01)
-    taken = [wire.parse_taken(f.payload) for f in sent(run) if f.kind is Kind.TAKEN]
+    taken = [wire.decode_taken(f.payload) for f in sent(run) if f.kind is Kind.TAKEN]
     assert taken[-1] == wire.Taken(2, 9, broken=True)

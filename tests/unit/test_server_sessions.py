@@ -10,7 +10,7 @@ import pytest
 
 from union.sandbox._core.spec import RunSpec, SessionSpec
 from union.sandbox._wire.frames import parse_json
-from union.sandbox._wire.values import session_to
+from union.sandbox._wire.values import encode_session
 from union.sandbox.errors import SandboxExecutionError, SessionClosedError
 from union.sandbox.server._auth import Grant
 from union.sandbox.server._config import config_from_arguments
@@ -28,7 +28,7 @@ async def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sessions:
     config = config_from_arguments(["--work-dir", str(tmp_path / "w")], {})
     (tmp_path / "w").mkdir(mode=0o700)
     found = Sessions(config, Metrics())
-    session = await found.open(NAME, session_to(SessionSpec(backend="userns")))
+    session = await found.open(NAME, encode_session(SessionSpec(backend="userns")))
     real = session.transport.aclose
 
     async def incomplete() -> None:

@@ -1,4 +1,4 @@
-"""The frames: what is encoded is decoded again; anything else is refused, and quickly."""
+"""Frames: encoding and decoding round trip; anything else is refused quickly."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from union.sandbox._wire.frames import (
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
 PARSERS = (
-    wire.parse_output,
-    wire.parse_numbered,
-    wire.parse_offsets,
-    wire.parse_taken,
-    wire.parse_part,
+    wire.decode_output,
+    wire.decode_numbered,
+    wire.decode_offsets,
+    wire.decode_taken,
+    wire.decode_start,
 )
 
 
@@ -37,7 +37,7 @@ def one(message: bytes) -> Frame:
 
 @pytest.mark.spec("I3")
 @given(st.lists(st.tuples(st.sampled_from(Kind), U64, st.binary(max_size=200)), max_size=20))
-def test_a_message_is_its_frames(frames):
+def test_a_message_decodes_to_its_frames(frames):
     message = b"".join(wire.encode(*frame) for frame in frames)
     found = [(f.kind, f.run, bytes(f.payload)) for f in wire.decode(message)]
     assert found == frames
@@ -45,7 +45,7 @@ def test_a_message_is_its_frames(frames):
 
 @pytest.mark.spec("I3")
 @given(st.binary(max_size=4096))
-def test_any_bytes_are_frames_or_refused(data):
+def test_any_bytes_decode_or_are_refused(data):
     try:
         frames = list(wire.decode(data))
     except WireError:
@@ -55,20 +55,20 @@ def test_any_bytes_are_frames_or_refused(data):
 
 @pytest.mark.spec("I3")
 @given(st.binary(max_size=64), st.sampled_from(PARSERS))
-def test_any_payload_is_read_or_refused(data, parse):
+def test_any_payload_decodes_or_is_refused(data, parse):
     with contextlib.suppress(WireError):
         parse(memoryview(data))
 
 
 @given(st.lists(st.tuples(U64, st.binary(max_size=50)), min_size=1, max_size=5), st.data())
-def test_a_message_that_lost_its_end_is_refused(frames, data):
+def test_a_truncated_message_is_refused(frames, data):
     message = b"".join(wire.encode(Kind.STDIN, run, body) for run, body in frames)
     borders, at = {0}, 0
     for _, body in frames:
         at += 13 + len(body)
         borders.add(at)
     cut = data.draw(st.integers(0, len(message) - 1).filter(lambda n: n not in borders))
-    with pytest.raises(WireError, match="cut short"):
+    with pytest.raises(WireError, match="truncated"):
         list(wire.decode(message[:cut]))
 
 
@@ -82,36 +82,36 @@ def test_a_message_that_lost_its_end_is_refused(frames, data):
         bytes(MAX_MESSAGE + 1),
     ],
 )
-def test_what_is_not_a_frame(message):
+def test_invalid_frames(message):
     with pytest.raises(WireError):
         list(wire.decode(message))
 
 
 @given(U64, st.sampled_from([1, 2]), U64, st.binary(max_size=300))
 def test_output(run, fd, offset, data):
-    frame = one(wire.output_head(run, fd, offset, len(data)) + data)
+    frame = one(wire.encode_output_head(run, fd, offset, len(data)) + data)
     assert (frame.kind, frame.run) == (Kind.OUTPUT, run)
-    assert wire.parse_output(frame.payload) == (fd, offset, data)
+    assert wire.decode_output(frame.payload) == (fd, offset, data)
 
 
 @given(U64, U64, U64, U32)
 def test_offsets(run, out, err, events):
-    frame = one(wire.offsets(Kind.ACK, run, Offsets(out, err, events)))
-    assert wire.parse_offsets(frame.payload) == Offsets(out, err, events)
+    frame = one(wire.encode_offsets(Kind.ACK, run, Offsets(out, err, events)))
+    assert wire.decode_offsets(frame.payload) == Offsets(out, err, events)
 
 
 @given(U64, U32, U64, st.booleans())
 def test_taken(run, number, stdin, broken):
-    frame = one(wire.taken(run, Taken(number, stdin, broken)))
-    assert wire.parse_taken(frame.payload) == Taken(number, stdin, broken)
+    frame = one(wire.encode_taken(run, Taken(number, stdin, broken)))
+    assert wire.decode_taken(frame.payload) == Taken(number, stdin, broken)
 
 
 @pytest.mark.parametrize("size", [0, 1, MAX_CHUNK - 1, MAX_CHUNK, MAX_CHUNK + 1, 3 * MAX_CHUNK])
-def test_parts_make_the_whole_again(size):
+def test_start_parts_reassemble(size):
     body = bytes(range(256)) * (size // 256 + 1)
     body = body[:size]
     found = b""
-    parts = [wire.parse_part(one(m).payload) for m in wire.parts(9, body)]
+    parts = [wire.decode_start(one(m).payload) for m in wire.encode_start(9, body)]
     for at, last, data in parts:
         assert at == len(found)
         assert last == (at + len(data) == size)
@@ -137,7 +137,7 @@ def test_too_large_a_payload():
         ),
     )
 )
-def test_json_goes_and_comes(value):
+def test_json_round_trip(value):
     assert wire.parse_json(wire.to_json(value)) == value
 
 
@@ -149,11 +149,11 @@ def test_names_that_are_not_utf8_survive():
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"1", b"{", b'{"a":NaN}', b"\xff", b"[" * 100_000, b'{"a":' * 50_000]
 )
-def test_what_is_no_json_object(data):
+def test_invalid_json_objects(data):
     with pytest.raises(WireError):
         wire.parse_json(data)
 
 
 def test_json_that_is_too_large():
     with pytest.raises(WireError, match="at most 10"):
-        wire.parse_json(b'{"a":12345678}', most=10)
+        wire.parse_json(b'{"a":12345678}', max_bytes=10)

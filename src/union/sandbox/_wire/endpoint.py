@@ -1,4 +1,4 @@
-"""Where a server is: ``http://``, ``https://`` or ``unix://``, and the certificate to expect."""
+"""Endpoints of a server: ``http://``, ``https://`` or ``unix://``, and a pinned certificate."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _DIGEST: Final = re.compile(r"sha256[:=]([0-9a-fA-F]{64})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One server, as its clients address it."""
+    """The address of one server."""
 
     base: str
-    """What the paths of the protocol are appended to."""
+    """The URL that the paths of the protocol are appended to."""
     socket: str | None = None
     """The path of a Unix socket."""
     fingerprint: bytes | None = None
-    """SHA-256 of the one certificate that is accepted."""
+    """SHA-256 of the only certificate that is accepted."""
 
     @property
     def is_secure(self) -> bool:
-        """Nobody between here and there can read along."""
+        """Whether no third party can read the traffic: TLS, loopback or a Unix socket."""
         if self.socket is not None or self.base.startswith("https:"):
             return True
         host = urlsplit(self.base).hostname or ""
@@ -44,51 +44,51 @@ class Endpoint:
         return self.base if self.socket is None else f"unix://{self.socket}"
 
 
-def _wrong(endpoint: object, why: str = "") -> SandboxUsageError:
+def _usage_error(endpoint: object, why: str = "") -> SandboxUsageError:
     return SandboxUsageError(
         f"endpoint must be {_ACCEPTED}, not {endpoint!r}{why and ': ' + why}", argument="endpoint"
     )
 
 
 def parse_fingerprint(text: str, *, argument: str) -> bytes:
-    """The bytes of ``sha256:`` and 64 hexadecimal digits."""
+    """Return the bytes of ``sha256:`` and 64 hexadecimal digits."""
     match = _DIGEST.fullmatch(text)
     if match is None:
         raise SandboxUsageError(
             f"{argument} must be 'sha256:' and 64 hexadecimal digits, not {text!r}",
             argument=argument,
-            hint="the server says it when it starts with --tls-self-signed",
+            hint="the server prints it when it starts with --tls-self-signed",
         )
     return bytes.fromhex(match[1])
 
 
 def parse_endpoint(endpoint: object) -> Endpoint:
-    """Reads an endpoint; ``#sha256=...`` behind an ``https://`` one pins its certificate."""
+    """Parse an endpoint; ``#sha256=...`` after an ``https://`` URL pins its certificate."""
     if not isinstance(endpoint, str):
-        raise _wrong(endpoint)
+        raise _usage_error(endpoint)
     if not endpoint.isprintable() or " " in endpoint:
-        # Some of these urlsplit takes out without a word: what is left is another address.
-        raise _wrong(endpoint, "it holds a space or a control character")
+        # urlsplit removes some of these silently, which leaves a different address.
+        raise _usage_error(endpoint, "it contains a space or a control character")
     try:
         url = urlsplit(endpoint)
         port = url.port
     except ValueError as exc:
-        raise _wrong(endpoint, str(exc)) from exc
+        raise _usage_error(endpoint, str(exc)) from exc
     if url.username is not None or url.password is not None:
-        # Not shown: it may well be the token.
+        # The value is not shown, because it may be the token.
         raise SandboxUsageError(
-            "endpoint must not hold user information", argument="endpoint", hint="pass token="
+            "endpoint must not contain user information", argument="endpoint", hint="pass token="
         )
     if url.query:
-        raise _wrong(endpoint, "it has a query")
+        raise _usage_error(endpoint, "it has a query")
     if url.scheme == "unix":
         if url.netloc or not url.path.startswith("/") or url.fragment:
-            raise _wrong(endpoint)
+            raise _usage_error(endpoint)
         return Endpoint(base="http://localhost", socket=url.path)
     if url.scheme not in {"http", "https"} or not url.hostname:
-        raise _wrong(endpoint)
+        raise _usage_error(endpoint)
     if url.fragment and url.scheme != "https":
-        raise _wrong(endpoint, "only an https endpoint has a certificate to pin")
+        raise _usage_error(endpoint, "only an https endpoint has a certificate to pin")
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     base = f"{url.scheme}://{host}" + ("" if port is None else f":{port}") + url.path.rstrip("/")
     pinned = parse_fingerprint(url.fragment, argument="endpoint") if url.fragment else None

@@ -1,11 +1,11 @@
-"""The wire between a remote session and its server: frames, and nothing else.
+"""The frames that a remote session and its server exchange.
 
-A message is one frame or several, one behind the other. A frame is a head of 13 bytes (kind, run,
-size; big-endian) and a payload. Frames of one run are in order; runs share one connection. What a
-payload holds is told by its kind. Everything has an upper bound, and whatever is not exactly as
-described here is a ``WireError``: the connection that brought it is closed.
+A message is a sequence of one or more frames. A frame is a header of 13 bytes (kind, run, size;
+big-endian) and a payload, whose format depends on the kind. Frames of one run are in order; runs
+share one connection. Every size has an upper bound. Anything that is not exactly as described here
+is a ``WireError``, and its connection is closed.
 
-``docs/reference/wire.md`` is the same for people.
+``docs/reference/wire.md`` describes the same protocol.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ __all__ = [
     "Taken",
     "WireError",
     "decode",
+    "decode_numbered",
+    "decode_offsets",
+    "decode_output",
+    "decode_start",
+    "decode_taken",
     "encode",
-    "numbered",
-    "offsets",
-    "output_head",
+    "encode_numbered",
+    "encode_offsets",
+    "encode_output_head",
+    "encode_start",
+    "encode_taken",
     "parse_json",
-    "parse_numbered",
-    "parse_offsets",
-    "parse_output",
-    "parse_part",
-    "parse_taken",
-    "parts",
-    "taken",
     "to_json",
 ]
 
 VERSION: Final = 1
 """Changes when an old peer could misread a new one."""
 PROTOCOL: Final = f"union-sandbox.{VERSION}"
-"""The WebSocket subprotocol; a peer that speaks another version is refused at the handshake."""
+"""The WebSocket subprotocol; a peer with another version is refused at the handshake."""
 MAX_CHUNK: Final = 256 * 1024
 """The most data that one frame carries."""
 MAX_MESSAGE: Final = 1024 * 1024
-"""The most that one message may take, all its frames together."""
+"""The most bytes of one message, all its frames together."""
 WINDOW: Final = 4 * 1024 * 1024
-"""What of one stream of output may be under way, or kept for a client that was cut off."""
+"""The most bytes of one output stream in flight, or kept for a client that lost its connection."""
 STDIN_WINDOW: Final = 1024 * 1024
-"""What of stdin may be under way that the command did not take."""
+"""The most bytes of stdin in flight that the command has not read."""
 
 _HEAD: Final = struct.Struct(">BQI")
 _OUTPUT: Final = struct.Struct(">BQ")
@@ -66,27 +66,27 @@ _NUMBER: Final = struct.Struct(">I")
 _OFFSETS: Final = struct.Struct(">QQI")
 _TAKEN: Final = struct.Struct(">IQB")
 _PART: Final = struct.Struct(">IB")
-_MOST_JSON: Final = MAX_CHUNK
-"""Of a frame that is JSON; a start, which may be larger, comes in parts."""
+_MAX_JSON: Final = MAX_CHUNK
+"""The most bytes of a JSON frame; a START, which may be larger, is sent in parts."""
 
 
 class WireError(ValueError):
-    """What came is not of this protocol."""
+    """The peer sent data that violates the protocol."""
 
 
 class Kind(enum.IntEnum):
-    """What a frame is about. Below 64: from the client; from 64 on: from the server."""
+    """The kind of a frame. Below 64: from the client; from 64 on: from the server."""
 
     START = 1
-    """A part of a run's description. A run that is known already is attached to instead."""
+    """A part of a run's description. For a run that already exists, it acts as an ATTACH."""
     STDIN = 2
     """A number, and bytes for the command's stdin."""
     CONTROL = 3
-    """A number, and what to do: a signal, the end of stdin, a new window size."""
+    """A number, and an operation: a signal, the end of stdin, a new window size."""
     ACK = 4
-    """How much of each stream, and how many events, need not be kept any more."""
+    """How much of each stream, and how many events, the server may drop."""
     ATTACH = 5
-    """The client is back; it has this much of each stream and this many events."""
+    """The client has reconnected; it has this much of each stream and this many events."""
     CLOSE = 6
     """End the session (run 0)."""
 
@@ -95,13 +95,13 @@ class Kind(enum.IntEnum):
     END_OF_OUTPUT = 65
     """Stream, and the offset at which it ended."""
     EVENT = 66
-    """A number, and what happened: started, refused, a network decision, exited, failed."""
+    """A number, and an event: started, refused, a network decision, exited, failed."""
     TAKEN = 67
-    """The highest number received, how much of stdin the command took, whether it still reads."""
+    """The highest number received, how much of stdin the command read, whether it still reads."""
     UNKNOWN = 68
-    """No such run here (any more)."""
+    """The server has no such run, or has it no longer."""
     CLOSED = 69
-    """The session has ended and everything it had to say was said (run 0)."""
+    """The session has ended and everything about it was sent (run 0)."""
 
 
 _BY_NUMBER: Final = {kind.value: kind for kind in Kind}
@@ -109,17 +109,17 @@ _BY_NUMBER: Final = {kind.value: kind for kind in Kind}
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame, its payload not looked at yet."""
+    """One frame, its payload not decoded yet."""
 
     kind: Kind
     run: int
     payload: memoryview
-    """A view of the message: bytes are copied once, by whoever keeps them."""
+    """A view of the message: bytes are copied once, where they are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """How far each stream, and the list of events, is known."""
+    """How much of each stream, and how many events, a side has."""
 
     stdout: int = 0
     stderr: int = 0
@@ -128,7 +128,7 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What the server has of what the client sent for one run."""
+    """How much the server has received of what the client sent for one run."""
 
     number: int
     stdin: int
@@ -136,30 +136,30 @@ class Taken:
 
 
 def encode(kind: Kind, run: int = 0, payload: bytes = b"") -> bytes:
-    """One frame."""
+    """Encode one frame."""
     return _HEAD.pack(kind, run, len(payload)) + payload
 
 
 def decode(message: bytes) -> Iterator[Frame]:
-    """The frames of one message.
+    """Yield the frames of one message.
 
     Raises:
-        WireError: as soon as something is not a frame.
+        WireError: at the first data that is not a frame.
 
     """
     if len(message) > MAX_MESSAGE:
-        raise WireError(f"a message of {len(message)} bytes; at most {MAX_MESSAGE} are accepted")
+        raise WireError(f"a message has at most {MAX_MESSAGE} bytes, got {len(message)}")
     at = 0
     view = memoryview(message)
     while at < len(message):
         if len(message) - at < _HEAD.size:
-            raise WireError("a frame's head is cut short")
+            raise WireError("truncated frame header")
         kind, run, size = _HEAD.unpack_from(message, at)
         at += _HEAD.size
         if kind not in _BY_NUMBER:
-            raise WireError(f"frames of kind {kind} do not exist")
+            raise WireError(f"unknown frame kind {kind}")
         if size > len(message) - at:
-            raise WireError("a frame is cut short")
+            raise WireError("truncated frame")
         yield Frame(_BY_NUMBER[kind], run, view[at : at + size])
         at += size
 
@@ -167,65 +167,71 @@ def decode(message: bytes) -> Iterator[Frame]:
 # Payloads.
 
 
-def output_head(run: int, fd: int, offset: int, size: int) -> bytes:
-    """What comes before the bytes of an OUTPUT frame; those follow as they are, without a copy."""
+def encode_output_head(run: int, fd: int, offset: int, size: int) -> bytes:
+    """Encode all of an OUTPUT frame but its data, which the caller appends without a copy."""
     return _HEAD.pack(Kind.OUTPUT, run, _OUTPUT.size + size) + _OUTPUT.pack(fd, offset)
 
 
-def end_of_output(run: int, fd: int, offset: int) -> bytes:
+def encode_end_of_output(run: int, fd: int, offset: int) -> bytes:
     return encode(Kind.END_OF_OUTPUT, run, _OUTPUT.pack(fd, offset))
 
 
-def parse_output(payload: memoryview) -> tuple[int, int, memoryview]:
-    """Stream, offset and bytes, of OUTPUT and of END_OF_OUTPUT."""
+def decode_output(payload: memoryview) -> tuple[int, int, memoryview]:
+    """Return stream, offset and bytes of an OUTPUT or END_OF_OUTPUT frame."""
     if not _OUTPUT.size <= len(payload) <= _OUTPUT.size + MAX_CHUNK:
-        raise WireError(f"{len(payload)} bytes are no piece of output")
+        raise WireError(
+            f"OUTPUT payload must be {_OUTPUT.size} to {_OUTPUT.size + MAX_CHUNK} bytes, "
+            f"got {len(payload)}"
+        )
     fd, offset = _OUTPUT.unpack_from(payload)
     if fd not in {1, 2}:
-        raise WireError(f"stream {fd} does not exist")
+        raise WireError(f"stream must be 1 or 2, got {fd}")
     return fd, offset, payload[_OUTPUT.size :]
 
 
-def numbered(kind: Kind, run: int, number: int, data: bytes) -> bytes:
-    """A whole STDIN, CONTROL or EVENT frame."""
+def encode_numbered(kind: Kind, run: int, number: int, data: bytes) -> bytes:
+    """Encode a STDIN, CONTROL or EVENT frame."""
     return encode(kind, run, _NUMBER.pack(number) + data)
 
 
-def parse_numbered(payload: memoryview) -> tuple[int, bytes]:
+def decode_numbered(payload: memoryview) -> tuple[int, bytes]:
     if not _NUMBER.size <= len(payload) <= _NUMBER.size + MAX_CHUNK:
-        raise WireError(f"{len(payload)} bytes do not start with a number, or are too many")
+        raise WireError(
+            f"numbered payload must be {_NUMBER.size} to {_NUMBER.size + MAX_CHUNK} bytes, "
+            f"got {len(payload)}"
+        )
     return _NUMBER.unpack_from(payload)[0], bytes(payload[_NUMBER.size :])
 
 
-def offsets(kind: Kind, run: int, known: Offsets) -> bytes:
-    """A whole ACK or ATTACH frame."""
+def encode_offsets(kind: Kind, run: int, known: Offsets) -> bytes:
+    """Encode an ACK or ATTACH frame."""
     return encode(kind, run, _OFFSETS.pack(known.stdout, known.stderr, known.events))
 
 
-def parse_offsets(payload: memoryview) -> Offsets:
+def decode_offsets(payload: memoryview) -> Offsets:
     if len(payload) != _OFFSETS.size:
-        raise WireError(f"offsets take {_OFFSETS.size} bytes, not {len(payload)}")
+        raise WireError(f"offsets payload must be {_OFFSETS.size} bytes, got {len(payload)}")
     return Offsets(*_OFFSETS.unpack(payload))
 
 
-def taken(run: int, value: Taken) -> bytes:
-    """A whole TAKEN frame."""
+def encode_taken(run: int, value: Taken) -> bytes:
+    """Encode a TAKEN frame."""
     return encode(Kind.TAKEN, run, _TAKEN.pack(value.number, value.stdin, value.broken))
 
 
-def parse_taken(payload: memoryview) -> Taken:
+def decode_taken(payload: memoryview) -> Taken:
     if len(payload) != _TAKEN.size:
-        raise WireError(f"what was taken is told in {_TAKEN.size} bytes, not {len(payload)}")
+        raise WireError(f"TAKEN payload must be {_TAKEN.size} bytes, got {len(payload)}")
     number, stdin, broken = _TAKEN.unpack(payload)
     if broken > 1:
-        raise WireError(f"{broken} is neither yes nor no")
+        raise WireError(f"boolean must be 0 or 1, got {broken}")
     return Taken(number, stdin, bool(broken))
 
 
-def parts(run: int, body: bytes) -> list[bytes]:
-    """The START frames that carry ``body``: each says where it begins and whether it is the last.
+def encode_start(run: int, body: bytes) -> list[bytes]:
+    """Encode ``body`` as START frames; each holds its offset and whether it is the last.
 
-    A part that begins at 0 starts the description anew, so sending it twice does no harm.
+    A part at offset 0 replaces earlier parts, so sending a description twice is safe.
     """
     found = []
     for at in range(0, max(len(body), 1), MAX_CHUNK):
@@ -235,41 +241,44 @@ def parts(run: int, body: bytes) -> list[bytes]:
     return found
 
 
-def parse_part(payload: memoryview) -> tuple[int, bool, bytes]:
-    """Where a part begins, whether it is the last, and its bytes."""
+def decode_start(payload: memoryview) -> tuple[int, bool, bytes]:
+    """Return the offset of a START part, whether it is the last, and its bytes."""
     if not _PART.size <= len(payload) <= _PART.size + MAX_CHUNK:
-        raise WireError(f"{len(payload)} bytes are no part of a start")
+        raise WireError(
+            f"START payload must be {_PART.size} to {_PART.size + MAX_CHUNK} bytes, "
+            f"got {len(payload)}"
+        )
     at, last = _PART.unpack_from(payload)
     if last > 1:
-        raise WireError(f"{last} is neither yes nor no")
+        raise WireError(f"boolean must be 0 or 1, got {last}")
     return at, bool(last), bytes(payload[_PART.size :])
 
 
 def to_json(value: Any) -> bytes:
-    """Plain values as JSON; bytes that are not text travel as lone surrogates, escaped."""
+    """Encode plain values as JSON; undecodable bytes are sent as escaped lone surrogates."""
     return _ENCODER.encode(value).encode("ascii")
 
 
-def parse_json(data: bytes, *, most: int = _MOST_JSON) -> dict[str, Any]:
-    """A JSON object.
+def parse_json(data: bytes, *, max_bytes: int = _MAX_JSON) -> dict[str, Any]:
+    """Parse a JSON object.
 
     Raises:
-        WireError: it is something else, larger than ``most``, or nested out of measure.
+        WireError: ``data`` is no JSON object, larger than ``max_bytes``, or nested too deeply.
 
     """
-    if len(data) > most:
-        raise WireError(f"{len(data)} bytes of JSON; at most {most} are accepted")
+    if len(data) > max_bytes:
+        raise WireError(f"JSON must have at most {max_bytes} bytes, got {len(data)}")
     try:
         value = _DECODER.decode(data.decode())
     except (ValueError, RecursionError) as exc:
-        raise WireError(f"this is not JSON: {exc}") from exc
+        raise WireError(f"invalid JSON: {exc}") from exc
     if not isinstance(value, dict):
-        raise WireError("a JSON object is wanted")
+        raise WireError(f"expected a JSON object, got {type(value).__name__}")
     return value
 
 
 def _no_constant(text: str) -> None:
-    raise WireError(f"{text} is not JSON")
+    raise WireError(f"invalid JSON: {text}")
 
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))

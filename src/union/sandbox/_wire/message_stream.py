@@ -1,8 +1,8 @@
-"""What carries messages between a client and its server; and the line, which needs no HTTP.
+"""Message streams between a client and its server; ``SocketStream`` needs no HTTP.
 
-A line is a socket that the two have shared since one of them started the other. A message on it is
-its size in four bytes, then its bytes. An empty one asks whether the other side is still there, or
-answers that it is.
+A ``SocketStream`` uses a socket pair that the two processes have shared since one of them started
+the other. Each message is its size in four bytes, then its bytes. An empty message is a ping or
+the reply to one.
 """
 
 from __future__ import annotations
@@ -17,77 +17,78 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator, Sequence
 
-__all__ = ["Carrier", "Line"]
+__all__ = ["MessageStream", "SocketStream"]
 
 _SIZE: Final = struct.Struct(">I")
-_GOODBYE_S: Final = 2.0
-_DOUBT_S: Final = 1.0
-"""Who asked may have been busy: the answer is there, and was not read yet."""
+_CLOSE_S: Final = 2.0
+_SECOND_CHANCE_S: Final = 1.0
+"""The event loop of this side may have been busy: a reply can be waiting in the socket unread."""
 
 
-class Carrier(Protocol):
-    """A connection: takes whole messages to the other side, and brings theirs, until it ends."""
+class MessageStream(Protocol):
+    """A connection that carries whole messages in both directions until it is closed."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """What comes; raises ``WireError`` for what cannot be a message."""
+        """Iterate over the messages received; raise ``WireError`` for a malformed one."""
         ...
 
     async def send(self, pieces: Sequence[bytes]) -> bool:
-        """One message; returns when there is room for more. False: nobody takes it any more."""
+        """Send one message; return when there is room for more, False if the peer is gone."""
         ...
 
     async def close(self, why: str = "") -> None:
-        """Ends it, and says why if that can be said."""
+        """Close the connection, and send the reason if the protocol can carry one."""
         ...
 
     @property
-    def end(self) -> str:
-        """How it ended."""
+    def close_reason(self) -> str:
+        """Why the connection ended."""
         ...
 
 
-class Line:
-    """One end of a line. With ``asks_every_s`` it asks, and ends when there is no answer."""
+class SocketStream:
+    """One end of a socket pair. With ``ping_every_s`` it pings, and closes without a reply."""
 
     def __init__(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,
-        asks_every_s: float | None,
+        ping_every_s: float | None,
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self._every_s = asks_every_s
+        self._every_s = ping_every_s
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._heard = True
-        self._doubts = False
-        self.end = "closed"
-        if asks_every_s is not None:
-            self._timer = self._loop.call_later(asks_every_s, self._ask, asks_every_s)
+        self._has_received = True
+        """Whether a message has arrived since the last ping."""
+        self._is_second_chance = False
+        self.close_reason = "closed"
+        if ping_every_s is not None:
+            self._timer = self._loop.call_later(ping_every_s, self._ping, ping_every_s)
 
     @classmethod
-    async def over(cls, sock: socket.socket, *, asks_every_s: float | None = None) -> Self:
-        """A line over a connected socket, which is its own from here on."""
+    async def from_socket(cls, sock: socket.socket, *, ping_every_s: float | None = None) -> Self:
+        """Return a stream over a connected socket, and take over its ownership."""
         try:
             reader, writer = await asyncio.open_unix_connection(sock=sock, limit=MAX_MESSAGE)
         except BaseException:
             sock.close()
             raise
-        return cls(reader, writer, asks_every_s=asks_every_s)
+        return cls(reader, writer, ping_every_s=ping_every_s)
 
-    def _ask(self, every_s: float) -> None:
-        if self._heard:
-            self._heard = self._doubts = False
+    def _ping(self, every_s: float) -> None:
+        if self._has_received:
+            self._has_received = self._is_second_chance = False
             self._put((b"",))
-            self._timer = self._loop.call_later(every_s, self._ask, every_s)
-        elif not self._doubts:
-            self._doubts = True
-            self._timer = self._loop.call_later(_DOUBT_S, self._ask, every_s)
+            self._timer = self._loop.call_later(every_s, self._ping, every_s)
+        elif not self._is_second_chance:
+            self._is_second_chance = True
+            self._timer = self._loop.call_later(_SECOND_CHANCE_S, self._ping, every_s)
         else:
-            self.end = "the other side does not answer"
+            self.close_reason = "the other side does not answer"
             self._writer.transport.abort()
 
     def __aiter__(self) -> Self:
@@ -98,11 +99,11 @@ class Line:
             try:
                 (size,) = _SIZE.unpack(await self._reader.readexactly(_SIZE.size))
                 if size > MAX_MESSAGE:
-                    raise WireError(f"a message of {size} bytes")
+                    raise WireError(f"a message has at most {MAX_MESSAGE} bytes, got {size}")
                 message = await self._reader.readexactly(size)
             except (asyncio.IncompleteReadError, ConnectionError):
                 raise StopAsyncIteration from None
-            self._heard = True
+            self._has_received = True
             if message:
                 return message
             if self._every_s is None:
@@ -124,15 +125,15 @@ class Line:
         return not self._writer.is_closing()
 
     async def close(self, why: str = "") -> None:
-        self.end = why or self.end
+        self.close_reason = why or self.close_reason
         if self._timer is not None:
             self._timer.cancel()
         self._writer.close()
         if self._closing is None:
-            # A task: whoever waits here may be cancelled, and another come.
+            # A task, because a waiting caller may be cancelled and another one may wait after it.
             self._closing = self._loop.create_task(self._writer.wait_closed())
             self._closing.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
-            await asyncio.wait({self._closing}, timeout=_GOODBYE_S)
+            await asyncio.wait({self._closing}, timeout=_CLOSE_S)
         finally:
             self._writer.transport.abort()

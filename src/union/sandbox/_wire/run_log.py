@@ -1,8 +1,8 @@
-"""What a server keeps of a run until its client has it: streams by offset, events by number.
+"""The output and events of a run that its client has not acknowledged yet.
 
-Pure book-keeping. Sent and acknowledged are two things: what was sent may be lost with the
-connection, so it is kept until the client says that it has it, and sent again to a client that
-comes back.
+Pure book-keeping, without input or output: streams by offset, events by number. Data that was sent
+may be lost with its connection, so the log keeps it until the client acknowledges it and sends it
+again to a client that reconnects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["EventLog", "RunLog", "StreamLog"]
 
 _SMALL: Final = 16 * 1024
-"""Pieces below this are joined while they wait: a program may write byte by byte."""
+"""Pieces below this size are joined while they wait, because a program may write byte by byte."""
 _PIECE_COST: Final = 64
 
 
@@ -31,17 +31,17 @@ class StreamLog:
     acked: int = 0
     sent: int = 0
     end: int = 0
-    """How many bytes there ever were."""
+    """How many bytes the stream has had so far."""
     closed: bool = False
     closed_sent: bool = False
     _kept: deque[bytes | bytearray] = field(default_factory=deque)
     """From ``acked`` on."""
     _waiting: deque[bytes | bytearray] = field(default_factory=deque)
-    """From ``sent`` on; the same pieces, while they are whole."""
+    """From ``sent`` on; the same objects as in ``_kept``, while they are whole."""
 
     @property
     def held(self) -> int:
-        """What is kept, in bytes; a piece costs something by itself."""
+        """The memory in use, in bytes, with a fixed cost for each piece."""
         return self.end - self.acked + _PIECE_COST * len(self._kept)
 
     def append(self, data: bytes) -> None:
@@ -55,9 +55,9 @@ class StreamLog:
         self._waiting.append(piece)
 
     def ack(self, offset: int) -> None:
-        """Everything before ``offset`` may be forgotten."""
+        """Drop everything before ``offset``."""
         if offset > self.sent:
-            raise WireError(f"{offset} bytes are acknowledged, {self.sent} were sent")
+            raise WireError(f"{offset} bytes are acknowledged, but only {self.sent} were sent")
         while self.acked < offset:
             first = self._kept[0]
             here = offset - self.acked
@@ -69,10 +69,10 @@ class StreamLog:
                 self.acked += len(first)
 
     def rewind(self, offset: int) -> None:
-        """A client that has ``offset`` bytes is back."""
+        """Send again from ``offset`` on, to a client that has reconnected."""
         if not self.acked <= offset <= self.end:
-            raise WireError(f"{offset} bytes cannot be there; {self.acked} to {self.end} can")
-        # It was sent, if on a connection that is gone.
+            raise WireError(f"offset must be {self.acked} to {self.end}, got {offset}")
+        # An earlier connection may have sent more than ``sent`` shows after a rewind.
         self.sent = self.end
         self.ack(offset)
         self.sent = offset
@@ -80,7 +80,7 @@ class StreamLog:
         self.closed_sent = False
 
     def unsent(self, budget: int) -> Iterator[tuple[int, bytes]]:
-        """Pieces that were not sent, with their offsets, until ``budget`` is used up."""
+        """Yield the unsent pieces with their offsets, until ``budget`` bytes are used up."""
         while self._waiting and budget > 0:
             piece = self._waiting.popleft()
             if len(piece) > MAX_CHUNK:
@@ -97,13 +97,13 @@ class StreamLog:
 
     @property
     def is_over(self) -> bool:
-        """Nothing will come any more, and the client has everything."""
+        """Whether the stream is closed and the client has all of it."""
         return self.closed and self.acked == self.end
 
 
 @dataclass(slots=True)
 class EventLog:
-    """What happened to a run, in order, until the client has it."""
+    """The events of a run, in order, that the client has not acknowledged yet."""
 
     acked: int = 0
     sent: int = 0
@@ -118,20 +118,20 @@ class EventLog:
 
     def ack(self, number: int) -> None:
         if number > self.sent:
-            raise WireError(f"{number} events are acknowledged, {self.sent} were sent")
+            raise WireError(f"{number} events are acknowledged, but only {self.sent} were sent")
         while self.acked < number:
             self._events.popleft()
             self.acked += 1
 
     def rewind(self, number: int) -> None:
         if not self.acked <= number <= self.end:
-            raise WireError(f"{number} events cannot be there; {self.acked} to {self.end} can")
+            raise WireError(f"event number must be {self.acked} to {self.end}, got {number}")
         self.sent = max(self.sent, number)
         self.ack(number)
         self.sent = number
 
     def unsent(self, budget: int) -> Iterator[tuple[int, bytes]]:
-        """Events that were not sent, with their numbers, until ``budget`` bytes are used up."""
+        """Yield the unsent events with their numbers, until ``budget`` bytes are used up."""
         for event in tuple(itertools.islice(self._events, self.sent - self.acked, None)):
             if budget <= 0:
                 return
@@ -151,7 +151,7 @@ class RunLog:
     streams: dict[int, StreamLog]
     events: EventLog = field(default_factory=EventLog)
     ended: bool = False
-    """The last event is in ``events``."""
+    """Whether ``events`` has the last event."""
 
     @property
     def held(self) -> int:
@@ -159,14 +159,14 @@ class RunLog:
 
     @property
     def has_more(self) -> bool:
-        """Something was not sent on this connection."""
+        """Whether anything is unsent on this connection."""
         return self.events.has_more or any(s.has_more for s in self.streams.values())
 
     @property
     def is_over(self) -> bool:
-        """The run has ended and the client has all of it."""
-        told = self.ended and self.events.acked == self.events.end
-        return told and all(stream.is_over for stream in self.streams.values())
+        """Whether the run has ended and the client has all of it."""
+        has_events = self.ended and self.events.acked == self.events.end
+        return has_events and all(stream.is_over for stream in self.streams.values())
 
     def ack(self, known: Offsets) -> None:
         for fd, offset in ((1, known.stdout), (2, known.stderr)):

@@ -1,8 +1,7 @@
-"""Values as the wire carries them: plain JSON, read back strictly.
+"""Encode values as JSON for the wire, and decode them strictly.
 
-What describes a session or a run is not rebuilt field by field: it goes through the same checks as
-a caller's own arguments (``_core/resolve.py``), so that a server believes nothing that a session on
-its own machine would refuse.
+The description of a session or a run goes through the same checks as a caller's own arguments
+(``_core/resolve.py``), so that a server accepts nothing that a session on its own machine refuses.
 """
 
 from __future__ import annotations
@@ -32,45 +31,50 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_START",
-    "Facts",
-    "decision_from",
-    "decision_to",
-    "event_from",
-    "event_to",
-    "facts_from",
-    "facts_to",
-    "file_from",
-    "file_to",
-    "run_from",
-    "run_to",
-    "session_from",
-    "session_to",
+    "SessionInfo",
+    "decode_decision",
+    "decode_event",
+    "decode_file",
+    "decode_run",
+    "decode_session",
+    "decode_session_info",
+    "encode_decision",
+    "encode_event",
+    "encode_file",
+    "encode_run",
+    "encode_session",
+    "encode_session_info",
 ]
 
 MAX_START: Final = 80 * 1024 * 1024
-"""The most that the description of one run may take: its command, its environment, its stdin."""
+"""The most bytes of the description of one run: its command, its environment, its stdin."""
 _SIZES: Final = struct.Struct(">II")
-_MOST_HEAD: Final = 32 * 1024 * 1024
-"""Of a start: everything but the command's text and its stdin."""
+_MAX_HEAD: Final = 32 * 1024 * 1024
+"""The most bytes of a START but for the command's text and its stdin."""
 
 
-_MOST_WORD: Final = 1024
-_MOST_WORDS: Final = 256
-_MOST_PATH: Final = 4096
-_MOST_PATHS: Final = 10_000
-_LONGEST_GRACE_S: Final = 7 * 24 * 3600.0
+_MAX_TEXT: Final = 1024
+_MAX_ITEMS: Final = 256
+_MAX_PATH: Final = 4096
+_MAX_PATHS: Final = 10_000
+_MAX_GRACE_S: Final = 7 * 24 * 3600.0
 
 
 def _checked(value: object, kind: type | tuple[type, ...], what: str) -> Any:
     if isinstance(value, bool) and kind is not bool:
-        raise WireError(f"{what} is {value!r}")
+        raise WireError(f"{what} must be {_type_names(kind)}, got {value!r}")
     if not isinstance(value, kind):
-        raise WireError(f"{what} is a {type(value).__name__}")
+        raise WireError(f"{what} must be {_type_names(kind)}, got {type(value).__name__}")
     return value
 
 
+def _type_names(kind: type | tuple[type, ...]) -> str:
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return " or ".join(each.__name__ for each in kinds)
+
+
 def _number(value: object, what: str) -> float:
-    """A finite number as a float; JSON has numbers that are too large to be one."""
+    """Return a finite number as a float; JSON has integers that are too large for one."""
     try:
         number = float(_checked(value, (int, float), what))
     except OverflowError as exc:
@@ -80,40 +84,40 @@ def _number(value: object, what: str) -> float:
     return number
 
 
-def _whole(value: object, what: str, *, most: int = 2**63) -> int:
-    """A whole number from 0 to ``most``."""
+def _whole(value: object, what: str, *, maximum: int = 2**63) -> int:
+    """Return a whole number from 0 to ``maximum``."""
     number: int = _checked(value, int, what)
-    if not 0 <= number <= most:
-        raise WireError(f"{what} is out of range")
+    if not 0 <= number <= maximum:
+        raise WireError(f"{what} must be a whole number from 0 to {maximum}")
     return number
 
 
-def _word(value: object, what: str) -> str:
-    """A short text without control characters, which a terminal would obey."""
+def _printable(value: object, what: str) -> str:
+    """Return a short text without terminal control characters."""
     text: str = _checked(value, str, what)
-    if len(text) > _MOST_WORD or not text.isprintable():
-        raise WireError(f"{what} is not a printable text of at most {_MOST_WORD} characters")
+    if len(text) > _MAX_TEXT or not text.isprintable():
+        raise WireError(f"{what} must be printable text of at most {_MAX_TEXT} characters")
     return text
 
 
 def _absolute(value: object, what: str) -> str:
-    """The absolute path of something inside; any byte but NUL may be in it."""
+    """Return an absolute path inside the sandbox; it may contain any byte but NUL."""
     path: str = _checked(value, str, what)
-    if not path.startswith("/") or "\0" in path or len(path) > _MOST_PATH:
-        raise WireError(f"{what} is not an absolute path")
+    if not path.startswith("/") or "\0" in path or len(path) > _MAX_PATH:
+        raise WireError(f"{what} must be an absolute path of at most {_MAX_PATH} characters")
     return path
 
 
-def _words(value: object, what: str) -> tuple[str, ...]:
+def _printable_list(value: object, what: str) -> tuple[str, ...]:
     items = _checked(value, list, what)
-    if len(items) > _MOST_WORDS:
-        raise WireError(f"{what} has {len(items)} entries")
-    return tuple(_word(item, what) for item in items)
+    if len(items) > _MAX_ITEMS:
+        raise WireError(f"{what} must have at most {_MAX_ITEMS} entries, got {len(items)}")
+    return tuple(_printable(item, what) for item in items)
 
 
-def _only(value: dict[str, Any], known: frozenset[str], what: str) -> None:
+def _reject_unknown(value: dict[str, Any], known: frozenset[str], what: str) -> None:
     if unknown := value.keys() - known:
-        raise WireError(f"{what} has no {min(unknown)!r:.100}")
+        raise WireError(f"{what} has no field {min(unknown)!r:.100}")
 
 
 # A session.
@@ -127,35 +131,35 @@ _SESSION: Final = frozenset(
 )  # fmt: skip
 
 
-def _network_to(network: NetworkSpec) -> dict[str, Any]:
-    told: dict[str, Any] = {"network_mode": network.mode}
+def _encode_network(network: NetworkSpec) -> dict[str, Any]:
+    payload: dict[str, Any] = {"network_mode": network.mode}
     if network.mode == "allowlist":
-        told["network_allowlist"] = [entry.text for entry in network.allow]
-    return told
+        payload["network_allowlist"] = [entry.text for entry in network.allow]
+    return payload
 
 
-def _resources_to(limits: Limits, usual: dict[str, Any]) -> dict[str, Any]:
-    """Limits as fields of ``resources``, without those that have their usual value."""
+def _encode_resources(limits: Limits, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Encode limits as fields of ``resources``, without those equal to ``defaults``."""
     named = {
         RESOURCE_OF.get(field.name, field.name): getattr(limits, field.name)
         for field in dataclasses.fields(limits)
     }
-    return {name: value for name, value in named.items() if value != usual.get(name)}
+    return {name: value for name, value in named.items() if value != defaults.get(name)}
 
 
-def _call_to(call: CallPosture, session: SessionSpec) -> dict[str, Any]:
-    """What one call changes about its session."""
+def _encode_call(call: CallPosture, session: SessionSpec) -> dict[str, Any]:
+    """Encode the settings that one call changes about its session."""
     return {
         "read_only_paths": list(call.read_only_paths) or None,
         "read_write_paths": list(call.read_write_paths) or None,
-        "resources": _resources_to(call.limits, _resources_to(session.limits, {})) or None,
+        "resources": _encode_resources(call.limits, _encode_resources(session.limits, {})) or None,
     }
 
 
-def session_to(spec: SessionSpec) -> dict[str, Any]:
-    """A session as the arguments that describe it; what is usual is left out."""
-    told = {
-        **(_network_to(spec.network) if spec.network_is_ceiling else {}),
+def encode_session(spec: SessionSpec) -> dict[str, Any]:
+    """Encode a session as the arguments that describe it; default values are left out."""
+    payload = {
+        **(_encode_network(spec.network) if spec.network_is_ceiling else {}),
         "backend": spec.backend,
         "host_work_dir": spec.host_work_dir,
         "network_denylist": [entry.text for entry in spec.network.deny] or None,
@@ -165,39 +169,39 @@ def session_to(spec: SessionSpec) -> dict[str, Any]:
         "env": dict(spec.env) or None,
         "read_only_paths": list(spec.read_only_paths) or None,
         "read_write_paths": list(spec.read_write_paths) or None,
-        "resources": _resources_to(spec.limits, {"gpu": 0}),
+        "resources": _encode_resources(spec.limits, {"gpu": 0}),
         "strict": spec.strict or None,
         "warm": spec.warm,
         "preload": list(spec.preload) or None,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in payload.items() if value is not None}
 
 
-def session_from(
-    told: dict[str, Any], *, backends: Sequence[str], default_backend: str
+def decode_session(
+    payload: dict[str, Any], *, backends: Sequence[str], default_backend: str
 ) -> SessionSpec:
-    """The session that these arguments describe.
+    """Decode a session from the arguments that describe it.
 
     Raises:
-        SandboxUsageError: what ``on_device.session()`` raises for them.
-        WireError: there is an argument that a session does not have.
+        SandboxUsageError: ``on_device.session()`` would raise it for the same arguments.
+        WireError: an argument is unknown.
 
     """
-    _only(told, _SESSION, "a session")
-    options = _with_resources(told)
+    _reject_unknown(payload, _SESSION, "a session")
+    options = _with_resources(payload)
     backend = options.pop("backend", "default")
     if backend == "default":
         backend = default_backend
     return resolve_session(backend=backend, backends=backends, **options)
 
 
-def _with_resources(told: dict[str, Any]) -> dict[str, Any]:
-    options = dict(told)
+def _with_resources(payload: dict[str, Any]) -> dict[str, Any]:
+    options = dict(payload)
     resources = options.pop("resources", None)
     if resources is not None:
         _checked(resources, dict, "resources")
         names = frozenset(field.name for field in dataclasses.fields(Resources))
-        _only(resources, names, "resources")
+        _reject_unknown(resources, names, "resources")
         options["resources"] = Resources(**resources)
     return options
 
@@ -216,9 +220,9 @@ _RUN: Final = frozenset(
 _MODES: Final = ("stdout", "stderr")
 
 
-def run_to(spec: RunSpec, session: SessionSpec) -> bytes:
-    """A run, ready to be cut into parts: sizes, a JSON object, the command's text, its stdin."""
-    told: dict[str, Any] = {
+def encode_run(spec: RunSpec, session: SessionSpec) -> bytes:
+    """Encode a run as the body of a START: sizes, a JSON object, the command's text, its stdin."""
+    payload: dict[str, Any] = {
         "kind": spec.kind,
         "argv": list(spec.argv) or None,
         "env": dict(spec.env) or None,
@@ -231,133 +235,135 @@ def run_to(spec: RunSpec, session: SessionSpec) -> bytes:
         "pty": spec.pty,
     }
     if spec.network != session.network:
-        told |= _network_to(spec.network)
+        payload |= _encode_network(spec.network)
     if spec.call is not None:
-        told |= _call_to(spec.call, session)
-    head = to_json({name: value for name, value in told.items() if value is not None})
+        payload |= _encode_call(spec.call, session)
+    head = to_json({name: value for name, value in payload.items() if value is not None})
     text = spec.text.encode("utf-8", "surrogateescape")
     stdin = spec.stdin if isinstance(spec.stdin, bytes) else b""
     return b"".join((_SIZES.pack(len(head), len(text)), head, text, stdin))
 
 
-def run_from(body: bytes, session: SessionSpec) -> RunSpec:
-    """The run that a start describes.
+def decode_run(body: bytes, session: SessionSpec) -> RunSpec:
+    """Decode the run that the body of a START describes.
 
     Raises:
-        SandboxUsageError: what ``Session.run()`` raises for its arguments.
-        WireError: it is not a start.
+        SandboxUsageError: ``Session.run()`` would raise it for the same arguments.
+        WireError: the body is malformed.
 
     """
     if len(body) < _SIZES.size:
-        raise WireError("a start without its sizes")
+        raise WireError(f"START body must have at least {_SIZES.size} bytes, got {len(body)}")
     head_size, text_size = _SIZES.unpack_from(body)
     text_at = _SIZES.size + head_size
     stdin_at = text_at + text_size
     if stdin_at > len(body):
-        raise WireError("a start that is cut short")
-    told = parse_json(body[_SIZES.size : text_at], most=_MOST_HEAD)
-    _only(told, _RUN, "a run")
+        raise WireError(f"truncated START body: {stdin_at} bytes announced, got {len(body)}")
+    payload = parse_json(body[_SIZES.size : text_at], max_bytes=_MAX_HEAD)
+    _reject_unknown(payload, _RUN, "a run")
     try:
         text = body[text_at:stdin_at].decode("utf-8", "surrogateescape")
     except UnicodeDecodeError as exc:
-        raise WireError("a command that is not text") from exc
-    kind = _checked(told.pop("kind", None), str, "kind")
+        raise WireError("the command must be UTF-8 text") from exc
+    kind = _checked(payload.pop("kind", None), str, "kind")
     if kind not in {"shell", "python", "argv"}:
-        raise WireError(f"kind is {kind!r:.100}")
-    argv = told.pop("argv", None)
-    stdin = _checked(told.pop("stdin", ""), str, "stdin")
+        raise WireError(f"kind must be shell, python or argv, got {kind!r:.100}")
+    argv = payload.pop("argv", None)
+    stdin = _checked(payload.pop("stdin", ""), str, "stdin")
     if stdin not in {"", "pipe", "bytes"}:
-        raise WireError(f"stdin is {stdin!r:.100}")
-    streams = {name: _stream_from(told.pop(name, "devnull"), name) for name in _MODES}
-    if told.get("pty") is not None:
-        streams["stderr"] = None  # a terminal has one output
+        raise WireError(f"stdin must be pipe, bytes or empty, got {stdin!r:.100}")
+    streams = {name: _decode_stream(payload.pop(name, "devnull"), name) for name in _MODES}
+    if payload.get("pty") is not None:
+        streams["stderr"] = None  # A terminal has one output stream.
     return resolve_run(
         session,
         argv if kind == "argv" else text,
         script_type="python" if kind == "python" else "shell",
         stdin=body[stdin_at:] if stdin == "bytes" else PIPE if stdin else None,
         **streams,
-        **_with_resources(told),
+        **_with_resources(payload),
     )
 
 
-def _stream_from(value: object, name: str) -> Stream | None:
+def _decode_stream(value: object, name: str) -> Stream | None:
     mode = _checked(value, str, name)
     if mode not in {"collect", "pipe", "devnull"}:
-        raise WireError(f"{name} is {mode!r:.100}")
+        raise WireError(f"{name} must be collect, pipe or devnull, got {mode!r:.100}")
     return {"collect": None, "pipe": PIPE, "devnull": DEVNULL}[mode]
 
 
-# What is true of an open session.
+# An open session.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a server tells about a session that it has opened."""
+class SessionInfo:
+    """The description of an open session that its server returns."""
 
     session: str
     work_dir: str
     isolation: Isolation
     fs_allowlist: dict[str, tuple[str, ...]]
     grace_s: float
-    """How long the server keeps the session for a client that it does not hear from."""
+    """How long the server keeps the session for a client without a connection."""
 
 
-def facts_to(facts: Facts) -> dict[str, Any]:
+def encode_session_info(info: SessionInfo) -> dict[str, Any]:
     return {
-        "session": facts.session,
-        "work_dir": facts.work_dir,
-        "isolation": facts.isolation.to_dict(),
-        "fs_allowlist": {name: list(paths) for name, paths in facts.fs_allowlist.items()},
-        "grace_s": facts.grace_s,
+        "session": info.session,
+        "work_dir": info.work_dir,
+        "isolation": info.isolation.to_dict(),
+        "fs_allowlist": {name: list(paths) for name, paths in info.fs_allowlist.items()},
+        "grace_s": info.grace_s,
     }
 
 
-def facts_from(told: dict[str, Any]) -> Facts:
+def decode_session_info(payload: dict[str, Any]) -> SessionInfo:
     try:
-        return Facts(
-            session=_checked(told["session"], str, "session"),
-            work_dir=_absolute(told["work_dir"], "work_dir"),
-            isolation=isolation_from(_checked(told["isolation"], dict, "isolation")),
+        return SessionInfo(
+            session=_checked(payload["session"], str, "session"),
+            work_dir=_absolute(payload["work_dir"], "work_dir"),
+            isolation=decode_isolation(_checked(payload["isolation"], dict, "isolation")),
             fs_allowlist={
-                name: _paths(told["fs_allowlist"][name]) for name in ("read_only", "read_write")
+                name: _paths(payload["fs_allowlist"][name]) for name in ("read_only", "read_write")
             },
-            grace_s=_grace(told["grace_s"]),
+            grace_s=_grace(payload["grace_s"]),
         )
     except (KeyError, TypeError, AttributeError) as exc:
-        raise WireError(f"this does not describe an open session: {exc!r}") from exc
+        raise WireError(f"malformed description of a session: {exc!r}") from exc
 
 
 def _paths(value: object) -> tuple[str, ...]:
     paths = _checked(value, list, "paths")
-    if len(paths) > _MOST_PATHS:
-        raise WireError(f"{len(paths)} paths")
-    return tuple(_absolute(path, "a path") for path in paths)
+    if len(paths) > _MAX_PATHS:
+        raise WireError(f"a list must have at most {_MAX_PATHS} paths, got {len(paths)}")
+    return tuple(_absolute(path, "path") for path in paths)
 
 
 def _grace(value: object) -> float:
     seconds = _number(value, "grace_s")
-    if not 0 <= seconds <= _LONGEST_GRACE_S:
-        raise WireError(f"grace_s is {seconds:g}")
+    if not 0 <= seconds <= _MAX_GRACE_S:
+        raise WireError(f"grace_s must be 0 to {_MAX_GRACE_S:g}, got {seconds:g}")
     return seconds
 
 
-def isolation_from(told: dict[str, Any]) -> Isolation:
-    """A report; what a newer server adds to it is left out."""
-    if "backend" not in told:
-        raise WireError("a report lacks its backend")
-    known: dict[str, Any] = {
-        name: _word(told[name], name) if kind is str else _checked(told[name], kind, name)
-        for name, kind in _REPORT.items()
-        if name in told
-    }
+def decode_isolation(payload: dict[str, Any]) -> Isolation:
+    """Decode an isolation report; unknown fields of a newer server are ignored."""
+    if "backend" not in payload:
+        raise WireError("the isolation report has no backend")
+    known: dict[str, Any] = {}
+    for name, kind in _REPORT.items():
+        if name in payload:
+            value = payload[name]
+            known[name] = _printable(value, name) if kind is str else _checked(value, kind, name)
     for name in ("namespaces", "capabilities"):
-        if told.get(name) is not None:
-            known[name] = _words(told[name], name)
-    limits = _checked(told.get("limits", {}), dict, "limits")
-    if len(limits) > _MOST_WORDS:
-        raise WireError(f"{len(limits)} limits")
-    known["limits"] = tuple((_word(name, "limits"), _word(by, name)) for name, by in limits.items())
+        if payload.get(name) is not None:
+            known[name] = _printable_list(payload[name], name)
+    limits = _checked(payload.get("limits", {}), dict, "limits")
+    if len(limits) > _MAX_ITEMS:
+        raise WireError(f"limits must have at most {_MAX_ITEMS} entries, got {len(limits)}")
+    known["limits"] = tuple(
+        (_printable(name, "limits"), _printable(by, name)) for name, by in limits.items()
+    )
     return Isolation(**known)
 
 
@@ -368,73 +374,73 @@ _REPORT: Final[dict[str, type]] = {
 }
 
 
-# What happens to a run.
+# Events of a run.
 
-_MOST_EVENT: Final = 64 * 1024
+_MAX_EVENT: Final = 64 * 1024
 
 
-def event_to(event: Event) -> bytes:
-    told: dict[str, Any]
+def encode_event(event: Event) -> bytes:
+    payload: dict[str, Any]
     match event:
         case Started():
-            told = {"started": {"pid": event.pid}}
+            payload = {"started": {"pid": event.pid}}
         case Exited():
             usage = dataclasses.asdict(event.usage)
-            told = {
+            payload = {
                 "exited": {"returncode": event.returncode, "reason": event.reason, "usage": usage}
             }
         case Failed():
-            told = {"failed": event._asdict()}
-    return to_json(told)
+            payload = {"failed": event._asdict()}
+    return to_json(payload)
 
 
-def started_to(event: Started, isolation: Isolation | None) -> bytes:
-    """``Started``, and what is enforced for this one command where that is not the session's."""
-    told: dict[str, Any] = {"pid": event.pid}
+def encode_started(event: Started, isolation: Isolation | None) -> bytes:
+    """Encode ``Started``, with the isolation of the command where it differs from the session's."""
+    payload: dict[str, Any] = {"pid": event.pid}
     if isolation is not None:
-        told["isolation"] = isolation.to_dict()
-    return to_json({"started": told})
+        payload["isolation"] = isolation.to_dict()
+    return to_json({"started": payload})
 
 
-def decision_to(decision: Decision) -> bytes:
+def encode_decision(decision: Decision) -> bytes:
     return to_json({"decision": dataclasses.asdict(decision)})
 
 
-def event_from(data: bytes) -> tuple[str, Any]:
-    """What an EVENT frame tells: its name, and ``Event``, ``Decision``, or a refusal as it came."""
-    told = parse_json(data, most=_MOST_EVENT)
-    if len(told) != 1:
-        raise WireError("one event at a time")
-    name, value = told.popitem()
-    _checked(value, dict, "an event")
+def decode_event(data: bytes) -> tuple[str, Any]:
+    """Return the name of an event and its value: ``Event``, ``Decision`` or an encoded error."""
+    payload = parse_json(data, max_bytes=_MAX_EVENT)
+    if len(payload) != 1:
+        raise WireError(f"an EVENT frame must have one event, got {len(payload)}")
+    name, value = payload.popitem()
+    _checked(value, dict, "event")
     try:
         match name:
             case "started":
                 return name, (Started(_whole(value["pid"], "pid")), value.get("isolation"))
             case "exited":
                 return name, Exited(
-                    _whole(value["returncode"], "returncode", most=255),
-                    _word(value["reason"], "reason"),
-                    _usage_from(_checked(value["usage"], dict, "usage")),
+                    _whole(value["returncode"], "returncode", maximum=255),
+                    _printable(value["reason"], "reason"),
+                    _decode_usage(_checked(value["usage"], dict, "usage")),
                 )
             case "failed":
                 names = ("stage", "reason", "code", "hint")
                 return name, Failed(*(clean_text(_checked(value[n], str, n)) for n in names))
             case "decision":
-                return name, decision_from(value)
+                return name, decode_decision(value)
             case "refused":
                 return name, value
     except KeyError as exc:
-        raise WireError(f"{name} lacks {exc}") from exc
-    raise WireError(f"there is no event {name!r:.100}")
+        raise WireError(f"event {name} has no field {exc}") from exc
+    raise WireError(f"unknown event {name!r:.100}")
 
 
-def _usage_from(told: dict[str, Any]) -> Usage:
-    peak = told.get("peak_memory_bytes")
+def _decode_usage(payload: dict[str, Any]) -> Usage:
+    peak = payload.get("peak_memory_bytes")
     return Usage(
-        cpu_user_s=_number(told["cpu_user_s"], "cpu_user_s"),
-        cpu_system_s=_number(told["cpu_system_s"], "cpu_system_s"),
-        max_rss_bytes=_whole(told["max_rss_bytes"], "max_rss_bytes"),
+        cpu_user_s=_number(payload["cpu_user_s"], "cpu_user_s"),
+        cpu_system_s=_number(payload["cpu_system_s"], "cpu_system_s"),
+        max_rss_bytes=_whole(payload["max_rss_bytes"], "max_rss_bytes"),
         peak_memory_bytes=None if peak is None else _whole(peak, "peak_memory_bytes"),
     )
 
@@ -446,45 +452,45 @@ _DECISION: Final[dict[str, tuple[type, ...]]] = {
 }  # fmt: skip
 
 
-def decision_from(told: dict[str, Any]) -> Decision:
-    known = {name: _checked(told[name], kind, name) for name, kind in _DECISION.items()}
+def decode_decision(payload: dict[str, Any]) -> Decision:
+    known = {name: _checked(payload[name], kind, name) for name, kind in _DECISION.items()}
     for name, value in known.items():
         if isinstance(value, str):
             known[name] = clean_text(value)
         else:
             _number(value, name)
     known["door"] = cast("FrontendName", known["door"])
-    return Decision(allowed=_checked(told["allowed"], bool, "allowed"), **known)
+    return Decision(allowed=_checked(payload["allowed"], bool, "allowed"), **known)
 
 
 # Files.
 
 
-def file_to(info: FileInfo) -> dict[str, Any]:
+def encode_file(info: FileInfo) -> dict[str, Any]:
     return dataclasses.asdict(info)
 
 
-def _name(value: object) -> str:
-    """A path below the work dir: it leads nowhere else, whatever a server may send."""
+def _relative(value: object) -> str:
+    """Return a path below the work dir; a server cannot send one that leads outside it."""
     path: str = _checked(value, str, "path")
     parts = path.split("/")
     if "\0" in path or path.startswith("/") or ".." in parts or not path:
-        raise WireError(f"{path!r:.100} is not a path below the work dir")
+        raise WireError(f"path must be relative and below the work dir, got {path!r:.100}")
     return path
 
 
-def file_from(told: object) -> FileInfo:
-    value = _checked(told, dict, "a file")
+def decode_file(payload: object) -> FileInfo:
+    value = _checked(payload, dict, "file")
     try:
         kind = _checked(value["kind"], str, "kind")
         if kind not in {"file", "dir", "symlink", "other"}:
-            raise WireError(f"a file of kind {kind!r:.100}")
+            raise WireError(f"kind must be file, dir, symlink or other, got {kind!r:.100}")
         return FileInfo(
-            path=_name(value["path"]),
+            path=_relative(value["path"]),
             kind=cast("FileKind", kind),
             size=_whole(value["size"], "size"),
-            mode=_whole(value["mode"], "mode", most=0o177777),
+            mode=_whole(value["mode"], "mode", maximum=0o177777),
             mtime=_number(value["mtime"], "mtime"),
         )
     except KeyError as exc:
-        raise WireError(f"a file lacks {exc}") from exc
+        raise WireError(f"file has no field {exc}") from exc

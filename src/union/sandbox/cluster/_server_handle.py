@@ -1,4 +1,4 @@
-"""What an owner has in hand: a server that was started, wherever that is."""
+"""The owner's handle of a server that was started, in a pod or as a local process."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
 
     from union.sandbox.cluster._keys import Keys
 
-__all__ = ["Found", "Hold"]
+__all__ = ["ServerAddress", "ServerHandle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Where a server is."""
+class ServerAddress:
+    """The address of a server."""
 
     endpoint: str
     ip: str | None = None
 
 
-class Hold(Protocol):
-    """The owner's side of one run: of a pod, or of a process of this machine."""
+class ServerHandle(Protocol):
+    """The owner's handle of one run: of a pod, or of a process of this machine."""
 
     @property
     def keys(self) -> Keys: ...
@@ -32,13 +32,13 @@ class Hold(Protocol):
         """The public key of the server's announcement; empty if it makes none."""
         ...
 
-    async def found(self) -> Found:
-        """Returns when the server can be addressed; raises why it never will be."""
+    async def wait_ready(self) -> ServerAddress:
+        """Wait until the server can be addressed; raise if it never can."""
         ...
 
-    def take_line(self) -> socket.socket | None:
-        """A way to the server that needs no HTTP, where there is one; once."""
+    def take_socket(self) -> socket.socket | None:
+        """Return a connected socket to the server, the first time and if there is one."""
         ...
 
     async def end(self) -> None:
-        """Ends the run, whatever state it is in; returns when that is certain."""
+        """End the run, whatever its state; return when it has ended."""

@@ -16,9 +16,9 @@ from union.sandbox._core.file_errors import (
     SandboxFileTooLargeError,
 )
 from union.sandbox._version import __version__
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import MAX_MESSAGE, PROTOCOL, VERSION, WireError
-from union.sandbox._wire.values import facts_to
+from union.sandbox._wire.values import encode_session_info
 from union.sandbox.errors import (
     BackendUnavailableError,
     PolicyError,
@@ -84,7 +84,7 @@ def _status(error: SandboxError) -> int:
 
 def error_response(error: SandboxError) -> web.Response:
     """Return the response that reports an error."""
-    response = json_response({"error": error_to(error)}, _status(error))
+    response = json_response({"error": encode_error(error)}, _status(error))
     if response.status == 503:
         response.headers["Retry-After"] = "1"
     if response.status == 401:
@@ -271,14 +271,14 @@ class App:
             await self._sessions.close_by_name(name)
             return json_response({"closed": True})
         session = await self._sessions.open(name, await read_json(request))
-        return json_response(facts_to(session.facts()))
+        return json_response(encode_session_info(session.info()))
 
     async def _in_session(
         self, request: web.BaseRequest, grant: Grant, session: ServerSession, action: str
     ) -> web.StreamResponse:
         match request.method, action:
             case "GET", "":
-                return json_response(facts_to(session.facts()))
+                return json_response(encode_session_info(session.info()))
             case "GET", "connect":
                 return await self._connect(request, grant, session)
             case "POST", "runs":

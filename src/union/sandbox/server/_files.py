@@ -11,9 +11,9 @@ from urllib.parse import parse_qs
 from aiohttp import web
 
 from union.sandbox import constants
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import WireError, parse_json, to_json
-from union.sandbox._wire.values import file_to
+from union.sandbox._wire.values import encode_file
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._http import HEADERS, json_response
 
@@ -92,7 +92,7 @@ async def fetch(request: web.BaseRequest, transport: Transport) -> web.StreamRes
                 if request.transport is not None:
                     request.transport.abort()
                 return response
-            await _finish(response, {"error": error_to(exc)})
+            await _finish(response, {"error": encode_error(exc)})
         else:
             if framed:
                 await _finish(response, {"done": True})
@@ -213,9 +213,9 @@ async def call(action: str, payload: dict[str, Any], transport: Transport) -> di
         raise WireError(f"{', '.join(sorted(flags))} must be true or false")
     match action:
         case "files/list":
-            return {"entries": [file_to(info) for info in await transport.list_dir(path)]}
+            return {"entries": [encode_file(info) for info in await transport.list_dir(path)]}
         case "files/stat":
-            return file_to(await transport.stat(path))
+            return encode_file(await transport.stat(path))
         case "files/mkdir":
             await transport.make_dir(path, **flags)
         case _:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import parse_json, to_json
 from union.sandbox.errors import SandboxUsageError
 
@@ -77,7 +77,7 @@ async def read_body(request: web.BaseRequest, *, max_bytes: int = _MAX_BODY_BYTE
 async def read_json(request: web.BaseRequest) -> dict[str, Any]:
     """Return the JSON object in the body of a request; an empty body is an empty object."""
     body = await read_body(request)
-    return parse_json(body, most=_MAX_BODY_BYTES) if body else {}
+    return parse_json(body, max_bytes=_MAX_BODY_BYTES) if body else {}
 
 
 def malformed() -> SandboxUsageError:
@@ -199,7 +199,7 @@ class _Protocol(RequestHandler):
             self._manager.metrics.refused["malformed"] += 1
         if request.writer.output_size > 0:
             raise ConnectionError("the response has already begun")
-        response = json_response({"error": error_to(malformed())}, status)
+        response = json_response({"error": encode_error(malformed())}, status)
         response.force_close()
         return response
 

@@ -21,7 +21,7 @@ from aiohttp import web
 from union.sandbox._core.events import Failed
 from union.sandbox._core.resolve import resolve_run
 from union.sandbox._wire.frames import WINDOW, Offsets, WireError, parse_json
-from union.sandbox._wire.values import event_to
+from union.sandbox._wire.values import encode_event
 from union.sandbox.constants import DEVNULL, PIPE
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Grant
@@ -43,7 +43,7 @@ _MAX_KEY_CHARS: Final = 255
 _OFFSET: Final = re.compile(r"[0-9]{1,18}")
 _STREAM_NAMES: Final = {1: "stdout", 2: "stderr"}
 _SUPERSEDED: Final = (
-    event_to(
+    encode_event(
         Failed(
             "transport",
             "the request was repeated on another connection, which continues the run",
@@ -97,7 +97,7 @@ async def _read_command(request: web.BaseRequest) -> tuple[dict[str, Any], bytes
     digest = hashlib.sha256(b"json" if is_json else b"text")
     digest.update(body)
     if is_json:
-        return parse_json(body, most=_MAX_COMMAND_BYTES), digest.digest()
+        return parse_json(body, max_bytes=_MAX_COMMAND_BYTES), digest.digest()
     try:
         return {"cmd": body.decode()}, digest.digest()
     except UnicodeDecodeError as exc:

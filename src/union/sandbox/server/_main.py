@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._linux.owned_dir import OwnedDir
 from union.sandbox._net.own_server import OwnServer
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import WINDOW
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.on_device._workdir import sweep_in_background
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         asyncio.run(serve(config))
     except SandboxError as exc:
         if "--supervised" in (sys.argv if argv is None else argv):
-            print(json.dumps({"failed": error_to(exc)}), flush=True)  # noqa: T201 - to the supervisor
+            print(json.dumps({"failed": encode_error(exc)}), flush=True)  # noqa: T201 - to the supervisor
         sys.stderr.write(f"sandbox-server: {exc}\n")
         return 2
     return 0

@@ -10,10 +10,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import VERSION, WireError, parse_json, to_json
-from union.sandbox._wire.message_stream import Line
-from union.sandbox._wire.values import facts_to
+from union.sandbox._wire.message_stream import SocketStream
+from union.sandbox._wire.values import encode_session_info
 from union.sandbox.errors import PolicyError, SandboxConnectionError, SandboxError
 from union.sandbox.server._server_connection import ServerConnection
 
@@ -41,7 +41,7 @@ class OwnerSocket:
         self._task.add_done_callback(_log_error)
 
     async def _serve(self, sock: socket.socket) -> None:
-        stream = await Line.over(sock)
+        stream = await SocketStream.from_socket(sock)
         sessions = self._sessions
         try:
             message = await anext(stream, None)
@@ -52,9 +52,9 @@ class OwnerSocket:
                 grant, session = _authenticate(parse_json(message), sessions, self._authority)
             except SandboxError as exc:
                 sessions.metrics.refused[exc.code] += 1
-                await stream.send((to_json({"error": error_to(exc)}),))
+                await stream.send((to_json({"error": encode_error(exc)}),))
                 return
-            await stream.send((to_json(facts_to(session.facts())),))
+            await stream.send((to_json(encode_session_info(session.info())),))
             await ServerConnection(stream, session, sessions, grant=grant).serve()
         except WireError:
             sessions.metrics.bad_frames += 1

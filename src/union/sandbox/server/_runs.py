@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from union.sandbox._core.events import Exited, Failed, Started
 from union.sandbox._core.resolve import validate_window
 from union.sandbox._wire import frames as wire
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import (
     MAX_CHUNK,
     STDIN_WINDOW,
@@ -18,7 +18,7 @@ from union.sandbox._wire.frames import (
     WireError,
 )
 from union.sandbox._wire.run_log import RunLog, StreamLog
-from union.sandbox._wire.values import decision_to, event_to, started_to
+from union.sandbox._wire.values import encode_decision, encode_event, encode_started
 from union.sandbox.errors import SandboxError, SandboxExecutionError
 from union.sandbox.server._auth import Grant
 from union.sandbox.server._records import RunRecord
@@ -128,7 +128,7 @@ class ServerRun:
         self._early = None
         for stream in self.log.streams.values():
             stream.closed = True
-        self._finish(wire.to_json({"refused": error_to(error)}))
+        self._finish(wire.to_json({"refused": encode_error(error)}))
 
     def _finish(self, event: bytes) -> None:
         self.log.events.append(event)
@@ -168,7 +168,7 @@ class ServerRun:
 
     def _log_event(self, event: Event, isolation: Isolation | None) -> None:
         if isinstance(event, Started):
-            self.log.events.append(started_to(event, isolation))
+            self.log.events.append(encode_started(event, isolation))
             self.record.started(event, isolation)
             self._notify_soon()
             return
@@ -176,7 +176,7 @@ class ServerRun:
         if isinstance(event, Failed):
             for stream in self.log.streams.values():
                 stream.closed = True
-        self._finish(event_to(event))
+        self._finish(encode_event(event))
 
     def output(self, fd: int, data: bytes | memoryview) -> bool:
         data = bytes(data)
@@ -204,7 +204,7 @@ class ServerRun:
             self._notify_soon()
 
     def decision(self, decision: Decision) -> None:
-        self.log.events.append(decision_to(decision))
+        self.log.events.append(encode_decision(decision))
         self.record.decision(decision)
         self._notify_soon()
 
@@ -231,7 +231,7 @@ class ServerRun:
 
     def handle_frame(self, frame: wire.Frame) -> None:
         """Handle a STDIN or CONTROL frame; a repeated frame has no effect."""
-        number, data = wire.parse_numbered(frame.payload)
+        number, data = wire.decode_numbered(frame.payload)
         if number > self._received + 1:
             raise WireError(f"frame {number} of a run must be {self._received + 1}")
         self._taken_pending = True
@@ -362,13 +362,14 @@ class ServerRun:
         number = self.number
         if self._taken_pending:
             self._taken_pending = False
-            taken = Taken(self._received, self._stdin_taken, self._stdin_broken)
-            yield wire.taken(number, taken)
+            yield wire.encode_taken(
+                number, Taken(self._received, self._stdin_taken, self._stdin_broken)
+            )
         if self._early is not None:
             return
         for index, event in self.log.events.unsent(budget):
             budget -= len(event)
-            yield wire.numbered(Kind.EVENT, number, index, event)
+            yield wire.encode_numbered(Kind.EVENT, number, index, event)
         # The streams take turns, so that one with much output does not block the other.
         self._stderr_first = not self._stderr_first
         for fd in (2, 1) if self._stderr_first else (1, 2):
@@ -377,8 +378,8 @@ class ServerRun:
                 continue
             for offset, data in stream.unsent(budget):
                 budget -= len(data)
-                yield wire.output_head(number, fd, offset, len(data))
+                yield wire.encode_output_head(number, fd, offset, len(data))
                 yield data
             if stream.closed and stream.sent == stream.end and not stream.closed_sent:
                 stream.closed_sent = True
-                yield wire.end_of_output(number, fd, stream.end)
+                yield wire.encode_end_of_output(number, fd, stream.end)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._wire import frames as wire
-from union.sandbox._wire.errors import error_to
+from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import Kind, WireError
 from union.sandbox._wire.values import MAX_START
 from union.sandbox.errors import SandboxError, SandboxUsageError
@@ -16,7 +16,7 @@ from union.sandbox.server._quotas import busy
 from union.sandbox.server._sessions import short_id
 
 if TYPE_CHECKING:
-    from union.sandbox._wire.message_stream import Carrier
+    from union.sandbox._wire.message_stream import MessageStream
     from union.sandbox.server._auth import Grant
     from union.sandbox.server._metrics import Metrics
     from union.sandbox.server._quotas import Charge
@@ -55,7 +55,7 @@ class ServerConnection:
 
     def __init__(
         self,
-        stream: Carrier,
+        stream: MessageStream,
         session: ServerSession,
         sessions: Sessions,
         *,
@@ -190,7 +190,7 @@ class ServerConnection:
                 self._attach(frame)
             case Kind.ACK:
                 if (run := self._own_run(frame.run)) is not None:
-                    run.ack(wire.parse_offsets(frame.payload))
+                    run.ack(wire.decode_offsets(frame.payload))
                     self._forget_if_complete(run)
             case Kind.STDIN | Kind.CONTROL:
                 if (run := self._own_run(frame.run)) is not None:
@@ -206,7 +206,7 @@ class ServerConnection:
         return run if run is not None and run.grant.key == self._grant.key else None
 
     def _start(self, frame: wire.Frame) -> None:
-        at, last, data = wire.parse_part(frame.payload)
+        at, last, data = wire.decode_start(frame.payload)
         number = frame.run
         if self._own_run(number) is not None:
             # The client repeats a START that the server already has; an ATTACH follows.
@@ -274,8 +274,8 @@ class ServerConnection:
         if len(self._refused) > _MAX_REFUSED_STARTS:
             self._refused.popitem(last=False)
         self._metrics.runs_refused += 1
-        event = wire.to_json({"refused": error_to(error)})
-        self._bounded_reply(wire.numbered(Kind.EVENT, number, 0, event))
+        event = wire.to_json({"refused": encode_error(error)})
+        self._bounded_reply(wire.encode_numbered(Kind.EVENT, number, 0, event))
 
     def _bounded_reply(self, frame: bytes) -> None:
         if len(self._replies) >= _MAX_REPLIES:
@@ -308,7 +308,7 @@ class ServerConnection:
                 self._bounded_reply(wire.encode(Kind.UNKNOWN, frame.run))
             return
         self._runs[frame.run] = run
-        run.attach(self, wire.parse_offsets(frame.payload))
+        run.attach(self, wire.decode_offsets(frame.payload))
         self._forget_if_complete(run)
 
     def _forget_if_complete(self, run: ServerRun) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from union.sandbox._core.spec import RunSpec
 from union.sandbox._policy.ceiling import check_narrower
 from union.sandbox._policy.rules import NetworkRules
-from union.sandbox._wire.values import Facts, run_from
+from union.sandbox._wire.values import SessionInfo, decode_run
 from union.sandbox.errors import (
     PolicyError,
     SandboxError,
@@ -91,8 +91,8 @@ class ServerSession:
     def grace_s(self) -> float:
         return self._owner.config.grace_s
 
-    def facts(self) -> Facts:
-        return Facts(
+    def info(self) -> SessionInfo:
+        return SessionInfo(
             session=self.name,
             work_dir=self.transport.work_dir,
             isolation=self.transport.isolation,
@@ -139,7 +139,7 @@ class ServerSession:
 
     def start(self, number: int, body: bytes, grant: Grant) -> ServerRun:
         """Start a run from the body of a START; a refusal becomes the end of the run."""
-        spec = run_from(body, self.spec)
+        spec = decode_run(body, self.spec)
         return self.launch(number, spec, grant)
 
     def launch(self, number: int, spec: RunSpec, grant: Grant) -> ServerRun:

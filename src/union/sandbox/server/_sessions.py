@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._net.own_server import OwnServer
 from union.sandbox._policy.ceiling import check_narrower
-from union.sandbox._wire.values import session_from
+from union.sandbox._wire.values import decode_session
 from union.sandbox.errors import PolicyError, SandboxUsageError, SessionClosedError
 from union.sandbox.on_device._workdir import is_allowed, not_allowed
 from union.sandbox.server._network_policy import check_proxies
@@ -154,8 +154,9 @@ class Sessions:
 
     def _spec(self, arguments: dict[str, Any]) -> SessionSpec:
         config = self.config
-        backends = config.backends
-        spec = session_from(arguments, backends=backends, default_backend=backends[0])
+        spec = decode_session(
+            arguments, backends=config.backends, default_backend=config.backends[0]
+        )
         check_narrower(spec.network, ceiling=config.ceiling, of="the server")
         for argument, paths in (
             ("host_work_dir", [spec.host_work_dir] if spec.host_work_dir else []),

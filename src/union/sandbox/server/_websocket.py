@@ -23,7 +23,7 @@ _CONTROLS_PER_TURN: Final = 32
 
 
 class WebSocket:
-    """The server's end of a WebSocket (a ``Carrier``)."""
+    """The server's end of a WebSocket (a ``MessageStream``)."""
 
     def __init__(self, ws: WebSocketResponse, budget: FrameBudget) -> None:
         self._ws = ws
@@ -71,5 +71,5 @@ class WebSocket:
             await self._ws.close()
 
     @property
-    def end(self) -> str:
+    def close_reason(self) -> str:
         return f"closed with {self._ws.close_code}"
