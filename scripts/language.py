@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OWN = Path(__file__).resolve()
 ROOT = OWN.parents[1]
-EVERYTHING = ("README.md", "docs", "native", "src")
+EVERYTHING = ("README.md", "SECURITY.md", "THREAT_MODEL.md", "docs", "native", "src")
 AVOIDED = ("told", "said", "heard", "whoever", "nobody", "words of", "as many as it may")
 SUFFIXES = frozenset({".c", ".css", ".h", ".html", ".js", ".md", ".py", ".toml"})
 # A letter, a digit or a hyphen on either side makes it another word. An underscore does not, so
