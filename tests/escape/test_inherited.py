@@ -216,7 +216,8 @@ async def test_names_of_the_callers_keys_are_not_listed(jailed: OpenSession) -> 
     if key < 0:
         pytest.skip(f"no key can be made here: {os.strerror(ctypes.get_errno())}")
     try:
-        assert name.decode() in Path("/proc/keys").read_text(), "the host lists it"
+        if name.decode() not in Path("/proc/keys").read_text():
+            pytest.skip("/proc/keys of this container lists no key: run on a host, or unmask /proc")
         async with jailed() as session:
             listed = (await session.exec("cat /proc/keys /proc/key-users")).stdout
         assert name.decode() not in listed

@@ -112,6 +112,10 @@ async def test_a_counter_used_up_inside_is_not_the_callers(
 ) -> None:
     """The attack reaches the end of a counter: neither the caller nor another session is there."""
     works()
+    async with jailed() as one:
+        counted = one.isolation.to_dict()["limits"].get("inotify")
+    if works is _inotify and counted == "none":
+        pytest.skip("inotify is reported as not limited here: unmask /proc of the container")
     async with jailed() as one, jailed() as other, holding(one, body, until=until):
         works()
         assert await attack(other, _IN_SANDBOX) == {"inotify": "ok", "timer": "ok"}

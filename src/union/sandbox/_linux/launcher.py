@@ -134,11 +134,14 @@ class Launcher:
     def _end_reason(self) -> OSError:
         kind, where, error = 0, 0, 0
         try:
+            # Without waiting: a launcher that is still there has nothing to report.
             self._control.settimeout(0)
             kind, where, error, _ = SIMPLE.unpack(self._control.recv(SIMPLE.size))
-            self._control.settimeout(_REPLY_TIMEOUT_S)
         except (OSError, struct.error):
             pass  # it was killed, or another session has read the reason before
+        finally:
+            if self._control.fileno() >= 0:
+                self._control.settimeout(_REPLY_TIMEOUT_S)
         if kind == Message.FAILED:
             name = FAILURE_NAMES.get(operation(where), f"step {where}")
             return OSError(error, f"the launcher failed: {name}: {os.strerror(error)}")
