@@ -15,7 +15,7 @@ from tests.posture.inspection import NAMESPACES, filters, namespace, sandboxes, 
 from union import sandbox as sb
 from union.sandbox._linux import cgroup, kernel
 from union.sandbox._plan import plan as p
-from union.sandbox._plan.rootfs import HELD_DIR, own_steps, shared_steps
+from union.sandbox._plan.rootfs import HELD_DIR, hiding_steps, own_steps, shared_steps
 from union.sandbox._seccomp.filter import digest, filter_program
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _steps(jail: sb.Session) -> list[p.Step]:
     view, shares = posture.view, posture.plan.shared is not None
     steps = [*shared_steps(view, hold=shares), *own_steps(view, held=shares)]
     if shares and view.fresh_proc:
-        steps.append(p.Proc("/proc"))
+        steps += [p.Proc("/proc"), *hiding_steps(view)]
     return steps
 
 
