@@ -85,7 +85,7 @@ def test_docstrings_become_markdown():
         "A `b`.\n\n```pycon\n>>> 1\n1\n```\n\nC::\n\n```text\nx\n```"
     )
     assert prose("A.\n\nArgs:\n    a: one\n        two ``c``.\n    b: three: four.\n\nB.") == (
-        "A.\n\nArguments:\n\n- `a`: one\n  two `c`.\n- `b`: three: four.\n\nB."
+        "A.\n\nArguments:\n\n- `a`: one two `c`.\n- `b`: three: four.\n\nB."
     )
 
     async def call(a: int, *, b: str = "x") -> bool: ...

@@ -81,7 +81,7 @@ def test_the_page_names_every_key_attack_and_layer(report: sb.DoctorReport) -> N
     for key in (*plain["backends"][0], *plain["layers"][0]):
         assert key in described or f"{key}[]" in described
     assert [layer["name"] for layer in plain["layers"] if layer["name"] not in described] == []
-    attacks = page.partition("## The attacks")[2].partition("## ")[0]
+    attacks = page.partition("## Escape checks")[2].partition("## ")[0]
     assert re.findall(r"^\| `(\w+)`", attacks, re.MULTILINE) == list(_escape_probe.ATTEMPTS)
 
 

@@ -46,7 +46,7 @@ async def _interrupt(sbx: sb.Session, *, group: bool) -> tuple[str, str]:
     process = await sbx.run(_PROGRAM, script_type="python", stdout=True)
     lines = process.iter_stdout_lines()
     assert await anext(lines) == "ready"
-    run = process._run  # a session offers signals to the whole tree only
+    run = process._sink.run  # a session offers signals to the whole tree only
     assert isinstance(run, LocalRun)
     run.signal(signal.SIGINT, group=group)
     found = (await anext(lines), await anext(lines))
