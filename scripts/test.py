@@ -1,8 +1,8 @@
 """`make test`: the complete run. Arguments are passed to pytest; then there is no soak.
 
-First come all tests that can share the machine. In parallel: style, layers and types; the suite
-repeated as other users and in containers; and a soak, whose result a later test checks. Then come
-the tests that need the machine for themselves. A test that fails in a parallel run is repeated
+First come all tests that can share the machine. In parallel: style, layers and types; and a soak,
+whose result a later test checks. Then the suite is repeated as other users and in containers. Last
+come the tests that need the machine for themselves. A test that fails in a parallel run is repeated
 alone, to distinguish a flaky test from a broken one: either fails the run, and is named. The last
 lines summarise all runs: how many rows of the attack catalogue were blocked, and pytest's counts.
 """
@@ -196,13 +196,16 @@ def main(arguments: list[str]) -> int:
                 steps.append(stack.enter_context(Step(name, command, log=scratch / name)))
             soaking, env = soak(scratch)
             steps.append(stack.enter_context(soaking))
-        elsewhere, *reports = pytest_step(ELSEWHERE, scratch, arguments, to_log=True)
-        parallel, report = pytest_step(PARALLEL, scratch, arguments)
-        reports.append(report)
-        steps += [stack.enter_context(elsewhere), stack.enter_context(parallel)]
+        parallel, *reports = pytest_step(PARALLEL, scratch, arguments)
+        steps.append(stack.enter_context(parallel))
         wait(steps)
         if parallel.code() == SOME_FAILED:
             unstable = flaky(scratch)
+        # Not beside the others: both are bound by the processor, and tests with deadlines suffer.
+        elsewhere, report = pytest_step(ELSEWHERE, scratch, arguments, to_log=True)
+        reports.append(report)
+        steps.append(stack.enter_context(elsewhere))
+        wait(steps)
         alone, report = pytest_step(ALONE, scratch, arguments, env=env)
         reports.append(report)
         steps.append(stack.enter_context(alone))

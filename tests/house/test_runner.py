@@ -145,11 +145,11 @@ pytest_xdist_make_scheduler = conftest.pytest_xdist_make_scheduler
 COUNTED = """
 import os, pathlib, pytest, time
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range({count}))
 def test_one(number):
     time.sleep(0.2)
     with pathlib.Path(__file__).with_suffix(".pids").open("a") as file:
-        file.write(f"{os.getpid()}\\n")
+        file.write(f"{{os.getpid()}}\\n")
 """
 
 
@@ -158,8 +158,9 @@ def test_one(number):
 def test_one_worker_runs_all_of_a_module_that_stays_together(tmp_path: Path):
     (tmp_path / "conftest.py").write_text(GROUPED.format(root=str(steps.ROOT)))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    for name in ("together", "apart"):
-        (tmp_path / f"test_{name}.py").write_text(COUNTED)
+    # Enough apart that the worker of the others is free while some are left.
+    for name, count in (("together", 4), ("apart", 24)):
+        (tmp_path / f"test_{name}.py").write_text(COUNTED.format(count=count))
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
