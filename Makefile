@@ -81,6 +81,7 @@ bench-peers: setup ## what `make bench` compares with, from the package index, i
 docs: setup ## the documentation, in site/; first writes the generated pages anew
 	@$(bin)/python -m scripts.reference
 	@$(bin)/python -m scripts.import_graph
+	@$(bin)/python -m scripts.completion
 	@$(bin)/python -m scripts.docs
 
 dist: $(venv)/.group-dist ## what is published, built and checked: source, and a wheel per kind of machine

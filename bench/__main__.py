@@ -1,4 +1,4 @@
-"""`make bench`: the numbers on this machine, as multiples of doing the same without a sandbox."""
+"""`make bench`: measure on this machine, as multiples of the same work without a sandbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import chart, report
-from bench.contenders import BARE, OURS, REMOTE, ROOT, ContenderError, Worker, everybody
+from bench.contenders import BARE, OURS, REMOTE, ROOT, ContenderError, Worker, all_contenders
 from bench.idle import idle_sessions
 from bench.measures import MEASURES, take_turns
 from bench.server import server
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from bench.contenders import Contender
 
 KEPT = ROOT / "bench" / "results"
-"""Where a whole run is written, which the README shows. Anything less goes to SCRATCH."""
+"""Directory of complete results, which the README shows. Partial runs go to SCRATCH."""
 SCRATCH = ROOT / ".cache" / "bench"
 IDLE = "idle"
 QUICK = 0.1
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     known = [*(measure.name for measure in MEASURES), IDLE]
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"what to measure: {', '.join(known)}")
@@ -44,24 +44,24 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rewrite",
         action="store_true",
-        help="measure nothing; write the README and the chart anew from the last whole run",
+        help="measure nothing; rewrite the README and the chart from the last complete run",
     )
-    asked = parser.parse_args(given)
-    if unknown := set(asked.names) - set(known):
+    options = parser.parse_args(given)
+    if unknown := set(options.names) - set(known):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
-    if asked.scale is None:
-        asked.scale = QUICK if asked.quick else 1.0
-    if not 0 < asked.scale <= 10:
+    if options.scale is None:
+        options.scale = QUICK if options.quick else 1.0
+    if not 0 < options.scale <= 10:
         parser.error("--scale must be more than 0 and at most 10")
-    asked.whole = asked.scale >= 1 and not asked.names and not asked.without_peers
-    asked.names = asked.names or known
-    asked.kept = asked.whole and asked.output is None
-    asked.output = asked.output or (KEPT if asked.whole else SCRATCH)
-    return asked
+    options.whole = options.scale >= 1 and not options.names and not options.without_peers
+    options.names = options.names or known
+    options.kept = options.whole and options.output is None
+    options.output = options.output or (KEPT if options.whole else SCRATCH)
+    return options
 
 
 class Progress:
-    """One line that changes, for a person who watches; nothing in a pipe."""
+    """Progress on one changing line of a terminal; nothing in a pipe."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -71,26 +71,26 @@ class Progress:
         self._begun = time.monotonic()
 
     def step(self, title: str) -> None:
-        """Something new begins."""
+        """Start a new step."""
         self._step += 1
         self._title = title
         self.note("")
 
     def note(self, detail: str) -> None:
-        """How far it has come."""
+        """Show the progress of the step."""
         if self._watched:
             spent = time.monotonic() - self._begun
             line = f"{spent:4.0f} s  {self._step} of {self._steps}  {self._title}  {detail}"
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
     def done(self) -> None:
-        """Clears the line."""
+        """Clear the line."""
         if self._watched:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def about() -> dict[str, Any]:
-    """What the numbers depend on; nothing that names a person or a machine."""
+    """Describe the environment of the measurement, without names of persons or machines."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "version": sb.__version__,
@@ -109,29 +109,29 @@ def _processor() -> str:
     return next(named, platform.machine())
 
 
-async def measure(asked: argparse.Namespace, port: int) -> report.Results:
-    """Runs what was asked for, in order, every contender in turn."""
-    contenders = everybody(port, peers=not asked.without_peers)
+async def measure(options: argparse.Namespace, port: int) -> report.Results:
+    """Run the selected measures in order, with the contenders alternating."""
+    contenders = all_contenders(port, peers=not options.without_peers)
     results: report.Results = {"about": about(), "measures": [], "left_out": {}}
-    wanted = [m for m in MEASURES if m.name in asked.names]
-    progress = Progress(1 + len(wanted) + (IDLE in asked.names))
-    progress.step("start everybody")
+    wanted = [m for m in MEASURES if m.name in options.names]
+    progress = Progress(1 + len(wanted) + (IDLE in options.names))
+    progress.step("start all contenders")
     async with AsyncExitStack() as stack:
         workers = await _start(contenders, stack, results["left_out"])
         results["about"]["versions"] = {w.name: _version(w) for w in workers}
         for one in wanted:
             progress.step(one.title.replace("`", ""))
             results["measures"].append(
-                await take_turns(one, workers, scale=asked.scale, note=progress.note)
+                await take_turns(one, workers, scale=options.scale, note=progress.note)
             )
     results["idle"] = {"results": [], "dropped": {}}
-    if IDLE in asked.names:
+    if IDLE in options.names:
         progress.step("idle sessions")
-        # Over a server a session's memory is the server's.
+        # The memory of a remote session belongs to the server.
         able = [
             w.contender for w in workers if "open" in w.operations and w.name not in {BARE, REMOTE}
         ]
-        results["idle"] = await idle_sessions(able, scale=asked.scale, note=progress.note)
+        results["idle"] = await idle_sessions(able, scale=options.scale, note=progress.note)
     results["about"]["load_after"] = round(os.getloadavg()[0], 2)
     progress.done()
     return results
@@ -155,35 +155,35 @@ async def _start(
 
 
 def _version(worker: Worker) -> str:
-    # A program in front of a command is driven by our own interpreter, which is named anyway.
+    # Wrapper programs run under our own interpreter, which is listed anyway.
     return "" if worker.contender.driver == "command" else worker.version
 
 
-def write(asked: argparse.Namespace, results: report.Results) -> None:
-    """The results for a machine, as a picture, and, after a whole run, in the README."""
-    asked.output.mkdir(parents=True, exist_ok=True)
+def write(options: argparse.Namespace, results: report.Results) -> None:
+    """Write the results as JSON and as a chart and, after a complete run, into the README."""
+    options.output.mkdir(parents=True, exist_ok=True)
     text = json.dumps(results, indent=1, ensure_ascii=False)
-    (asked.output / "latest.json").write_text(f"{text}\n", encoding="utf-8")
-    (asked.output / "latest.svg").write_text(chart.svg(results), encoding="utf-8")
-    if asked.kept:
+    (options.output / "latest.json").write_text(f"{text}\n", encoding="utf-8")
+    (options.output / "latest.svg").write_text(chart.svg(results), encoding="utf-8")
+    if options.kept:
         report.put_in(ROOT / "README.md", results)
 
 
 def main() -> int:
-    """Measures, prints, writes."""
-    asked = arguments()
-    if asked.rewrite:
+    """Measure, print and write the results."""
+    options = arguments()
+    if options.rewrite:
         results = json.loads((KEPT / "latest.json").read_text(encoding="utf-8"))
         write(arguments([]), results)
         return 0
     try:
         with server() as port:
-            results = asyncio.run(measure(asked, port))
+            results = asyncio.run(measure(options, port))
     except ContenderError as exc:
         print(f"\nThis machine cannot run the benchmark: {exc}", file=sys.stderr)
         return 1
     print(report.terminal(results))
-    write(asked, results)
+    write(options, results)
     return 0
 
 

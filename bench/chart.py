@@ -1,4 +1,4 @@
-"""The results as a picture: bars on a logarithmic scale, where 1 is doing it without a sandbox."""
+"""Draw the results as bars on a logarithmic scale, where 1 is the time without a sandbox."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SHOWN = {
 }
 LEFT, WIDTH, BAR, GAP, TOP = 210, 760, 15, 26, 62
 TITLE = "Time, as a multiple of doing it without a sandbox"
-HOW_TO_READ = "Less is better. Dashed: without a sandbox. The scale is logarithmic."
-# For a bright and for a dark page alike.
+HOW_TO_READ = "Lower is better. Dashed: without a sandbox. Logarithmic scale."
+# Readable on light and dark pages.
 COLOURS = ("#e4572e", "#4c78a8", "#72a0c1", "#7f9c5a", "#9d7bb0", "#b08f5a")
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #444 }
@@ -37,13 +37,13 @@ text { font: 12px system-ui, sans-serif; fill: #444 }
 
 
 def slowness(measure: Results, name: str) -> float:
-    """How many times as long as bare; a rate is turned over, so that less is always better."""
+    """Return the multiple of the bare time; rates are inverted, so that less is always better."""
     ratio: float = measure["results"][name]["ratio"]
     return ratio if measure["unit"] == "ms" else 1 / ratio
 
 
 class _Scale:
-    """From a ratio to a place on the page."""
+    """Return the position of a ratio on the page."""
 
     def __init__(self, ratios: list[float]) -> None:
         self.low = math.floor(math.log10(min(1.0, *ratios)))
@@ -60,7 +60,7 @@ class _Scale:
 
 
 def svg(results: Results) -> str:
-    """The whole picture; empty of bars if nothing that it shows was measured."""
+    """Return the chart; it has no bars if none of its measures was run."""
     shown = [m for name in SHOWN for m in results["measures"] if m["name"] == name]
     colours = dict(zip(names(results), [*COLOURS, *["#888"] * 9], strict=False))
     scale = _Scale([slowness(m, n) for m in shown for n in m["results"]] or [1.0])
@@ -101,7 +101,7 @@ def _axis(scale: _Scale, bottom: int) -> list[str]:
 
 
 def _page(results: Results, parts: list[str], *, height: int) -> str:
-    about = escape(facts(results).partition(" Beside it:")[0])
+    about = escape(facts(results).partition(" Compared with:")[0])
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',

@@ -1,4 +1,4 @@
-"""Who takes part: each contender in its own process, spoken to line by line."""
+"""The contenders: each runs in its own process, with one JSON message per line."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".cache" / "peers"
-"""A virtualenv for each peer; `make bench-peers` makes them."""
+"""Virtualenvs of the peers, created by `make bench-peers`."""
 BARE = "bare"
 OURS = "union.sandbox"
-"""With the backend that a session has unless it asks for another."""
+"""This package with its default backend."""
 REMOTE = f"{OURS}, remote"
-"""userns over a server on loopback: what it adds to userns is what the wire costs."""
-# What the manual of each calls the ordinary use, with as much isolation as ours has by default.
+"""userns over a server on loopback: the difference to userns is the cost of the protocol."""
+# The ordinary use of each according to its manual, with isolation comparable to our default.
 BWRAP = "--unshare-all --die-with-parent --ro-bind / / --dev /dev --proc /proc --tmpfs /tmp"
 RUNSC = "--rootless --network=none do"
 PATIENCE_S = 120.0
 
 
 class ContenderError(Exception):
-    """A contender that cannot do what was asked, and why."""
+    """A contender cannot do an operation; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """How to start one."""
+    """The command that starts a contender."""
 
     name: str
     driver: str
     options: dict[str, Any]
     python: str = sys.executable
     missing: str = ""
-    """Why it cannot take part, if so."""
+    """The reason why it cannot take part, or empty."""
 
 
-def everybody(port: int, *, peers: bool) -> list[Contender]:
-    """All contenders, the bare one first; those that are not installed say so."""
+def all_contenders(port: int, *, peers: bool) -> list[Contender]:
+    """Return all contenders, the bare one first; those not installed have a reason."""
     found = [
         Contender(name=BARE, driver="command", options={"prefix": [], "port": port}),
         *(
@@ -95,7 +95,7 @@ def _program(name: str, arguments: str, port: int) -> Contender:
 
 @dataclass(slots=True)
 class Worker:
-    """A contender at work."""
+    """The process of a contender."""
 
     contender: Contender
     operations: frozenset[str] = frozenset()
@@ -105,61 +105,61 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """Of the contender."""
+        """Version of the contender."""
         return self.contender.name
 
     @property
     def pid(self) -> int:
-        """Of the process that all it starts is below."""
+        """Pid of the worker, whose descendants are all processes of the contender."""
         return self._running().pid
 
     async def start(self) -> Worker:
-        """Starts the process; returns when it is ready."""
-        asked = self.contender
-        if asked.missing:
-            raise ContenderError(asked.missing)
+        """Start the process; return when it is ready."""
+        contender = self.contender
+        if contender.missing:
+            raise ContenderError(contender.missing)
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        own = os.path.dirname(asked.python)
+        own = os.path.dirname(contender.python)
         self._process = await asyncio.create_subprocess_exec(
-            asked.python,
+            contender.python,
             "-m",
             "bench.peers.worker",
-            asked.driver,
-            json.dumps(asked.options),
+            contender.driver,
+            json.dumps(contender.options),
             cwd=ROOT,
-            # A peer may look for its own tools on the PATH.
+            # A peer may search its own tools on the PATH.
             env=os.environ | {"PATH": f"{own}:{os.environ.get('PATH', os.defpath)}"},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=self._complaints,
         )
         try:
-            told = await self._answer()
+            reply = await self._reply()
         except BaseException:
             await self.close()
             raise
-        self.operations = frozenset(told["operations"])
-        self.version = told["version"]
+        self.operations = frozenset(reply["operations"])
+        self.version = reply["version"]
         return self
 
-    async def ask(self, **request: Any) -> dict[str, Any]:
-        """One request, one answer."""
+    async def request(self, **fields: Any) -> dict[str, Any]:
+        """Send one request and return the reply."""
         stdin = self._running().stdin
         if stdin is None:
             raise RuntimeError("no pipe")
         try:
-            stdin.write(json.dumps(request).encode() + b"\n")
+            stdin.write(json.dumps(fields).encode() + b"\n")
             await stdin.drain()
         except ConnectionError as exc:
-            raise ContenderError(self._last_words()) from exc
-        return await self._answer()
+            raise ContenderError(self._last_output()) from exc
+        return await self._reply()
 
     async def seconds(self, operation: str, times: int = 1) -> list[float]:
-        """What each of some calls took."""
-        return list((await self.ask(operation=operation, times=times))["seconds"])
+        """Return the seconds of each call."""
+        return list((await self.request(operation=operation, times=times))["seconds"])
 
     async def close(self) -> None:
-        """Ends the process, and with it all it has started."""
+        """End the process and all its descendants."""
         process = self._running()
         if process.stdin is not None:
             process.stdin.close()
@@ -170,7 +170,7 @@ class Worker:
             await process.wait()
         self._complaints.close()
 
-    async def _answer(self) -> dict[str, Any]:
+    async def _reply(self) -> dict[str, Any]:
         stdout = self._running().stdout
         if stdout is None:
             raise RuntimeError("no pipe")
@@ -181,16 +181,16 @@ class Worker:
                 self._running().kill()
             raise ContenderError(f"no answer in {PATIENCE_S:.0f} s") from None
         if not line:
-            raise ContenderError(self._last_words())
-        told: dict[str, Any] = json.loads(line)
-        if "error" in told:
-            raise ContenderError(told["error"])
-        return told
+            raise ContenderError(self._last_output())
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise ContenderError(reply["error"])
+        return reply
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         self._complaints.seek(0)
         lines = self._complaints.read().decode(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "it ended without a word")
+        return next((line for line in reversed(lines) if line.strip()), "it ended without output")
 
     def _running(self) -> asyncio.subprocess.Process:
         if self._process is None:

@@ -1,4 +1,4 @@
-"""What sessions cost that do nothing: memory and processes, looked at from outside."""
+"""Cost of idle sessions: memory and processes, measured from outside."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from bench.measures import Note
 
 EXPIRED_S = 22.0
-"""By then a session has let go what it kept ready."""
+"""After this time a session has released its prepared sandboxes."""
 SIZES = (1, 100, 1000)
 MOST_OF_PEERS = 100
-"""A thousand of theirs would take minutes to open."""
+"""Limit for peers, whose sessions would take minutes to open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A process and everything below it."""
+    """Memory and processes of a process tree."""
 
     mib: float
     processes: int
 
 
 def tree(root: int) -> Tree:
-    """Looks at a process and everything below it."""
+    """Measure a process and all its descendants."""
     found, waiting = [root], [root]
     while waiting:
         below = children(waiting.pop())
@@ -41,32 +41,32 @@ def tree(root: int) -> Tree:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that any thread of this one has started."""
+    """Return the children of a process, of all its threads."""
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             text = Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii")
             found += map(int, text.split())
     except (FileNotFoundError, ProcessLookupError):
-        return found  # it has just ended
+        return found  # It has just ended.
     return found
 
 
 def memory_mib(pid: int) -> float:
-    """The process's own pages, and its share of those it has with others."""
+    """Return the proportional set size: private pages plus the share of shared pages."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except PermissionError:
-        # A sandbox that a plain user may not look into: all that it has, shared or not.
+        # An ordinary user may not inspect the sandbox: count all its pages, shared or not.
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
     except (FileNotFoundError, ProcessLookupError):
-        return 0.0  # it has just ended
+        return 0.0  # It has just ended.
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1024
 
 
 async def hold(contender: Contender, sessions: int) -> tuple[Worker, dict[str, Any]]:
-    """Opens sessions in a process of their own, and looks at once."""
+    """Open sessions in a separate process, and measure immediately."""
     idle = replace(contender, options=contender.options | {"idle": True})
     worker = await Worker(idle).start()
     try:
@@ -93,13 +93,13 @@ def _added(before: Tree, now: Tree, sessions: int) -> dict[str, float]:
 
 
 def sizes(contender: Contender, *, scale: float) -> list[int]:
-    """How many sessions are held: 1, 100 and 1,000, as far as there is time."""
+    """Return the numbers of sessions to hold: 1, 100 and 1,000, depending on the contender."""
     most = SIZES[-1] if contender.name == OURS else MOST_OF_PEERS
     return [size for size in SIZES if size <= max(1, most * scale)]
 
 
 async def idle_sessions(contenders: list[Contender], *, scale: float, note: Note) -> dict[str, Any]:
-    """Some sessions each, as just opened and (in a full run) after what they kept has expired."""
+    """Measure idle sessions of each contender: just opened and, in a full run, after 20 seconds."""
     held: list[tuple[Worker, dict[str, Any]]] = []
     dropped: dict[str, str] = {}
     try:
@@ -113,7 +113,7 @@ async def idle_sessions(contenders: list[Contender], *, scale: float, note: Note
                     break
         opened = time.monotonic()
         while scale >= 1 and (left := opened + EXPIRED_S - time.monotonic()) > 0:
-            note(f"{left:.0f} s until what was kept ready is let go")
+            note(f"{left:.0f} s until prepared sandboxes are released")
             await asyncio.sleep(min(1.0, left))
         for worker, found in held:
             before = found.pop("before")

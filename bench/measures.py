@@ -1,4 +1,4 @@
-"""What is measured, and fairly: contenders take turns, so that a noisy moment hits all alike."""
+"""The measures. Contenders alternate, so that noise affects all of them equally."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from bench.contenders import Worker
 
 SETTLE_S = 0.005
-"""Between turns, so that what one contender does after its call is not in the time of the next."""
+"""Pause between turns, so that clean-up of one contender is not measured in the next."""
 BUDGET_S = 6.0
-"""Of each contender in one measure. A slow one takes part in fewer rounds."""
+"""Time budget of each contender in one measure. A slow one takes part in fewer rounds."""
 LIMIT_S = 20.0
-"""Of one measure: on a busy machine there are fewer rounds, not a longer run."""
+"""Time budget of one measure: a busy machine gets fewer rounds, not a longer run."""
 FEWEST = 3
 Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One thing that every contender is asked to do, if it can."""
+    """One operation that every contender performs if it supports it."""
 
     name: str
     title: str
@@ -37,14 +37,14 @@ class Measure:
     operation: str
     rounds: int
     bare: str
-    """What stands for it where there is no sandbox."""
+    """The equivalent without a sandbox."""
     at_once: int = 1
     slice_s: float = 0.0
-    """Seconds of a slice, if it is about how much can be done in a while."""
+    """Seconds of a slice, for measures of throughput."""
     mib: float = 0.0
 
     def value(self, seconds: float) -> float:
-        """Seconds of one call, in the unit shown."""
+        """Convert the seconds of one call to the unit shown."""
         return seconds * 1000 if self.unit == "ms" else self.mib / seconds
 
 
@@ -101,7 +101,7 @@ MEASURES: tuple[Measure, ...] = (
 
 
 class _Turns:
-    """One measure: its samples so far, and who has dropped out of it and why."""
+    """The samples of one measure so far, and the contenders that dropped out, with the reasons."""
 
     def __init__(self, measure: Measure, workers: list[Worker], *, scale: float) -> None:
         self.measure = measure
@@ -111,10 +111,10 @@ class _Turns:
         self.samples: dict[str, list[float]] = {w.name: [] for w in self.workers}
         self.dropped: dict[str, str] = {}
         self._every: dict[str, int] = {}
-        """A contender takes part in every so many rounds."""
+        """Each contender takes part in every n-th round."""
 
     async def warm_up(self) -> None:
-        """Every contender once, or a few times, untimed; a slow one will have fewer turns."""
+        """Run every contender without timing, and give slow ones fewer turns."""
         for worker in tuple(self.workers):
             try:
                 first = await worker.seconds(self.measure.operation)
@@ -126,7 +126,7 @@ class _Turns:
                 self._every[worker.name] = max(1, math.floor(self.rounds / turns))
 
     async def turn(self, number: int) -> None:
-        """Every contender once, each time in another order."""
+        """Run every contender once, in a new order each time."""
         first = number % max(1, len(self.workers))
         for worker in self.workers[first:] + self.workers[:first]:
             if not self.measure.slice_s and number % self._every[worker.name]:
@@ -141,15 +141,15 @@ class _Turns:
         measure = self.measure
         if not measure.slice_s:
             return measure.value((await worker.seconds(measure.operation))[0])
-        told = await worker.ask(
+        reply = await worker.request(
             operation=measure.operation,
             at_once=measure.at_once,
             for_s=measure.slice_s * min(1.0, self.scale),
         )
-        return float(told["done"] / told["seconds"])
+        return float(reply["done"] / reply["seconds"])
 
     def _drop(self, worker: Worker, why: ContenderError) -> None:
-        if worker.name == BARE:  # then there is nothing to compare with
+        if worker.name == BARE:  # There is nothing to compare with.
             raise ContenderError(f"{self.measure.name}, {BARE}: {why}") from why
         self.workers.remove(worker)
         self.samples.pop(worker.name)
@@ -159,7 +159,7 @@ class _Turns:
 async def take_turns(
     measure: Measure, workers: list[Worker], *, scale: float, note: Note
 ) -> dict[str, Any]:
-    """Measures one thing; returns plain values, ready for JSON."""
+    """Run one measure; return plain values for JSON."""
     turns = _Turns(measure, workers, scale=scale)
     await turns.warm_up()
     end = time.monotonic() + LIMIT_S * scale
@@ -179,9 +179,11 @@ async def take_turns(
 
 
 def summary(samples: list[float], bare: list[float]) -> dict[str, float]:
-    """The middle, the spread (half the distance of the quartiles, as a share), the tail."""
+    """Return the median, the relative spread (half the interquartile range) and the tail."""
     median = statistics.median(samples)
-    several = samples if len(samples) > 1 else samples * 2  # a slow one may have had one turn
+    several = (
+        samples if len(samples) > 1 else samples * 2
+    )  # A slow contender may have had only one turn.
     low, _, high = statistics.quantiles(several, n=4)
     return {
         "median": _rounded(median),

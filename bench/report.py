@@ -1,4 +1,4 @@
-"""The results as a person reads them: on a terminal, and in the README. All from the JSON alone."""
+"""Render the results as text for the terminal and the README, from the JSON only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING = "-"
 
 
 def terminal(results: Results) -> str:
-    """Everything, in columns."""
+    """Return all results in columns."""
     lines = [facts(results)]
     lines.append(f"\n{'':<30} {'median':>9} {'':<6} {'± %':>4} {'p99/p50':>8} {'x bare':>7}")
     for measure in results["measures"]:
@@ -31,7 +31,7 @@ def terminal(results: Results) -> str:
     lines += ["", *_idle_lines(results)]
     lines += [f"{name}: left out: {why}" for name, why in results["left_out"].items()]
     lines.append(
-        "In ms less is better, in MiB/s and runs/s more is. ± is half the quartiles' span."
+        "ms: lower is better; MiB/s and runs/s: higher is better. ± is half the quartile range."
     )
     return "\n".join(lines)
 
@@ -48,17 +48,17 @@ def _idle(found: Results) -> str:
     states = [("just opened", found["opened"])]
     if "idle" in found:
         states.append(("later", found["idle"]))
-    told = [
+    parts = [
         f"{when} {state['mib_each']:.2f} MiB each, {state['processes']} processes"
         for when, state in states
     ]
-    return f"open {found['open_ms']:.1f} ms each; " + "; ".join(told)
+    return f"open {found['open_ms']:.1f} ms each; " + "; ".join(parts)
 
 
 def facts(results: Results) -> str:
-    """What the numbers depend on, in a sentence or two."""
+    """Describe the environment of the measurement."""
     about = results["about"]
-    who = "root" if about["root"] else "a plain user"
+    who = "root" if about["root"] else "an ordinary user"
     peers = ", ".join(
         f"{name} {version}" if version else name
         for name, version in about["versions"].items()
@@ -68,27 +68,27 @@ def facts(results: Results) -> str:
         f"{about['date']}, version {about['version']}: {about['cpus']} processors "
         f"({about['processor']}), Linux {about['kernel']}, Python {about['python']}, as {who}, "
         f"load {about['load_before']:.1f} before and {about['load_after']:.1f} after."
-        + (f" Beside it: {peers}." if peers else "")
+        + (f" Compared with: {peers}." if peers else "")
     )
 
 
 def names(results: Results) -> list[str]:
-    """The contenders that have any number, but for the bare one; ours first."""
+    """Return the contenders with results, without the bare one; ours first."""
     found = dict.fromkeys(name for m in results["measures"] for name in m["results"])
     return [name for name in found if name != BARE]
 
 
 def markdown(results: Results) -> str:
-    """The README's tables."""
+    """Return the tables of the README."""
     times = [m for m in results["measures"] if m["unit"] == "ms"]
     rates = [m for m in results["measures"] if m["unit"] != "ms"]
     parts = [
         facts(results),
-        "**Times**, as multiples of doing it without a sandbox: less is better.",
+        "**Times**, as multiples of the same without a sandbox: lower is better.",
         _table(times, names(results), tail=True),
-        "**Rates**, as multiples of the same: more is better.",
+        "**Rates**, as multiples of the same without a sandbox: higher is better.",
         _table(rates, names(results), tail=False),
-        "**Sessions that do nothing**, each with what it shares counted in parts.",
+        "**Idle sessions**: memory per session (proportional set size) and processes.",
         _idle_table(results),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -153,7 +153,7 @@ def _processes(state: Results) -> str:
 
 
 def put_in(page: Path, results: Results) -> None:
-    """Writes the tables between the page's marks."""
+    """Write the tables between the marks of the page."""
     text = page.read_text(encoding="utf-8")
     marked = re.compile(f"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
     if len(marked.findall(text)) != 1:

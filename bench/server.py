@@ -1,4 +1,4 @@
-"""A server on loopback: `GET /N` answers with N bytes. A process of its own, for its own lock."""
+"""A server on loopback: `GET /N` returns N bytes. A separate process, with its own GIL."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CHUNK = bytes(1 << 20)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Sends zeros."""
+    """Send zeros."""
 
     def do_GET(self) -> None:
-        """Answers with as many bytes as the path says."""
+        """Reply with the number of bytes in the path."""
         left = int(self.path.lstrip("/"))
         self.send_response(200)
         self.send_header("Content-Length", str(left))
@@ -27,12 +27,12 @@ class Handler(BaseHTTPRequestHandler):
             left -= self.wfile.write(CHUNK[:left])
 
     def log_message(self, *_: object) -> None:
-        """A measurement has no log."""
+        """Log nothing."""
 
 
 @contextmanager
 def server() -> Iterator[int]:
-    """The port of a server that runs meanwhile."""
+    """Run a server; yield its port."""
     command = [sys.executable, __file__]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
@@ -44,7 +44,7 @@ def server() -> Iterator[int]:
 
 
 def main() -> None:
-    """Serves until it is killed; its first line is the port."""
+    """Serve until killed; print the port as the first line."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
         print(listening.server_port, flush=True)
         listening.serve_forever()

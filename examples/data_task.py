@@ -1,10 +1,10 @@
-"""A data task in several turns: stage a table, analyse it, mend the code by its traceback.
+"""A data task in several turns: stage a table, analyse it, fix the code from its traceback.
 
     python examples/data_task.py [--backend userns]
 
-The files of a session stay from turn to turn, so each try goes on where the last one failed. The
-place of the model, which would write the code, is taken by a list of tries; what decides when the
-next one is due is real: the exit code and the traceback that came out of the sandbox.
+The files of a session persist between turns, so each try continues after the last failure. A list
+of tries replaces the model, which would write the code. The exit code and the traceback from the
+sandbox decide whether another try is needed.
 
 Prints::
 
@@ -58,7 +58,7 @@ print(f"{used} rows used, {skipped} skipped")
 json.dump({"best": max(totals, key=totals.get), "totals": totals}, open("report.json", "w"))
 """
 
-# What a model would write next, after it has read the traceback of the try before.
+# The code that a model would write after it has read the previous traceback.
 TRIES = (
     "float(text)",
     'float(text.replace(",", ""))',
@@ -67,13 +67,13 @@ TRIES = (
 
 
 def progress(text: str) -> None:
-    """Says on a terminal what is waited for; a pipe gets nothing of it."""
+    """Print progress on a terminal only."""
     if sys.stderr.isatty():
         print(f"\x1b[2m{text} ...\x1b[0m", file=sys.stderr)
 
 
 async def analyse(sbx: sb.Session) -> None:
-    """Tries until one works; a failed try is a result with a traceback, not an exception."""
+    """Try until one succeeds. A failed try is a result with a traceback, not an exception."""
     for number, expression in enumerate(TRIES, start=1):
         progress(f"running try {number}")
         await sbx.put_bytes("analysis.py", ANALYSIS.replace("NUMBER", expression).encode())
@@ -94,7 +94,7 @@ async def main(backend: str) -> None:
 
         await analyse(sbx)
 
-        # What comes out is the sandbox's word: bounded when it is read, parsed and never run.
+        # The result is untrusted: its size is limited, and it is parsed but never executed.
         report = json.loads(await sbx.get_bytes("report.json", max_bytes=100_000))
         for region, total in report["totals"].items():
             print(f"{region:<6} {total:8.2f}")
@@ -103,5 +103,5 @@ async def main(backend: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="A data task in several turns.")
-    parser.add_argument("--backend", default="userns", help="what isolates (default: userns)")
+    parser.add_argument("--backend", default="userns", help="isolation backend (default: userns)")
     asyncio.run(main(parser.parse_args().backend))

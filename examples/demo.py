@@ -1,6 +1,6 @@
 """A tour: an agent's work on a table, turn by turn, in one sandboxed session.
 
-Everything shown happens: the failure, the installation, the refusals. Nothing needs the internet.
+Everything shown really runs: the failure, the installation, the attacks. It needs no internet.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ if libc.unshare(0x10000000) != 0:  # CLONE_NEWUSER
 
 
 class Page:
-    """Prints the tour; with colour on a terminal, as plain text elsewhere."""
+    """Print the tour, with colour on a terminal and as plain text elsewhere."""
 
     def __init__(self) -> None:
         self._colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -100,30 +100,30 @@ class Page:
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
 
     def turn(self, title: str) -> None:
-        """A numbered heading."""
+        """Print a numbered heading."""
         self._turn += 1
         print(f"\n{self._painted('1;36', f'{self._turn}. {title}')}")
 
     def command(self, text: str) -> None:
-        """What is run inside."""
+        """Print a command that runs inside."""
         print(self._painted("33", textwrap.indent(text.rstrip(), "   > ")))
 
     def output(self, text: str) -> None:
-        """What came back."""
+        """Print output of a command."""
         print(textwrap.indent(text.rstrip() or "(no output)", "     "), flush=True)
 
     def note(self, text: str) -> None:
-        """A remark beside it."""
+        """Print a remark."""
         print(self._painted("2", f"   {text}"), flush=True)
 
     def verdict(self, text: str, *, good: bool) -> None:
-        """Whether an attack was refused."""
-        mark = self._painted("32", "held ") if good else self._painted("1;31", "BROKE")
+        """Print whether an attack was blocked."""
+        mark = self._painted("32", "blocked") if good else self._painted("1;31", "ESCAPED")
         print(f"   {mark}  {text}", flush=True)
 
 
 def tiny_wheel() -> bytes:
-    """A wheel made by hand, so that the tour needs no package index."""
+    """Return a wheel, so that the tour needs no package index."""
     info = "tinytable-1.0.dist-info"
     files = {
         "tinytable.py": TINYTABLE,
@@ -148,51 +148,51 @@ def _digest(data: bytes) -> str:
 
 @contextlib.contextmanager
 def host_secret() -> Iterator[tuple[str, int]]:
-    """A secret file and a listening service of the host: what an attacker would like to reach."""
+    """Create a secret file and a listening service on the host, as targets of the attacks."""
     with (
         tempfile.TemporaryDirectory(prefix="demo-host-") as home,
         socket.create_server(("127.0.0.1", 0)) as service,
     ):
         secret = Path(home, "secret.txt")
         secret.write_text("the host's secret\n", encoding="utf-8")
-        # The controls: what is refused inside must be possible outside.
+        # Positive control: both must be reachable from outside the sandbox.
         secret.read_text(encoding="utf-8")
         socket.create_connection(service.getsockname(), 3).close()
         yield str(secret), service.getsockname()[1]
 
 
 async def work(sbx: sb.Session, page: Page) -> None:
-    """The task itself: stage, try, fail, install, fix, fetch."""
+    """Do the task: stage, try, fail, install, fix, fetch."""
     page.turn("The caller stages a table")
     size = await sbx.put_bytes("sales.csv", SALES.encode())
     page.note(f"put_bytes('sales.csv'): {size} bytes; the work dir lives as long as the session")
 
-    page.turn("First try: code that has a bug")
+    page.turn("First try: code with a bug")
     page.command(FIRST_TRY)
     first = await sbx.exec(FIRST_TRY, script_type="python")
     page.output(first.stderr)
-    page.note(f"exit code {first.returncode}: a result to look at, not an exception")
+    page.note(f"exit code {first.returncode}: a result, not an exception")
 
-    page.turn("The fix wants a package: a wheel goes in and is installed")
+    page.turn("The fix needs a package: a wheel is uploaded and installed")
     wheel = "tinytable-1.0-py3-none-any.whl"
     await sbx.put_bytes(wheel, tiny_wheel())
     command = f"uv pip install --offline --no-index ./{wheel}"
     page.command(command)
     installed = await sbx.exec(command, check=True)
     page.output(installed.stderr)
-    page.note("into the session's own venv; the caller's packages are readable, never changed")
+    page.note("into the session's own venv; the caller's packages are read-only")
 
     page.turn("Second try")
     page.command(SECOND_TRY)
     page.output(await sbx.run_code(SECOND_TRY))
 
-    page.turn("The caller takes the result")
+    page.turn("The caller fetches the result")
     result = json.loads(await sbx.get_bytes("result.json"))
     page.output(json.dumps(result))
 
 
 async def control(sbx: sb.Session, page: Page) -> None:
-    """Streaming, and a command that would not end."""
+    """Show streaming, and a command that does not end."""
     page.turn("Output arrives while the program runs")
     begun = time.perf_counter()
     proc = await sbx.run(SLOW, script_type="python", stdout=sb.PIPE)
@@ -200,23 +200,23 @@ async def control(sbx: sb.Session, page: Page) -> None:
         page.output(f"{time.perf_counter() - begun:4.1f} s  {line}")
     await proc.wait()
 
-    page.turn("A command that does not end is ended, with all it started")
+    page.turn("A timeout ends a command and all its processes")
     command = "setsid sleep 600 & echo started; while :; do sleep 1; done"
     page.command(command)
     stuck = await sbx.exec(command, timeout_s=1.0)
     page.output(stuck.stdout)
     page.note(
         f"timeout_s=1.0: back after {stuck.runtime_ms / 1000:.2f} s, exit code "
-        f"{stuck.returncode}, reason '{stuck.termination_reason}'; the session goes on"
+        f"{stuck.returncode}, reason '{stuck.termination_reason}'; the session stays usable"
     )
 
 
 async def attacks(sbx: sb.Session, page: Page, *, secret: str, port: int) -> bool:
-    """Hostile code; every piece must be refused."""
-    page.turn("Hostile code gets nowhere")
+    """Run hostile code; return whether every attack was blocked."""
+    page.turn("Hostile code is blocked")
     connect = f"import socket; socket.create_connection(('127.0.0.1', {port}), 3)"
     elsewhere = "import socket; socket.create_connection(('192.0.2.1', 80), 3)"
-    page.note("the host itself can read the file and reach the service; from inside:")
+    page.note("the host can read the file and reach the service; from inside:")
     received: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
     held = True
@@ -230,16 +230,16 @@ async def attacks(sbx: sb.Session, page: Page, *, secret: str, port: int) -> boo
         ("change the system's programs", "echo x > /usr/bin/env", "shell"),
     ):
         tried = await sbx.exec(command, script_type=kind, timeout_s=5)
-        # The sandbox may have a process of that number itself: what counts is who was hit.
+        # The pid may exist inside the sandbox too, so check whether the caller received the signal.
         refused = not received if "kill" in command else not tried.ok
-        said = tried.stderr.strip().splitlines()
-        page.verdict(f"{what:<34} {said[-1] if said else 'nothing there'}", good=refused)
+        errors = tried.stderr.strip().splitlines()
+        page.verdict(f"{what:<34} {errors[-1] if errors else 'not visible'}", good=refused)
         held = held and refused
     return held
 
 
 async def tour(page: Page) -> bool:
-    """Opens one session and goes through it all."""
+    """Open one session and run the whole tour in it."""
     os.environ["DEMO_API_KEY"] = "only-for-the-caller"
     print("Opening a sandboxed session ...", flush=True)
     begun = time.perf_counter()
@@ -251,10 +251,10 @@ async def tour(page: Page) -> bool:
         with host_secret() as (secret, port):
             held = await attacks(sbx, page, secret=secret, port=port)
 
-        page.turn("What was enforced")
+        page.turn("Enforced isolation")
         page.output(str(sbx.isolation))
 
-        page.turn("What it cost")
+        page.turn("Timings")
         page.output(f"{'open, first in this process':<32} {(opened - begun) * 1000:8.1f} ms")
         page.output(await timings(sbx))
         work_dir, closing = sbx.work_dir, time.perf_counter()
@@ -262,7 +262,7 @@ async def tour(page: Page) -> bool:
     page.output(f"{'close':<32} {(closed - closing) * 1000:8.1f} ms")
     gone = _is_gone(work_dir)
     page.note(
-        f"the work dir {'is gone' if gone else 'IS STILL THERE'}; "
+        f"the work dir {'is gone' if gone else 'STILL EXISTS'}; "
         f"the tour took {closed - begun:.1f} s"
     )
     return held and gone
@@ -273,7 +273,7 @@ def _is_gone(path: str) -> bool:
 
 
 async def timings(sbx: sb.Session) -> str:
-    """A few calls, each at its median; `make bench` measures properly."""
+    """Return the medians of a few calls; `make bench` measures precisely."""
     rows = []
     for title, command, kind in (
         ("run 'true', isolated", "true", "shell"),
@@ -285,7 +285,7 @@ async def timings(sbx: sb.Session) -> str:
 
 
 def main() -> int:
-    """Runs the tour; 1 if this machine cannot, or if something that must hold did not."""
+    """Run the tour; return 1 if this machine lacks support or an attack was not blocked."""
     page = Page()
     try:
         held = asyncio.run(tour(page))
@@ -293,7 +293,7 @@ def main() -> int:
         print(f"This machine cannot open a sandbox: {exc}", file=sys.stderr)
         return 1
     if not held:
-        print("\nSomething that must be refused was not.", file=sys.stderr)
+        print("\nAn attack was not blocked.", file=sys.stderr)
     return 0 if held else 1
 
 

@@ -2,14 +2,14 @@
 
     python examples/fan_out.py [--backend userns] [--sessions 50] [--at-once 8]
 
-Each piece of work has a session of its own, so no piece sees the files of another. Three of the
-fifty go wrong on purpose; what they did is in the list of outcomes beside the answers of the rest.
-On a terminal a line tells how far it is.
+Each job has its own session, so no job sees the files of another. Three of the fifty fail on
+purpose; the list of outcomes has their failures next to the results of the others. On a terminal a
+line shows the progress.
 
 Prints::
 
     50 sessions, at most 8 at once
-    47 answers, the largest is 49*49 = 2401
+    47 results, the largest is 49*49 = 2401
     3 failures
       13  exit code 1: ValueError: 13 is unlucky
       26  ended by the sandbox: timeout
@@ -44,24 +44,24 @@ TIMEOUT_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one piece of work: an answer, or why there is none."""
+    """The outcome of one job: a result, or the reason why there is none."""
 
     number: int
-    answer: int | None = None
+    result: int | None = None
     failure: str = ""
 
 
 async def work(number: int, backend: str) -> Outcome:
-    """One piece, in a session of its own. Whatever happens to it is returned, not raised."""
+    """Run one job in its own session. Failures are returned, not raised."""
     try:
-        # One command per session: nothing needs to be kept ready for a second one.
+        # One command per session, so no further sandbox needs to be prepared.
         async with sb.on_device.session(backend=backend, warm=0) as sbx:
             await sbx.put_bytes("number.txt", str(number).encode())
             result = await sbx.exec(WORK, script_type="python", timeout_s=TIMEOUT_S)
     except sb.SandboxError as exc:
         return Outcome(number, failure=f"could not be run: {exc}")
     if result.ok:
-        return Outcome(number, answer=int(result.stdout))
+        return Outcome(number, result=int(result.stdout))
     if result.termination_reason == "signal":
         return Outcome(number, failure=f"ended by a signal: exit code {result.returncode}")
     if result.termination_reason:
@@ -71,14 +71,14 @@ async def work(number: int, backend: str) -> Outcome:
 
 
 class Progress:
-    """One line that is rewritten, on a terminal only."""
+    """A progress line, on a terminal only."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._shown = sys.stderr.isatty()
 
     def show(self, done: int, failed: int) -> None:
-        """Draws the bar anew."""
+        """Redraw the bar."""
         if self._shown:
             bar = "#" * (30 * done // self._total)
             line = f"\r[{bar:<30}] {done} of {self._total}, {failed} failed "
@@ -86,7 +86,7 @@ class Progress:
 
 
 async def fan_out(sessions: int, at_once: int, backend: str) -> list[Outcome]:
-    """All pieces, ``at_once`` at a time; in the order of their numbers."""
+    """Run all jobs, ``at_once`` at a time; return the outcomes in the order of their numbers."""
     gate = asyncio.Semaphore(at_once)
     progress = Progress(sessions)
     outcomes: list[Outcome] = []
@@ -96,7 +96,7 @@ async def fan_out(sessions: int, at_once: int, backend: str) -> list[Outcome]:
             outcomes.append(await work(number, backend))
         progress.show(len(outcomes), sum(bool(outcome.failure) for outcome in outcomes))
 
-    # A group ends when all in it have ended: after Ctrl-C, too, every session is closed first.
+    # The group waits for all its tasks, so after Ctrl-C every session is closed first.
     async with asyncio.TaskGroup() as group:
         for number in range(sessions):
             group.create_task(in_turn(number))
@@ -104,13 +104,13 @@ async def fan_out(sessions: int, at_once: int, backend: str) -> list[Outcome]:
 
 
 async def main(sessions: int, at_once: int, backend: str) -> None:
-    """Runs them and sums up."""
+    """Run all jobs and print a summary."""
     print(f"{sessions} sessions, at most {at_once} at once")
     outcomes = await fan_out(sessions, at_once, backend)
-    answers = {o.number: o.answer for o in outcomes if o.answer is not None}
+    results = {o.number: o.result for o in outcomes if o.result is not None}
     failures = [outcome for outcome in outcomes if outcome.failure]
-    most = max(answers)
-    print(f"{len(answers)} answers, the largest is {most}*{most} = {answers[most]}")
+    most = max(results)
+    print(f"{len(results)} results, the largest is {most}*{most} = {results[most]}")
     print(f"{len(failures)} failures")
     for outcome in failures:
         print(f"  {outcome.number}  {outcome.failure}")
@@ -120,7 +120,7 @@ async def main(sessions: int, at_once: int, backend: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Many sessions in parallel.")
-    parser.add_argument("--backend", default="userns", help="what isolates (default: userns)")
+    parser.add_argument("--backend", default="userns", help="isolation backend (default: userns)")
     parser.add_argument("--sessions", type=int, default=50, help="how many (default: 50)")
     parser.add_argument("--at-once", type=int, default=8, help="how many at a time (default: 8)")
     args = parser.parse_args()

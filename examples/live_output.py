@@ -1,10 +1,10 @@
-"""The live output of several commands at once, on one screen; Ctrl-C ends them all.
+"""Live output of several concurrent commands on one screen; Ctrl-C ends all of them.
 
     python examples/live_output.py [--backend userns] [COMMAND ...]
 
-All commands run in one session, beside each other. On a terminal each has a line that shows the
-last thing it wrote, redrawn as output arrives. In a pipe there is only the summary at the end.
-Ctrl-C ends every command with all that it started, and the exit code is then 130.
+All commands run concurrently in one session. On a terminal each has a line with its last output,
+redrawn as output arrives. In a pipe there is only the summary at the end. Ctrl-C ends every command
+with all its processes; the exit code is then 130.
 
 Prints::
 
@@ -42,7 +42,7 @@ REDRAW_S = 0.05
 
 @dataclass(slots=True)
 class Row:
-    """What is known of one command."""
+    """The state of one command."""
 
     title: str
     command: str
@@ -55,12 +55,12 @@ class Row:
 
 
 def printable(line: str) -> str:
-    """A line without control characters: sandboxed code must not steer the reader's terminal."""
+    """Return a line without control characters, which could affect the terminal."""
     return "".join(c if c.isprintable() else " " for c in line)
 
 
 class Screen:
-    """Rows that are redrawn in place; nothing at all where stdout is not a terminal."""
+    """Rows that are redrawn in place; nothing if stdout is not a terminal."""
 
     COLOURS = {"running": "36", "done": "32", "ended": "33"}  # noqa: RUF012 - never changed
 
@@ -70,7 +70,7 @@ class Screen:
         self._drawn = False
 
     def draw(self) -> None:
-        """Goes up to the first row and writes all of them anew."""
+        """Move to the first row and rewrite all rows."""
         if not self._live:
             return
         width = shutil.get_terminal_size().columns
@@ -78,20 +78,20 @@ class Screen:
         text = ""
         for row in self._rows:
             colour = self.COLOURS.get(row.state, "31")
-            # Cut before the colour is put around it: a wrapped row would upset the count.
+            # Truncate before adding colour: a wrapped row would break the row count.
             text += f"\x1b[{colour}m{str(row)[: width - 1]}\x1b[0m\x1b[K\n"
         sys.stdout.write(up + text)
         sys.stdout.flush()
         self._drawn = True
 
     async def keep_drawing(self) -> None:
-        """At a steady pace: a command that writes a million lines does not slow the screen."""
+        """Redraw at a fixed rate, however much the commands write."""
         while True:
             self.draw()
             await asyncio.sleep(REDRAW_S)
 
     def end(self) -> None:
-        """The last state, which stays."""
+        """Draw the final state."""
         if self._live:
             self.draw()
         else:
@@ -99,8 +99,8 @@ class Screen:
 
 
 async def follow(sbx: sb.Session, row: Row, stop: asyncio.Event) -> None:
-    """Runs one command and keeps its row up to date."""
-    # One stream for both, in the order of writing; with PIPE, run() returns at the start.
+    """Run one command and update its row."""
+    # One stream for stdout and stderr keeps their order. With PIPE, run() returns at the start.
     proc = await sbx.run(f"exec 2>&1\n{row.command}", stdout=sb.PIPE)
     row.state = "running"
     stopping = asyncio.create_task(stop.wait())
@@ -114,7 +114,7 @@ async def follow(sbx: sb.Session, row: Row, stop: asyncio.Event) -> None:
 
 
 async def main(commands: list[tuple[str, str]], backend: str) -> int:
-    """Runs all of them, each given with its title; 130 after Ctrl-C."""
+    """Run all commands, each given with its title; return 130 after Ctrl-C."""
     rows = [Row(title, command) for title, command in commands]
     screen, stop = Screen(rows), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
@@ -131,8 +131,8 @@ async def main(commands: list[tuple[str, str]], backend: str) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Several commands at once, live.")
-    parser.add_argument("--backend", default="userns", help="what isolates (default: userns)")
+    parser = argparse.ArgumentParser(description="Live output of concurrent commands.")
+    parser.add_argument("--backend", default="userns", help="isolation backend (default: userns)")
     parser.add_argument("command", nargs="*", help="shell text (default: four short ones)")
     args = parser.parse_args()
     chosen = [(printable(command)[:25], command) for command in args.command]

@@ -1,12 +1,12 @@
-"""Install packages by a lock with hashes: what was resolved once is what is installed, or nothing.
+"""Install packages from a lock file with hashes: exactly the resolved files, or nothing.
 
     python examples/locked_packages.py [--backend userns] [REQUIREMENT ...]
     python examples/locked_packages.py --index-url http://HOST:PORT/simple --allow HOST:PORT
 
-``uv pip compile`` resolves the requirements and writes the lock, ``uv pip sync`` installs exactly
-that, into the session's own environment. Only these two calls have a network, and only with the
-hosts of the package index: ``sb.PYPI_HOSTS``, unless another index is named. A lock whose hash is
-another one than the index serves is refused, and so is the network for the code that was installed.
+``uv pip compile`` resolves the requirements and writes the lock file, ``uv pip sync`` installs
+exactly its contents into the session's environment. Only these two calls have network access, and
+only to the hosts of the package index: ``sb.PYPI_HOSTS``, unless another index is given. A lock
+file with a wrong hash is refused. The installed code has no network access.
 
 Prints::
 
@@ -41,27 +41,27 @@ CONNECT = "import socket; socket.create_connection(('192.0.2.1', 443), 3)"
 
 
 class Index:
-    """Where packages come from, and the calls that may go there."""
+    """A package index, and the calls that may reach it."""
 
     def __init__(self, sbx: sb.Session, url: str, allow: list[str]) -> None:
         self._sbx = sbx
         self._options = ["--index-url", url] if url else []
-        # In every call that downloads, and in no other.
+        # For calls that download, and no others.
         self._network: dict[str, Any] = {
             "network_mode": "allowlist",
             "network_allowlist": allow or sb.PYPI_HOSTS,
         }
 
-    async def uv(self, *words: str) -> sb.ExecResult:
-        """Runs ``uv pip ...`` with the index in reach; what it says is shown on a terminal."""
+    async def uv(self, *arguments: str) -> sb.ExecResult:
+        """Run ``uv pip ...`` with access to the index; show its output on a terminal."""
         if sys.stderr.isatty():
-            print(f"\x1b[2muv pip {' '.join(words)} ...\x1b[0m", file=sys.stderr)
+            print(f"\x1b[2muv pip {' '.join(arguments)} ...\x1b[0m", file=sys.stderr)
         return await self._sbx.exec(
-            ["uv", "pip", *words, *self._options], timeout_s=TIMEOUT_S, **self._network
+            ["uv", "pip", *arguments, *self._options], timeout_s=TIMEOUT_S, **self._network
         )
 
     async def lock(self, requirements: list[str]) -> str:
-        """Resolves, with the hashes of all files that would do."""
+        """Resolve the requirements, with the hashes of all matching files."""
         await self._sbx.put_bytes("requirements.in", "\n".join(requirements).encode())
         done = await self.uv(
             "compile", "--generate-hashes", "--no-header", "--no-annotate", "--quiet",
@@ -69,22 +69,22 @@ class Index:
         )  # fmt: skip
         if not done.ok:
             raise SystemExit(f"the requirements could not be locked:\n{done.stderr}")
-        # A lock is worth keeping: beside the program, under version control.
+        # Keep the lock file under version control, next to the program.
         return (await self._sbx.get_bytes("requirements.lock", max_bytes=1_000_000)).decode()
 
     async def install(self, lock: str) -> sb.ExecResult:
-        """Installs what the lock says and removes what it does not say."""
+        """Install the packages of the lock file and remove all others."""
         await self._sbx.put_bytes("install.lock", lock.encode())
         return await self.uv("sync", "--require-hashes", "--reinstall", "install.lock")
 
 
 def changed(lock: str) -> str:
-    """The lock, as it would be if every file had become another one since."""
+    """Return the lock file with wrong hashes, as if every file had changed."""
     return re.sub(r"sha256:[0-9a-f]{64}", f"sha256:{'0' * 64}", lock)
 
 
 async def main(requirements: list[str], url: str, allow: list[str], backend: str) -> None:
-    """Locks, installs, looks, and tries what must not work."""
+    """Lock, install and inspect the packages, and try two operations that must fail."""
     async with sb.on_device.session(backend=backend) as sbx:
         index = Index(sbx, url, allow)
         lock = await index.lock(requirements)
@@ -97,7 +97,7 @@ async def main(requirements: list[str], url: str, allow: list[str], backend: str
             raise SystemExit(f"the lock could not be installed:\n{installed.stderr}")
         print("installed:", *re.findall(r"^ [+~] (\S+)$", installed.stderr, re.MULTILINE))
 
-        # From here on there is no network: installed code is untrusted code.
+        # From here on there is no network: installed code is untrusted.
         await sbx.put_bytes("look.py", LOOK.encode())
         looked = await sbx.exec(["python3", "look.py", pinned[0][0]], check=True)
         print(f"found: {looked.stdout}", end="")
@@ -113,7 +113,7 @@ async def main(requirements: list[str], url: str, allow: list[str], backend: str
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Packages by a lock with hashes.")
-    parser.add_argument("--backend", default="userns", help="what isolates (default: userns)")
+    parser.add_argument("--backend", default="userns", help="isolation backend (default: userns)")
     parser.add_argument("--index-url", default="", help="another package index")
     parser.add_argument("--allow", action="append", default=[], help="a host of that index")
     parser.add_argument("requirement", nargs="*", help=f"default: {REQUIREMENTS[0]}")

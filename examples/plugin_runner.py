@@ -1,10 +1,10 @@
-"""Untrusted plugins under limits: one honest, and a hostile one of each kind.
+"""Untrusted plugins with limits: one correct plugin, and one for each kind of attack.
 
     python examples/plugin_runner.py [--backend userns]
 
-A plugin is a Python program that reads JSON on stdin and writes JSON on stdout. Each gets a session
-of its own, with limits on memory, processes, time and output, and no network. Whatever it does, the
-runner goes on, and reports one line of JSON for each.
+A plugin is a Python program that reads JSON on stdin and writes JSON on stdout. Each has its own
+session, with limits on memory, processes, time and output, and no network. The runner reports one
+line of JSON for each plugin, whatever the plugin does.
 
 Prints::
 
@@ -15,8 +15,8 @@ Prints::
     {"plugin": "flood", "ok": false, "reason": "output"}
     {"plugin": "thief", "ok": false, "reason": "error: FileNotFoundError"}
     {"plugin": "caller", "ok": false, "reason": "error: OSError"}
-    {"plugin": "liar", "ok": false, "reason": "answer is not JSON"}
-    {"plugin": "wrong_shape", "ok": false, "reason": "answer is not an object"}
+    {"plugin": "liar", "ok": false, "reason": "result is not JSON"}
+    {"plugin": "wrong_shape", "ok": false, "reason": "result is not an object"}
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from union import sandbox as sb
 
 LIMITS = sb.Resources(memory="192Mi", processes=16, file_size="16Mi", tmp="16Mi")
 TIMEOUT_S = 4.0
-MOST_OUTPUT = 64 * 1024
+MAX_OUTPUT = 64 * 1024
 AT_ONCE = 3
 
-QUESTION = {"text": "the quick brown fox jumps over the lazy dog"}
+REQUEST = {"text": "the quick brown fox jumps over the lazy dog"}
 PLUGINS = {
     "word_count": "import json, sys\n"
     "print(json.dumps({'words': len(json.load(sys.stdin)['text'].split())}))",
@@ -52,18 +52,18 @@ PLUGINS = {
 
 
 class RefusedError(Exception):
-    """A plugin that gave no answer; the text is the reason."""
+    """A plugin returned no result; the message is the reason."""
 
 
 async def bounded(proc: sb.SandboxProcess) -> bytes:
-    """What it writes to stdout, up to the limit; a flood is ended at once, not cut and waited for.
+    """Return the stdout of a plugin; end the plugin when it exceeds the limit.
 
-    ``exec(max_output_bytes=...)`` would be shorter: it keeps as much and lets the plugin go on.
+    ``exec(max_output_bytes=...)`` is shorter, but truncates the output and lets the plugin run on.
     """
     kept = b""
     async for data in proc.iter_stdout():
         kept += data
-        if len(kept) > MOST_OUTPUT:
+        if len(kept) > MAX_OUTPUT:
             proc.kill()
             raise RefusedError("output")
     await proc.wait()
@@ -71,36 +71,36 @@ async def bounded(proc: sb.SandboxProcess) -> bytes:
 
 
 def judged(proc: sb.SandboxProcess, stdout: bytes, stderr: bytes) -> dict[str, Any]:
-    """The answer. What ended a plugin is the sandbox's word; all else is the plugin's own."""
+    """Return the result. The reason of an end comes from the sandbox, the rest from the plugin."""
     ended = {"oom": "memory", "timeout": "time"}.get(proc.termination_reason)
     if ended:
         raise RefusedError(ended)
     if proc.returncode != 0:
         last = stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        # The kernel refuses a process too many with this error, and Python says so.
+        # Python raises this error when the process limit is reached.
         if "BlockingIOError: [Errno 11]" in last:
             raise RefusedError("processes")
         raise RefusedError(f"error: {last.partition(':')[0][:40]}")
     try:
-        answer = json.loads(stdout)
+        result = json.loads(stdout)
     except ValueError as exc:
-        raise RefusedError("answer is not JSON") from exc
-    if not isinstance(answer, dict):
-        raise RefusedError("answer is not an object")
-    return answer
+        raise RefusedError("result is not JSON") from exc
+    if not isinstance(result, dict):
+        raise RefusedError("result is not an object")
+    return result
 
 
-async def ask(source: str, question: object, backend: str) -> dict[str, Any]:
-    """Puts one question to one plugin."""
+async def send_request(source: str, request: object, backend: str) -> dict[str, Any]:
+    """Send one request to one plugin."""
     session = sb.on_device.session(backend=backend, resources=LIMITS, warm=0)
     async with session as sbx:
         proc = await sbx.run(
             source,
             script_type="python",
-            stdin=json.dumps(question).encode(),
+            stdin=json.dumps(request).encode(),
             stdout=sb.PIPE,
             timeout_s=TIMEOUT_S,
-            max_output_bytes=MOST_OUTPUT,  # of stderr, which is collected
+            max_output_bytes=MAX_OUTPUT,  # Limit of stderr, which is collected.
         )
         stdout = await bounded(proc)
         _, stderr = await proc.communicate()
@@ -108,10 +108,10 @@ async def ask(source: str, question: object, backend: str) -> dict[str, Any]:
 
 
 async def report(name: str, source: str, backend: str, gate: asyncio.Semaphore) -> dict[str, Any]:
-    """One plugin's line."""
+    """Return the report line of one plugin."""
     async with gate:
         try:
-            result = await ask(source, QUESTION, backend)
+            result = await send_request(source, REQUEST, backend)
         except RefusedError as exc:
             return {"plugin": name, "ok": False, "reason": str(exc)}
         except sb.SandboxError as exc:
@@ -120,17 +120,17 @@ async def report(name: str, source: str, backend: str, gate: asyncio.Semaphore) 
 
 
 def progress(text: str) -> None:
-    """A line that the next one replaces, on a terminal only."""
+    """Print a progress line, on a terminal only."""
     if sys.stderr.isatty():
         print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 async def main(backend: str) -> None:
-    """Asks all of them, a few at a time, and prints in the order of the list."""
+    """Run all plugins, a few at a time, and print the reports in the order of the list."""
     gate = asyncio.Semaphore(AT_ONCE)
     with tempfile.NamedTemporaryFile(prefix="host-secret-") as secret:
-        os.chmod(secret.name, 0o644)  # what keeps the thief out is the sandbox, not these bits
-        # A group ends when all in it have ended: after Ctrl-C, too, every session is closed first.
+        os.chmod(secret.name, 0o644)  # The sandbox stops the thief, not these permission bits.
+        # The group waits for all its tasks, so after Ctrl-C every session is closed first.
         async with asyncio.TaskGroup() as group:
             reports = [
                 group.create_task(
@@ -147,5 +147,5 @@ async def main(backend: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Untrusted plugins under limits.")
-    parser.add_argument("--backend", default="userns", help="what isolates (default: userns)")
+    parser.add_argument("--backend", default="userns", help="isolation backend (default: userns)")
     asyncio.run(main(parser.parse_args().backend))

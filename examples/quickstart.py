@@ -1,4 +1,4 @@
-r"""The shortest useful program: open a session, run code in it, take a file out.
+r"""The shortest useful program: open a session, run code in it, fetch a file.
 
     python examples/quickstart.py [--backend userns]
 
@@ -18,7 +18,7 @@ from union import sandbox as sb
 
 
 async def main(backend: str) -> None:
-    """Runs three commands that share one work dir."""
+    """Run commands that share one work dir."""
     async with sb.on_device.session(backend=backend) as sbx:
         await sbx.put_bytes("numbers.txt", b"3\n1\n2\n")
 
@@ -32,5 +32,5 @@ async def main(backend: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="The shortest useful program.")
-    parser.add_argument("--backend", default="userns", help="what isolates (default: userns)")
+    parser.add_argument("--backend", default="userns", help="isolation backend (default: userns)")
     asyncio.run(main(parser.parse_args().backend))

@@ -1,12 +1,11 @@
-"""A web page on which every visitor has a sandbox of their own.
+"""A web page with a separate sandbox for every visitor.
 
     pip install 'unionai-sandbox[remote]'        # for aiohttp
-    python examples/web_app.py [--backend userns] [--port 8000] [--idle 300] [--most 20]
+    python examples/web_app.py [--backend userns] [--port 8000] [--idle 300] [--max-visitors 20]
 
-A cookie names the visitor; the session behind it is opened with the first command and closed when
-nobody has used it for a while. The output of a command is sent as server-sent events while it is
-written. There are limits on visitors, on time and on output, and one visitor runs one command at a
-time. Ctrl-C closes every session.
+A cookie identifies the visitor. The session opens with the first command and closes after an idle
+time. The output of a command is streamed as server-sent events. Visitors, time and output are
+limited, and each visitor runs one command at a time. Ctrl-C closes every session.
 
 Prints::
 
@@ -42,13 +41,13 @@ KEY = secrets.token_bytes(32)
 
 
 def signed(name: str) -> str:
-    """A cookie that only this server can have made, so that nothing is kept until it is used."""
+    """Return a signed cookie, so that the server stores nothing before the first command."""
     return f"{name}.{hmac.new(KEY, name.encode(), hashlib.sha256).hexdigest()}"
 
 
 @dataclass(slots=True)
 class Visitor:
-    """One visitor's session; ``busy`` is held while a command of theirs runs."""
+    """One visitor's session; ``busy`` is held while a command runs."""
 
     session: sb.Session
     used: float = 0.0
@@ -56,15 +55,15 @@ class Visitor:
 
 
 class App:
-    """The page, the visitors, and what they run."""
+    """The web application: page, visitors and their commands."""
 
-    def __init__(self, backend: str, most: int, idle_s: float) -> None:
-        self._backend, self._most, self._idle_s = backend, most, idle_s
+    def __init__(self, backend: str, max_visitors: int, idle_s: float) -> None:
+        self._backend, self._max_visitors, self._idle_s = backend, max_visitors, idle_s
         self.visitors: dict[str, Visitor] = {}
         self.closed = 0
 
     async def page(self, request: web.Request) -> web.Response:
-        """GET /: the page, and a cookie for who has none."""
+        """GET /: the page, and a cookie for new visitors."""
         nonce = secrets.token_urlsafe(16)
         response = web.Response(text=PAGE.replace("NONCE", nonce), content_type="text/html")
         response.headers["Content-Security-Policy"] = (
@@ -82,9 +81,9 @@ class App:
         return token if good else ""
 
     async def run(self, request: web.Request) -> web.StreamResponse:
-        """POST /run with {"code": ..., "kind": "shell" or "python"}: output as it is written."""
+        """POST /run with {"code": ..., "kind": "shell" or "python"}: stream the output."""
         token = self._token(request)
-        # No page of another site, nor of another port of this host, runs commands for a visitor.
+        # Pages of other sites, or of other ports of this host, must not run commands for a visitor.
         if not token or request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
             raise web.HTTPForbidden(text="load the page first")
         try:
@@ -94,14 +93,14 @@ class App:
             raise web.HTTPBadRequest(text="kind and code are needed, as JSON") from exc
         visitor = self.visitors.get(token)
         if visitor is None:
-            if len(self.visitors) >= self._most:
+            if len(self.visitors) >= self._max_visitors:
                 raise web.HTTPServiceUnavailable(text="too many visitors, come back later")
             session = sb.on_device.session(backend=self._backend, resources=LIMITS)
             visitor = self.visitors[token] = Visitor(session)
         if visitor.busy.locked():
             raise web.HTTPConflict(text="your last command still runs")
         async with visitor.busy:
-            if not visitor.used:  # if this fails, expire() removes the visitor soon
+            if not visitor.used:  # If this fails, expire() removes the visitor later.
                 await visitor.session.open()
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await response.prepare(request)
@@ -112,7 +111,7 @@ class App:
         return response
 
     async def expire(self) -> None:
-        """Closes, again and again, what nobody has used for a while."""
+        """Close idle sessions periodically."""
         while True:
             await asyncio.sleep(min(1.0, self._idle_s / 4))
             late = time.monotonic() - self._idle_s
@@ -121,23 +120,23 @@ class App:
                     await self.close(token)
 
     async def close(self, token: str) -> None:
-        """Ends what a visitor runs and removes their files."""
+        """End a visitor's command and remove their files."""
         if visitor := self.visitors.pop(token, None):
             await visitor.session.close()
             self.closed += 1
 
 
 async def stream(response: web.StreamResponse, session: sb.Session, code: str, kind: str) -> None:
-    """Runs it, and sends what it writes, up to a limit, and then how it ended."""
+    """Run the code; send its output up to a limit, then its exit code and reason."""
 
     async def send(event: str, data: object) -> None:
         await response.write(f"event: {event}\ndata: {json.dumps(data)}\n\n".encode())
 
-    # Both streams as one, in the order of writing.
+    # One stream for stdout and stderr keeps their order.
     command = ["python3", "-uc", code] if kind == "python" else ["sh", "-c", code]
     argv = ["sh", "-c", 'exec "$@" 2>&1', "sh", *command]
     proc = await session.run(argv, stdout=sb.PIPE, timeout_s=TIMEOUT_S)
-    # A piece may end in the middle of a character.
+    # A chunk may end in the middle of a character.
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     room = MOST_OUTPUT
     try:
@@ -152,12 +151,12 @@ async def stream(response: web.StreamResponse, session: sb.Session, code: str, k
         reason = proc.termination_reason if room >= 0 else "output"
         await send("end", {"code": proc.returncode, "reason": reason})
     finally:
-        proc.kill()  # the visitor may have left; once it has ended, this does nothing
+        proc.kill()  # The visitor may have left. No effect if the command has ended.
 
 
 async def main(args: argparse.Namespace) -> None:
-    """Serves until Ctrl-C or SIGTERM."""
-    handlers = App(args.backend, args.most, args.idle)
+    """Serve until Ctrl-C or SIGTERM."""
+    handlers = App(args.backend, args.max_visitors, args.idle)
     app = web.Application(client_max_size=MOST_SOURCE)
     app.add_routes([web.get("/", handlers.page), web.post("/run", handlers.run)])
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
@@ -178,8 +177,8 @@ async def main(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="A sandbox for every visitor of a page.")
-    parser.add_argument("--backend", default="userns", help="what isolates (default: userns)")
+    parser.add_argument("--backend", default="userns", help="isolation backend (default: userns)")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--idle", type=float, default=300.0, help="seconds until a session ends")
-    parser.add_argument("--most", type=int, default=20, help="how many visitors at once")
+    parser.add_argument("--max-visitors", type=int, default=20, help="concurrent visitors (20)")
     asyncio.run(main(parser.parse_args()))

@@ -1,8 +1,8 @@
 /* The resident launcher: one per host process, started with an empty environment, ending with its host.
  *
  * Descriptor 0 is the control socket, descriptor 1 a pidfd of the host. Each session attaches a channel of its own; when
- * a channel closes, everything that was started through it is killed. When the host ends, or lets go of the control
- * socket, everything is killed and the launcher ends. */
+ * a channel closes, everything that was started through it is killed. When the host ends, or closes the control socket,
+ * everything is killed and the launcher ends. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -24,30 +24,37 @@
 
 #include "sbx.h"
 
-/* `wrapped`: the process is bwrap, whose only child is the first process of the sandbox; `said` is what it wrote to its
- * standard error, `socket` the sandbox's, to pass that on; `life` is our end of its life line. `leaves`: its processes may
- * outlive it and come to us. */
-struct child { uint64_t seq; pid_t pid; int channel, said, socket, life; uint32_t id; unsigned char notify, leaves, wrapped; };
+/* `wrapped`: the process is bwrap, whose only child is the first process of the sandbox; `bwrap_stderr` is a file with its
+ * error output, `socket` is the sandbox's, to report that output; `life` is our end of its life pipe. `leaves`: its
+ * processes may outlive it and be reparented to us. */
+struct child {
+    uint64_t seq;
+    pid_t pid;
+    int channel, bwrap_stderr, socket, life;
+    uint32_t id;
+    unsigned char notify, leaves, wrapped;
+};
 
 static struct child *children;
 static size_t nchildren, room;
-enum { ORPHANS = 64 }; /* places that are left free for adopted processes */
+enum { ORPHANS = 64 }; /* entries that are kept free for adopted processes */
 
 /* A channel whose processes are being ended: by MSG_KILL_ALL, which is answered when they are gone, or because it was closed.
- * What is left of a closed one has a negative number that no other channel gets. */
+ * The processes of a closed channel get a negative channel number that is never reused. */
 struct drain { int channel; uint32_t id; unsigned char again; };
 static struct drain *drains;
 static size_t ndrains, drain_room;
-static int owed; /* an answer could not be sent yet */
-static uint64_t made; /* sandboxes, ever */
+static int reply_pending; /* a reply could not be sent yet */
+static uint64_t sandbox_count; /* ever made */
 static struct step steps[MAX_STEPS];
 static union { char bytes[MAX_MESSAGE]; struct simple_msg simple; struct prepare_msg prepare; } request;
-/* How long our own end waits for that of the sandboxes. */
-enum { LAST_LOOK_MS = 20, LAST_S = 5, OWED_MS = 20 };
-static int poller, proc, life[2], look_again = -1;
+/* How long the launcher waits for the end of its sandboxes before it ends itself. */
+enum { FINAL_POLL_MS = 20, FINAL_WAIT_S = 5, RETRY_MS = 20 };
+static int poller, proc, life[2], next_check_ms = -1;
 
-/* A message to a channel must never stop the launcher: a host that does not read loses its notice, not its neighbours. */
-static int tell(int channel, uint32_t type, uint32_t id, int32_t a)
+/* A message to a channel must never block the launcher: a session that does not read loses the message, and no other
+ * session waits for it. */
+static int notify(int channel, uint32_t type, uint32_t id, int32_t a)
 {
     struct simple_msg msg = {.type = type, .id = id, .a = a};
     return send(channel, &msg, sizeof msg, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ? -1 : 0;
@@ -78,7 +85,7 @@ static uint64_t oldest_of(int channel)
     return oldest;
 }
 
-static int remember(pid_t pid, int channel, const struct prepare_msg *p, int said, int socket, int own_life)
+static int remember(pid_t pid, int channel, const struct prepare_msg *p, int bwrap_stderr, int socket, int own_life)
 {
     if (nchildren + ORPHANS >= room) {
         size_t more = room ? room * 2 : (size_t)4 * ORPHANS;
@@ -89,31 +96,32 @@ static int remember(pid_t pid, int channel, const struct prepare_msg *p, int sai
         room = more;
     }
     int wrapped = (p->flags & PREPARE_WRAPPED) != 0;
-    children[nchildren++] = (struct child){.seq = ++made, .pid = pid, .channel = channel, .id = p->id, .said = said,
+    children[nchildren++] = (struct child){.seq = ++sandbox_count, .pid = pid, .channel = channel, .id = p->id,
+                                           .bwrap_stderr = bwrap_stderr,
                                            .socket = socket, .life = own_life,
                                            .notify = (p->flags & PREPARE_NOTIFY) != 0, .wrapped = (unsigned char)wrapped,
                                            .leaves = wrapped || p->clone_flags == 0};
     return 0;
 }
 
-/* Why bwrap ended before there was a sandbox, in its own words; the host has no other way to learn it. */
-static void pass_on(const struct child *c, int status)
+/* Reports the error output of a bwrap that ended before there was a sandbox; it explains the failure. */
+static void report_bwrap_failure(const struct child *c, int status)
 {
     struct { struct simple_msg head; char text[400]; } msg = {.head = {.type = MSG_FAILED, .id = OP_WRAP}};
     ssize_t size = 0;
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
-    if (code != 0 && code < 125) /* from there on it is the end of what bwrap had started */
-        size = pread(c->said, msg.text, sizeof msg.text, 0);
+    if (code != 0 && code < EXIT_SANDBOX) /* from there on it is the exit code of the process that bwrap started */
+        size = pread(c->bwrap_stderr, msg.text, sizeof msg.text, 0);
     if (size > 0)
         (void)send(c->socket, &msg, sizeof msg.head + (size_t)size, MSG_NOSIGNAL | MSG_DONTWAIT);
-    close(c->said);
+    close(c->bwrap_stderr);
     close(c->socket);
     close(c->life);
 }
 
-/* Without a pid namespace, what a killed runner leaves behind comes to us, one generation at a time. So does the child of a
- * bwrap that was killed just as it had made it. All of it is killed; until it is reaped it counts as its channel's, as far
- * as there is room to list it. */
+/* Without a pid namespace, the orphans of a killed runner are reparented to us, one generation at a time. So is the child of
+ * a bwrap that was killed just after it had made it. All of them are killed; until they are reaped they count for their
+ * channel, as far as there is room to list them. */
 static void adopt_orphans(int channel, uint64_t seq)
 {
     pid_t pids[512];
@@ -122,7 +130,7 @@ static void adopt_orphans(int channel, uint64_t seq)
     int n = list_children(pids, (int)(sizeof pids / sizeof *pids));
     for (int i = 0; i < n; i++)
         if (!is_listed(pids[i]) && nchildren < room)
-            children[nchildren++] = (struct child){.seq = seq, .pid = pids[i], .channel = channel, .said = -1,
+            children[nchildren++] = (struct child){.seq = seq, .pid = pids[i], .channel = channel, .bwrap_stderr = -1,
                                                    .socket = -1, .life = -1, .leaves = 1};
 }
 
@@ -132,8 +140,8 @@ static void reap(void)
     int status;
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
         int orphan = 1, channel = -1;
-        uint64_t seq = made;
-        leave_network(pid, made);
+        uint64_t seq = sandbox_count;
+        leave_network(pid, sandbox_count);
         for (size_t i = 0; i < nchildren; i++) {
             if (children[i].pid != pid)
                 continue;
@@ -145,19 +153,19 @@ static void reap(void)
             for (size_t k = 0; k < ndrains; k++)
                 drains[k].again |= drains[k].channel == channel;
             if (was.wrapped)
-                pass_on(&was, status);
+                report_bwrap_failure(&was, status);
             if (was.notify)
-                (void)tell(was.channel, MSG_GONE, was.id, status);
+                (void)notify(was.channel, MSG_GONE, was.id, status);
             break;
         }
         if (orphan)
             adopt_orphans(channel, seq);
     }
-    look_again = forget_networks(is_busy);
+    next_check_ms = forget_networks(is_busy);
 }
 
-/* Not reaped yet, so the pid is still its own. The sandbox's first process dies before bwrap, which is left to see it:
- * so the end of bwrap is the end of everything. */
+/* The child is not reaped yet, so its pid is valid. The sandbox's first process is killed before bwrap, which then ends by
+ * itself: so the end of bwrap is the end of the whole sandbox. */
 static void end_child(const struct child *c)
 {
     if (!c->wrapped || !kill_only_child(c->pid))
@@ -171,12 +179,12 @@ static void kill_channel(int channel)
             end_child(&children[i]);
 }
 
-/* Answers for the channels whose processes are all gone. When one of a channel's has ended, the others are killed again: a
- * bwrap may have made its child just after the first attempt. A process that cannot be killed, because it waits for a
- * device, delays its own channel only. */
-static void settle_drains(void)
+/* Replies to the channels whose processes are all gone. When one process of a channel has ended, the others are killed
+ * again: a bwrap may have made its child just after the first attempt. A process that cannot be killed, because it waits
+ * for a device, delays only its own channel. */
+static void finish_drains(void)
 {
-    owed = 0;
+    reply_pending = 0;
     for (size_t i = 0; i < ndrains;) {
         struct drain d = drains[i];
         if (is_busy(d.channel)) {
@@ -186,8 +194,8 @@ static void settle_drains(void)
             continue;
         }
         forget_networks_of(d.channel);
-        if (d.channel >= 0 && tell(d.channel, MSG_ALL_GONE, d.id, 0) < 0 && errno != EPIPE && errno != ECONNRESET) {
-            owed = 1; /* the host does not read now, or there is no memory: sent when it can be */
+        if (d.channel >= 0 && notify(d.channel, MSG_ALL_GONE, d.id, 0) < 0 && errno != EPIPE && errno != ECONNRESET) {
+            reply_pending = 1; /* the host does not read now, or there is no memory: sent again later */
             i++;
             continue;
         }
@@ -195,23 +203,23 @@ static void settle_drains(void)
     }
 }
 
-/* Begins to end everything of a channel. */
+/* Begins to end all processes of a channel. */
 static void drain_channel(int channel, uint32_t id)
 {
     if (ndrains == drain_room) {
         size_t more = drain_room ? drain_room * 2 : 16;
         struct drain *grown = realloc(drains, more * sizeof *grown);
         if (!grown)
-            _exit(2); /* everything ends with us: to leave a sandbox alive would be worse */
+            _exit(EXIT_LAUNCHER); /* this ends everything: leaving a sandbox alive would be worse */
         drains = grown;
         drain_room = more;
     }
     kill_channel(channel);
     drains[ndrains++] = (struct drain){.channel = channel, .id = id};
     if (channel >= 0 && is_busy(channel))
-        (void)tell(channel, MSG_DRAINING, id, 0);
+        (void)notify(channel, MSG_DRAINING, id, 0);
     reap();
-    settle_drains();
+    finish_drains();
 }
 
 static void close_channel(int channel)
@@ -245,103 +253,130 @@ static int enter_cgroups(pid_t pid, const int *fds, int n)
     return 0;
 }
 
-static void close_trees(int n)
+/* The plan of one request, mapped and decoded, with the id-mapped trees that were opened for it; released at scope end. */
+struct loaded_plan { void *bytes; size_t size; int nsteps; };
+
+static void unload_plan(const struct loaded_plan *plan)
 {
-    for (int i = 0; i < n; i++)
+    int saved = errno;
+    for (int i = 0; i < plan->nsteps; i++)
         if (steps[i].op == OP_BIND && steps[i].a[3] >> 32 != 0 && tree_fds[i] >= 0)
             close(tree_fds[i]);
+    if (plan->bytes != MAP_FAILED)
+        munmap(plan->bytes, plan->size);
+    errno = saved;
 }
 
-/* Descriptors of a request: the sandbox's socket, the plan, cgroup files, what the plan refers to by index, and the
- * namespaces to begin with. */
-static void prepare(int channel, const struct prepare_msg *p, int *fds, int nfds)
+/* Returns 0, or the operation that failed, with errno. */
+static uint32_t load_plan(int fd, const struct prepare_msg *p, const struct sandbox *s, struct loaded_plan *plan)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return OP_PLAN;
+    plan->size = (size_t)st.st_size;
+    if (st.st_size > 0 && (plan->bytes = mmap(NULL, plan->size, PROT_READ, MAP_PRIVATE, fd, 0)) == MAP_FAILED)
+        return OP_PLAN;
+    int nsteps = st.st_size > 0 ? plan_decode(plan->bytes, plan->size, steps, MAX_STEPS) : -1;
+    if (nsteps < 0 || p->network > (uint32_t)((p->flags & PREPARE_COPY) != 0 ? nsteps : 0)) {
+        errno = EINVAL;
+        return OP_PLAN;
+    }
+    memset(tree_fds, 0xff, sizeof(int) * (size_t)nsteps);
+    plan->nsteps = nsteps;
+    return open_sources(steps, nsteps, s->fds, s->nfds, 1) < 0 ? OP_IDMAP : 0;
+}
+
+/* Descriptors for a sandbox that bwrap builds: its error output, a copy of its socket, and a life pipe of its own. */
+struct wrap_fds { int bwrap_stderr, socket, life[2]; };
+
+static void close_wrap_fds(const struct wrap_fds *w)
+{
+    close_scoped(&w->bwrap_stderr);
+    close_scoped(&w->socket);
+    close_scoped(&w->life[0]);
+    close_scoped(&w->life[1]);
+}
+
+static int open_wrap_fds(struct wrap_fds *w, int socket)
+{
+    int ends[2];
+    w->bwrap_stderr = memfd_create("bwrap-stderr", MFD_CLOEXEC);
+    w->socket = fcntl(socket, F_DUPFD_CLOEXEC, 3);
+    if (w->bwrap_stderr < 0 || w->socket < 0 || pipe2(ends, O_CLOEXEC) < 0)
+        return -1;
+    w->life[0] = ends[0];
+    w->life[1] = ends[1];
+    return 0;
+}
+
+/* Completes a cloned child: its id maps, its cgroups, and the byte that it waits for. Returns 0, or the operation that
+ * failed, with errno. */
+static uint32_t release_child(pid_t pid, const struct prepare_msg *p, const int *cgroups, int ncgroups, int go)
+{
+    if (!(p->flags & PREPARE_COPY) && (p->flags & PREPARE_MAP_IDS) && write_ids(pid, p) < 0)
+        return OP_IDS;
+    if (enter_cgroups(pid, cgroups, ncgroups) < 0)
+        return OP_CGROUP;
+    return write(go, "", 1) == 1 ? 0 : OP_FORK;
+}
+
+/* Descriptors of a request: the sandbox's socket, the plan, cgroup files, those that the plan refers to by index, and the
+ * namespaces to begin with. Returns 0, or the operation that failed, with errno. */
+static uint32_t prepare(int channel, const struct prepare_msg *p, int *fds, int nfds)
 {
     struct prepare_fds places;
     if (prepare_layout(p, nfds, &places) < 0) {
-        if (nfds > 0)
-            report_failure(fds[0], OP_PLAN, EPROTO);
-        return;
+        errno = EPROTO;
+        return OP_PLAN;
     }
-    int socket = fds[0], kept = -1, copies = places.copies, own[2] = {-1, -1};
-    uint32_t failed = OP_CLONE;
-    struct stat st;
-    void *plan = MAP_FAILED;
-    struct sandbox s = {.socket = socket, .prepare = p, .steps = steps, .nfds = places.count, .said = -1,
+    struct sandbox s = {.socket = fds[0], .prepare = p, .steps = steps, .nfds = places.count, .bwrap_stderr = -1,
                         .life = life[0], .launchers_end = life[1], .proc = proc};
     memcpy(s.fds, fds + places.first, sizeof(int) * (size_t)s.nfds);
-    if (fstat(fds[1], &st) < 0 || (st.st_size > 0 && (plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE,
-                                                                  fds[1], 0)) == MAP_FAILED)) {
-        report_failure(socket, OP_PLAN, errno);
-        goto unmap;
-    }
-    if (st.st_size == 0 || (s.nsteps = plan_decode(plan, (size_t)st.st_size, steps, MAX_STEPS)) < 0 ||
-        p->network > (uint32_t)(copies ? s.nsteps : 0)) {
-        report_failure(socket, OP_PLAN, EINVAL);
-        goto unmap;
-    }
-    memset(tree_fds, 0xff, sizeof(int) * (size_t)s.nsteps);
-    if (open_sources(steps, s.nsteps, s.fds, s.nfds, 1) < 0) {
-        report_failure(socket, OP_IDMAP, errno);
-        goto trees;
-    }
+    struct loaded_plan plan __attribute__((cleanup(unload_plan))) = {.bytes = MAP_FAILED};
+    uint32_t failed = load_plan(fds[1], p, &s, &plan);
+    if (failed)
+        return failed;
+    s.nsteps = plan.nsteps;
+    struct wrap_fds own __attribute__((cleanup(close_wrap_fds))) = {-1, -1, {-1, -1}};
     if (p->flags & PREPARE_WRAPPED) {
-        s.said = memfd_create("said", MFD_CLOEXEC);
-        kept = fcntl(socket, F_DUPFD_CLOEXEC, 3);
-        if (s.said < 0 || kept < 0 || pipe2(own, O_CLOEXEC) < 0) {
-            report_failure(socket, OP_FDS, errno);
-            goto kept;
-        }
-        s.life = own[0];
-        s.launchers_end = own[1];
+        if (open_wrap_fds(&own, fds[0]) < 0)
+            return OP_FDS;
+        s.bwrap_stderr = own.bwrap_stderr;
+        s.life = own.life[0];
+        s.launchers_end = own.life[1];
     }
-    if (pipe2(s.go, O_CLOEXEC) < 0) {
-        report_failure(socket, OP_FDS, errno);
-        goto kept;
-    }
-    pid_t pid = copies ? make_copy(&s, channel, fds[nfds - 2], fds[nfds - 1], oldest_of(channel), &failed)
-                       : (pid_t)make_owned_child(p->clone_flags, p->uid_out);
+    if (pipe2(s.go, O_CLOEXEC) < 0)
+        return OP_FDS;
+    SCOPED_FD go_read = s.go[0];
+    SCOPED_FD go_write = s.go[1];
+    failed = OP_CLONE;
+    pid_t pid = places.copies ? make_copy(&s, channel, fds[nfds - 2], fds[nfds - 1], oldest_of(channel), &failed)
+                              : (pid_t)make_owned_child(p->clone_flags, p->uid_out);
     if (pid == 0)
         sandbox_main(&s);
-    close(s.go[0]);
-    if (pid < 0) {
-        report_failure(socket, failed, errno);
+    if (pid < 0)
+        return failed;
+    close(take_fd(&go_read));
+    if (p->flags & PREPARE_REPORT_PID)
+        (void)notify(channel, MSG_PID, p->id, pid);
+    if (remember(pid, channel, p, own.bwrap_stderr, own.socket, own.life[1]) < 0) {
+        failed = OP_FORK;
     } else {
-        failed = 0;
-        if (p->flags & PREPARE_TELL_PID)
-            (void)tell(channel, MSG_PID, p->id, pid);
-        int listed = remember(pid, channel, p, s.said, kept, own[1]) == 0;
-        if (!listed)
-            failed = OP_FORK; /* NOLINT(bugprone-branch-clone): each step only if those before it were done */
-        else if (!copies && (p->flags & PREPARE_MAP_IDS) && write_ids(pid, p) < 0)
-            failed = OP_IDS;
-        else if (enter_cgroups(pid, fds + 2, places.cgroups) < 0)
-            failed = OP_CGROUP;
-        else if (write(s.go[1], "", 1) != 1)
-            failed = OP_FORK;
-        if (failed) {
-            report_failure(socket, failed, errno);
-            kill(pid, SIGKILL);
-        }
-        if (listed)
-            s.said = kept = own[1] = -1; /* closed when the child is reaped */
+        /* From here on these are closed when the child is reaped. */
+        (void)take_fd(&own.bwrap_stderr);
+        (void)take_fd(&own.socket);
+        (void)take_fd(&own.life[1]);
+        failed = release_child(pid, p, fds + 2, places.cgroups, go_write);
     }
-    close(s.go[1]);
-kept:
-    if (s.said >= 0)
-        close(s.said);
-    if (kept >= 0)
-        close(kept);
-    for (int i = 0; i < 2; i++)
-        if (own[i] >= 0)
-            close(own[i]);
-trees:
-    close_trees(s.nsteps);
-unmap:
-    if (plan != MAP_FAILED)
-        munmap(plan, (size_t)st.st_size);
+    if (failed) {
+        int error = errno;
+        report_failure(fds[0], failed, error); /* before the child's end can be noticed */
+        kill(pid, SIGKILL);
+    }
+    return 0;
 }
 
-/* A user namespace that describes an id-mapped mount. */
+/* Sends a user namespace that defines the ids of an id-mapped mount. */
 static void send_userns(int control, const struct prepare_msg *p)
 {
     int fd = make_userns(p);
@@ -357,7 +392,7 @@ static int watch(int fd)
     return epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event);
 }
 
-/* A message that did not come whole: what it asked for is not done, and whoever waits for it learns that. */
+/* Refuses a request that was not received completely; its first descriptor is the socket of the process that waits. */
 static void refuse(int *fds, int nfds, int error)
 {
     if (nfds > 0)
@@ -369,6 +404,7 @@ static void refuse(int *fds, int nfds, int error)
 static void on_channel(int channel)
 {
     int fds[MAX_FDS], nfds;
+    uint32_t failed;
     ssize_t got = receive_message(channel, request.bytes, sizeof request, fds, &nfds, MSG_DONTWAIT);
     if (got < 0 && errno == EAGAIN)
         return;
@@ -382,8 +418,10 @@ static void on_channel(int channel)
     }
     switch (request_type(request.bytes, (size_t)got)) {
     case MSG_PREPARE:
-        reap(); /* what has ended may have left a network */
-        prepare(channel, &request.prepare, fds, nfds);
+        reap(); /* an ended sandbox may have left a reusable network namespace */
+        failed = prepare(channel, &request.prepare, fds, nfds);
+        if (failed && nfds > 0)
+            report_failure(fds[0], failed, errno);
         break;
     case MSG_KILL:
         for (size_t i = 0; i < nchildren; i++)
@@ -428,11 +466,11 @@ static int on_control(int control)
     return 1;
 }
 
-/* Without this there is nothing to do; the host finds the message when it wonders about our end. */
+/* The launcher cannot work; the host reads the message when it notices our end. */
 static _Noreturn void cannot_start(int control)
 {
     report_failure(control, OP_PROCESS, errno);
-    _exit(2);
+    _exit(EXIT_LAUNCHER);
 }
 
 static int move_up(int fd)
@@ -446,17 +484,17 @@ static int move_up(int fd)
     return moved;
 }
 
-/* Bounded: a process that cannot be killed ends as soon as it can, without us. */
+/* The wait is bounded: a process that cannot be killed now ends as soon as it can, without the launcher. */
 static void end_all(int signals)
 {
     struct timespec now, begun;
     clock_gettime(CLOCK_MONOTONIC, &begun);
-    while (clock_gettime(CLOCK_MONOTONIC, &now) == 0 && now.tv_sec - begun.tv_sec < LAST_S &&
+    while (clock_gettime(CLOCK_MONOTONIC, &now) == 0 && now.tv_sec - begun.tv_sec < FINAL_WAIT_S &&
            kill_children(SIGKILL, NULL) > 0) {
         struct pollfd ended = {.fd = signals, .events = POLLIN};
         struct signalfd_siginfo info;
         reap();
-        poll(&ended, 1, LAST_LOOK_MS);
+        poll(&ended, 1, FINAL_POLL_MS);
         while (read(signals, &info, sizeof info) > 0)
             ;
         reap();
@@ -469,24 +507,25 @@ int main(int argc, char **argv)
     if (argc > 1)
         inside_main();
     int control = move_up(0), host = move_up(1);
+    failure_socket = control;
     struct rlimit files;
     sigset_t mask;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
-    /* What the host ignores is not ignored inside. Nothing here sets a handler, so this is for all below. */
+    /* Signals that the host ignores are not ignored inside. The launcher sets no handler, so all descendants inherit this. */
     struct sigaction standard = {.sa_handler = SIG_DFL};
     for (int n = 1; n < 32; n++)
-        sigaction(n, &standard, NULL); /* refused for SIGKILL and SIGSTOP, which cannot be ignored */
+        sigaction(n, &standard, NULL); /* fails for SIGKILL and SIGSTOP, which cannot be ignored */
     umask(022);
     prctl(PR_SET_NAME, "sandbox", 0, 0, 0);
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    setsid(); /* a Ctrl-C at the host's terminal is the host's to handle */
+    setsid(); /* a Ctrl-C at the host's terminal is for the host alone */
     if (chdir("/") < 0)
         cannot_start(control);
     sigemptyset(&mask);
-    /* A sandbox that was killed at its start must not take us along when we tell it to go on. */
+    /* Writing to a sandbox that was killed at its start must not kill the launcher. */
     sigaddset(&mask, SIGPIPE);
     sigprocmask(SIG_BLOCK, &mask, NULL);
     sigdelset(&mask, SIGPIPE);
@@ -495,18 +534,18 @@ int main(int argc, char **argv)
     int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     poller = epoll_create1(EPOLL_CLOEXEC);
     proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    /* Nobody else has the writing end, so the other one tells of our end whatever came of us. */
+    /* No other process has the writing end, so the reading end shows our end, whatever its cause. */
     if (signals < 0 || poller < 0 || proc < 0 || pipe2(life, O_CLOEXEC) < 0 || watch(control) < 0 || watch(host) < 0 ||
         watch(signals) < 0)
         cannot_start(control);
     for (;;) {
         struct epoll_event events[32];
-        int n = epoll_wait(poller, events, 32, owed ? OWED_MS : look_again);
+        int n = epoll_wait(poller, events, 32, reply_pending ? RETRY_MS : next_check_ms);
         if (n < 0 && errno != EINTR)
             goto end;
         if (n == 0) {
-            look_again = forget_networks(is_busy);
-            settle_drains();
+            next_check_ms = forget_networks(is_busy);
+            finish_drains();
         }
         for (int i = 0; i < n; i++) {
             int fd = events[i].data.fd;
@@ -517,7 +556,7 @@ int main(int argc, char **argv)
                 while (read(signals, &info, sizeof info) > 0)
                     ;
                 reap();
-                settle_drains();
+                finish_drains();
             } else if (fd != control) {
                 on_channel(fd);
             }

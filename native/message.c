@@ -1,4 +1,4 @@
-/* One message in, one message out, with descriptors; every socket here is SEQPACKET. */
+/* Sends and receives single messages with descriptors; every socket is SEQPACKET. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -28,8 +28,8 @@ int send_message(int socket, const void *bytes, size_t size, const int *fds, int
     return sent == (ssize_t)size ? 0 : -1;
 }
 
-/* Returns the size, 0 at the end, -1 with errno: EAGAIN when asked not to wait; for a message that was cut, EMSGSIZE, or
- * EMFILE when there was no room for its descriptors. Those that did come are the caller's to close, also then. */
+/* Returns the size, 0 at end of file, or -1 with errno: EAGAIN with MSG_DONTWAIT; EMSGSIZE for a truncated message; EMFILE
+ * when there was no room for all descriptors. The caller closes the received descriptors in every case. */
 ssize_t receive_message(int socket, void *bytes, size_t size, int *fds, int *nfds, int flags)
 {
     union { char space[CMSG_SPACE(sizeof(int) * MAX_FDS)]; struct cmsghdr align; } control;
@@ -59,5 +59,5 @@ ssize_t receive_message(int socket, void *bytes, size_t size, int *fds, int *nfd
 void report_failure(int socket, uint32_t op, int error)
 {
     struct simple_msg msg = {.type = MSG_FAILED, .id = op, .a = error};
-    send_message(socket, &msg, sizeof msg, NULL, 0); /* the host may be gone; then nobody is left to tell */
+    send_message(socket, &msg, sizeof msg, NULL, 0); /* the host may be gone, and then the report has no reader */
 }

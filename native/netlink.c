@@ -1,4 +1,4 @@
-/* Set-up of the network inside: messages that Python has composed are sent, and the kernel's answers counted. */
+/* Network set-up: sends messages that Python composed, and counts the kernel's acknowledgements. */
 #include <errno.h>
 #include <linux/netlink.h>
 #include <string.h>
@@ -7,22 +7,22 @@
 
 #include "sbx.h"
 
-/* Pure. An error repeats the message that it is about, so it may be cut: its number counts all the same. Behind a message
- * that is cut there is no other. */
+/* Pure. An error message repeats the request, so it may be truncated: its error code is still valid. No message follows a
+ * truncated one. */
 int netlink_acks(const char *reply, size_t size, int *error)
 {
     int acks = 0;
     *error = 0;
     for (size_t at = 0; at + sizeof(struct nlmsghdr) + sizeof(int32_t) <= size;) {
         struct nlmsghdr head;
-        int32_t said;
+        int32_t code;
         memcpy(&head, reply + at, sizeof head);
-        memcpy(&said, reply + at + sizeof head, sizeof said);
+        memcpy(&code, reply + at + sizeof head, sizeof code);
         if (head.nlmsg_len < sizeof head)
             break;
         if (head.nlmsg_type == NLMSG_ERROR) {
-            if (said != 0) {
-                *error = said < 0 && said > -4096 ? -said : EPROTO;
+            if (code != 0) {
+                *error = code < 0 && code > -4096 ? -code : EPROTO;
                 return -1;
             }
             acks++;
@@ -37,27 +37,18 @@ int netlink_acks(const char *reply, size_t size, int *error)
 int netlink(int protocol, int acks, const char *bytes, size_t size)
 {
     char reply[8192] __attribute__((aligned(4)));
-    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol), error = 0, result = -1;
-    if (fd < 0)
+    SCOPED_FD fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol);
+    if (fd < 0 || send(fd, bytes, size, 0) != (ssize_t)size)
         return -1;
-    if (send(fd, bytes, size, 0) != (ssize_t)size) {
-        error = errno;
-        goto out;
-    }
     while (acks > 0) {
         ssize_t got = recv(fd, reply, sizeof reply, 0);
-        if (got <= 0) {
-            error = got < 0 ? errno : EPROTO;
-            goto out;
+        int error = EPROTO, seen = got > 0 ? netlink_acks(reply, (size_t)got, &error) : -1;
+        if (seen < 0) {
+            if (got >= 0)
+                errno = error;
+            return -1;
         }
-        int seen = netlink_acks(reply, (size_t)got, &error);
-        if (seen < 0)
-            goto out;
         acks -= seen;
     }
-    result = 0;
-out:
-    close(fd);
-    errno = error;
-    return result;
+    return 0;
 }

@@ -1,4 +1,4 @@
-/* Decodes a plan. Pure: no system call, no allocation; this file is what the fuzzer drives.
+/* Decodes a plan. Pure: no system call, no allocation, so that it can be fuzzed.
  *
  * A plan is a header (magic, number of steps) and that many steps. A step is a fixed head (op, two lengths, zero, four
  * integers) and two byte strings, each padded to eight bytes. Text must end in exactly one NUL. */
@@ -8,9 +8,9 @@
 
 #include "sbx.h"
 
-enum { MAGIC = 0x32584253, MOST_BYTES = 1 << 20 };
+enum { MAGIC = 0x32584253, MAX_BYTES = 1 << 20 };
 
-/* What each byte string of an operation is: text, raw bytes, or absent. */
+/* The kind of each byte string of an operation: text, raw bytes, or absent. */
 static const char shapes[OP_LAST + 1][3] = {
     [OP_BIND] = "tt",    [OP_ROOT] = "tt",      [OP_MKDIR] = "t-",   [OP_FILE] = "tb",      [OP_SYMLINK] = "tt",
     [OP_TMPFS] = "tt",   [OP_PROC] = "t-",      [OP_DEVPTS] = "tt",  [OP_REMOUNT] = "t-",   [OP_HOSTNAME] = "t-",
@@ -24,7 +24,7 @@ struct head { uint32_t op, len[2], zero; uint64_t a[4]; };
 
 static size_t padded(uint32_t n) { return ((size_t)n + 7) & ~(size_t)7; }
 
-/* What the kernel's own structures can say; a longer one would be cut without a word. */
+/* The bounds of the kernel's own structures, which would silently truncate a longer value. */
 static int fits(uint32_t op, uint32_t len)
 {
     switch (op) {
@@ -43,14 +43,14 @@ static int well_formed(char shape, const char *data, uint32_t len)
     }
 }
 
-int plan_decode(const unsigned char *bytes, size_t size, struct step *steps, int most)
+int plan_decode(const unsigned char *bytes, size_t size, struct step *steps, int max)
 {
     uint32_t magic, count;
-    if (size < 8 || size > MOST_BYTES)
+    if (size < 8 || size > MAX_BYTES)
         return -1;
     memcpy(&magic, bytes, 4);
     memcpy(&count, bytes + 4, 4);
-    if (magic != MAGIC || count > (uint32_t)most)
+    if (magic != MAGIC || count > (uint32_t)max)
         return -1;
     size_t at = 8;
     for (uint32_t i = 0; i < count; i++) {
@@ -79,7 +79,7 @@ int plan_decode(const unsigned char *bytes, size_t size, struct step *steps, int
     return at == size ? (int)count : -1;
 }
 
-/* An index is written plus one, 0 for none, in half a word each. */
+/* Each index is encoded plus one, 0 for none, in one half of a[3]. */
 int bind_refs(const struct step *step, int nfds, int *source, int *idmap)
 {
     uint32_t low = (uint32_t)step->a[3], high = (uint32_t)(step->a[3] >> 32);

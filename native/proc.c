@@ -1,4 +1,4 @@
-/* Small work on processes and descriptors. */
+/* Helpers for processes, id maps and descriptors. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -36,8 +36,8 @@ int close_all_but(int *keep, int n)
     return (int)syscall(SYS_close_range, from, ~0U, 0);
 }
 
-/* Reads the numbers of a process's children, of all its threads, into `pids`. */
-static int children_of(pid_t pid, pid_t *pids, int most)
+/* Reads the pids of a process's children, of all its threads, into `pids`. */
+static int children_of(pid_t pid, pid_t *pids, int max)
 {
     char path[64], text[8192];
     int count = 0;
@@ -56,7 +56,7 @@ static int children_of(pid_t pid, pid_t *pids, int most)
         ssize_t got = read(fd, text, sizeof text - 1);
         close(fd);
         text[got > 0 ? got : 0] = 0;
-        for (char *at = text, *end; count < most; at = end) {
+        for (char *at = text, *end; count < max; at = end) {
             long child = strtol(at, &end, 10);
             if (end == at)
                 break;
@@ -68,14 +68,14 @@ static int children_of(pid_t pid, pid_t *pids, int most)
     return count;
 }
 
-/* The numbers of our own children. */
-int list_children(pid_t *pids, int most)
+/* The pids of our own children. */
+int list_children(pid_t *pids, int max)
 {
-    return children_of(getpid(), pids, most);
+    return children_of(getpid(), pids, max);
 }
 
-/* Signals every child that `spare` does not spare, and all below. Returns how many children there were. Only for
- * processes that are not the first of a pid namespace, where kill(-1) would reach the whole machine. */
+/* Signals every child that `spare` does not exempt, and all descendants. Returns the number of children. For processes
+ * outside a pid namespace of their own, where kill(-1) would reach the whole machine. */
 int kill_children(int signum, int (*spare)(pid_t))
 {
     static pid_t waiting[4096];
@@ -94,20 +94,19 @@ int kill_children(int signum, int (*spare)(pid_t))
     return count;
 }
 
-/* Kills the one child of a child of ours. Returns 0 when there is none, or more. The number could have passed to another
- * process between reading and opening it; that it is still listed afterwards tells that it had not. */
+/* Kills the only child of a child of ours. Returns 0 when there is none, or more than one. The pid could have been reused
+ * between reading and opening it; it was not if it is still listed afterwards. */
 int kill_only_child(pid_t pid)
 {
     pid_t child[2], again[2];
     if (children_of(pid, child, 2) != 1)
         return 0;
-    int fd = (int)syscall(SYS_pidfd_open, child[0], 0U);
+    SCOPED_FD fd = (int)syscall(SYS_pidfd_open, child[0], 0U);
     if (fd < 0)
         return 0;
     int sure = children_of(pid, again, 2) == 1 && again[0] == child[0];
     if (sure)
         syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0U);
-    close(fd);
     return sure;
 }
 
@@ -115,13 +114,10 @@ static int write_file(pid_t pid, const char *name, const char *text)
 {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, name);
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    SCOPED_FD fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0)
         return -1;
     ssize_t wrote = write(fd, text, strlen(text));
-    int error = errno;
-    close(fd);
-    errno = error;
     return wrote == (ssize_t)strlen(text) ? 0 : -1;
 }
 
@@ -137,7 +133,7 @@ int write_ids(pid_t pid, const struct prepare_msg *p)
     return write_file(pid, "uid_map", text);
 }
 
-/* For a process in a user namespace that its own id made: the id is the same inside. */
+/* For a process in a user namespace that its own id created: the id is the same inside. */
 int write_own_ids(int proc, const struct prepare_msg *p)
 {
     char uid[64], gid[64];
@@ -145,26 +141,21 @@ int write_own_ids(int proc, const struct prepare_msg *p)
     snprintf(gid, sizeof gid, "%u %u 1\n", p->gid_in, p->gid_out);
     snprintf(uid, sizeof uid, "%u %u 1\n", p->uid_in, p->uid_out);
     for (int i = 0; i < 3; i++) {
-        int fd = openat(proc, files[i].name, O_WRONLY | O_CLOEXEC);
-        ssize_t wrote = fd < 0 ? -1 : write(fd, files[i].text, strlen(files[i].text));
-        int error = errno;
-        if (fd >= 0)
-            close(fd);
-        errno = error;
-        if (wrote < 0)
+        SCOPED_FD fd = openat(proc, files[i].name, O_WRONLY | O_CLOEXEC);
+        if (fd < 0 || write(fd, files[i].text, strlen(files[i].text)) < 0)
             return -1;
     }
     return 0;
 }
 
-/* With CLONE_PARENT the signal is the one that our own end sends. */
+/* With CLONE_PARENT the kernel sends the exit signal of this process instead of SIGCHLD. */
 long make_child(uint32_t flags)
 {
-    /* Not clone3: container engines answer it with ENOSYS because their filters cannot look into its arguments. */
+    /* Not clone3: the filters of container engines refuse it with ENOSYS because they cannot inspect its arguments. */
     return syscall(SYS_clone, (unsigned long)flags | SIGCHLD, 0UL, 0UL, 0UL, 0UL);
 }
 
-/* Who is not the owner of a user namespace needs these above it, to write its id maps and to open it. */
+/* A process that does not own a user namespace needs these capabilities above it, to write its id maps and to open it. */
 static int may_map_others(void)
 {
     const uint32_t needed = 1U << CAP_SYS_ADMIN | 1U << CAP_DAC_OVERRIDE | 1U << CAP_SYS_PTRACE;
@@ -173,9 +164,19 @@ static int may_map_others(void)
     return syscall(SYS_capget, &head, held) == 0 && (held[0].effective & needed) == needed;
 }
 
-/* The same, in a user namespace that belongs to `owner`. The kernel counts processes, queued signals, inotify instances and
- * more for the owner of a user namespace too: where a sandbox has an id of its own, none of that must be the caller's.
- * Files are still opened as the caller, and its capabilities stay, so that no setting for ordinary users is in the way. */
+int failure_socket = -1;
+
+/* The process has ids or securebits that are not its own, and must not continue with them. */
+static _Noreturn void end_process(void)
+{
+    report_failure(failure_socket, OP_PROCESS, errno);
+    _exit(EXIT_LAUNCHER);
+}
+
+/* Like make_child, in a user namespace that `owner` owns. The kernel also charges processes, queued signals, inotify
+ * instances and more to the owner of a user namespace: where a sandbox has an id of its own, none of them may be charged
+ * to the caller. Files are still opened as the caller, and its capabilities are kept, so that restrictions on unprivileged
+ * user namespaces do not apply. */
 long make_owned_child(uint32_t flags, uid_t owner)
 {
     uid_t caller = geteuid();
@@ -195,23 +196,23 @@ long make_owned_child(uint32_t flags, uid_t owner)
         setfsuid(caller);
         errno = EPERM; /* setfsuid() reports no error of its own */
         /* A change of ids makes this memory, and every copy of it, undumpable. */
-        if ((uid_t)setfsuid((uid_t)-1) == caller && prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0) {
-            pid = make_child(flags);
+        if ((uid_t)setfsuid((uid_t)-1) == caller) {
+            pid = prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) < 0 ? -1 : make_child(flags);
             if (pid == 0)
                 return 0;
         }
         error = errno;
         if (setresuid((uid_t)-1, caller, (uid_t)-1) < 0)
-            _exit(2); /* nothing can be done as somebody else */
+            end_process();
         prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
     }
     if (kept && prctl(PR_SET_SECUREBITS, (unsigned long)bits, 0, 0, 0) < 0)
-        _exit(2);
+        end_process();
     errno = error;
     return pid;
 }
 
-/* A user namespace that lives only as the descriptor that is returned: the process it was made for ends at once. */
+/* Returns a descriptor of a new user namespace; the process that it was made for ends at once. */
 int make_userns(const struct prepare_msg *p)
 {
     int hold[2], fd = -1, error = 0;
@@ -232,7 +233,7 @@ int make_userns(const struct prepare_msg *p)
     close(hold[0]);
     close(hold[1]);
     if (pid > 0) {
-        kill(pid, SIGKILL); /* it ends by itself, unless somebody has stopped it */
+        kill(pid, SIGKILL); /* it ends by itself, unless it has been stopped */
         waitpid(pid, NULL, 0);
     }
     errno = error;

@@ -1,9 +1,9 @@
-/* Takes apart what the host asks for. Pure: no system call, no allocation; the fuzzers drive this file as they do plan.c. */
+/* Decodes requests of the host. Pure: no system call, no allocation, so that it can be fuzzed. */
 #include <string.h>
 
 #include "sbx.h"
 
-/* A message that is cut short, or longer than its kind, is of no kind: none is read beyond what came. */
+/* A message of the wrong size has no type, so that no field is read beyond its end. */
 uint32_t request_type(const void *bytes, size_t size)
 {
     uint32_t type;

@@ -1,9 +1,8 @@
-/* Runs one command: a process that waits for the request and becomes the command, and one that reaps and reports.
+/* Runs one command with two processes: the child waits for the request and becomes the command, the runner reaps and reports.
  *
- * The first of the two is forked ahead, so that a request reaches it directly: nothing is forked, and nobody else has to
- * wake up, between the request and the exec. In a pid namespace the other one is process 1: sandboxed code cannot signal
- * it, and its end is the end of everything inside. Both sit under the same Landlock domain and system-call filter as the
- * command. */
+ * The child is forked ahead and receives the request itself: no process is forked, and no other has to wake up, between the
+ * request and the exec. In a pid namespace the runner is process 1: sandboxed code cannot signal it, and its end ends
+ * everything inside. Both are confined by the same Landlock domain and system-call filter as the command. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -27,9 +26,9 @@
 #define CLOSE_RANGE_CLOEXEC 4U
 #endif
 
-/* The limits in a request are read where they came, so they have to be aligned there. */
+/* The limits in a request are read in place, so they must be aligned there. */
 static union { _Alignas(struct exec_rlimit) char bytes[MAX_MESSAGE]; struct exec_msg exec; } request;
-_Static_assert(sizeof(struct exec_msg) % _Alignof(struct exec_rlimit) == 0, "the body begins aligned");
+_Static_assert(sizeof(struct exec_msg) % _Alignof(struct exec_rlimit) == 0, "the body is aligned");
 static char *strings[MAX_STRINGS];
 static char child_stack[65536] __attribute__((aligned(16)));
 
@@ -41,7 +40,7 @@ struct command {
     int stdio[3], wait, slot;
     /* Written by the child, which shares our memory until it has exec'd or ended. */
     volatile uint32_t failed_op, at;
-    volatile int error, unused, tell;
+    volatile int error, unused, report_start;
     pid_t runner, pid;
 };
 
@@ -49,7 +48,7 @@ static _Noreturn void child_fail(struct command *c, uint32_t op, int error)
 {
     c->error = error;
     c->failed_op = op;
-    _exit(126);
+    _exit(EXIT_NOT_EXECUTED);
 }
 
 static int fill_slot(int slot, int source)
@@ -66,7 +65,7 @@ static int fill_slot(int slot, int source)
     return 0;
 }
 
-/* A large request comes in a file of its own. A size that is not the file's would be a fault later, on reading. */
+/* A large request is in a file of its own. With a wrong size, reading beyond the file would raise SIGBUS. */
 static char *map_payload(int fd, size_t size)
 {
     struct stat st;
@@ -80,24 +79,24 @@ static char *map_payload(int fd, size_t size)
     return body == MAP_FAILED ? NULL : body;
 }
 
-/* The request was the last word for us: from now on the other process is told of any. It is told at once of what has come
- * meanwhile, and if it has to say that the command runs. */
-static void hand_on_words(struct command *c)
+/* The child has received its request: from now on the runner gets SIGIO for messages on the socket. It is signalled at once
+ * if a message has arrived meanwhile, or if it must report the start of the command. */
+static void hand_over_socket(struct command *c)
 {
     char byte;
     if (fcntl(c->socket, F_SETFL, O_ASYNC) < 0)
         child_fail(c, OP_REQUEST, errno);
-    int silent = recv(c->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
-    if (!c->tell && silent)
+    int empty = recv(c->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+    if (!c->report_start && empty)
         return;
     if (getppid() != c->runner)
-        _exit(126); /* it is gone: whoever has taken its place is not to be signalled */
+        _exit(EXIT_NOT_EXECUTED); /* it is gone: another process may have its pid, and must not be signalled */
     if (kill(c->runner, SIGIO) < 0)
         child_fail(c, OP_REQUEST, errno);
 }
 
-/* Waits for the request and takes it apart, with its descriptors. */
-static void take_request(struct command *c)
+/* Waits for the request and decodes it, with its descriptors. */
+static void receive_request(struct command *c)
 {
     int fds[MAX_FDS], nfds;
     struct exec_fds places;
@@ -105,14 +104,14 @@ static void take_request(struct command *c)
     if (got < 0)
         child_fail(c, OP_REQUEST, errno);
     if (got == 0) {
-        c->unused = 1; /* the host closed it */
-        _exit(125);
+        c->unused = 1; /* the host closed the socket */
+        _exit(EXIT_SANDBOX);
     }
     c->at = OP_STDIO;
     const struct exec_msg *h = c->head = &request.exec;
     if (request_type(request.bytes, (size_t)got) != MSG_EXEC)
         child_fail(c, OP_REQUEST, EPROTO);
-    /* Sandboxed code will share the other process's ids: no look into it, whatever else allows it. */
+    /* Sandboxed code will have the runner's ids: it must not be able to trace or read the runner. */
     if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
         child_fail(c, OP_PROCESS, errno);
     if (exec_layout(h, nfds, c->built->nslots, &places) < 0)
@@ -131,13 +130,13 @@ static void take_request(struct command *c)
     }
     c->wait = places.wait >= 0 ? fds[places.wait] : -1;
     c->slot = places.wait >= 0 ? c->built->slots[h->slot] : -1;
-    c->tell = (h->flags & EXEC_TELL) != 0;
-    hand_on_words(c);
+    c->report_start = (h->flags & EXEC_REPORT_START) != 0;
+    hand_over_socket(c);
     if (exec_decode(h, body, size, strings, &c->body) < 0)
         child_fail(c, OP_REQUEST, EPROTO);
 }
 
-/* Runs in the memory of its parent, which sleeps until the exec: system calls only. */
+/* Runs in the memory of the runner, which sleeps until the exec: system calls only. */
 static int child(void *arg)
 {
     struct command *c = arg;
@@ -146,10 +145,10 @@ static int child(void *arg)
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (setsid() < 0)
         child_fail(c, OP_PROCESS, errno);
-    int null = open("/dev/null", O_RDONLY | O_CLOEXEC); /* ahead: most commands have no other input */
-    take_request(c);
+    int null = open("/dev/null", O_RDONLY | O_CLOEXEC); /* opened ahead: most commands have no other input */
+    receive_request(c);
     int terminal = -1;
-    if ((c->head->flags & EXEC_TTY) && (terminal = give_terminal(c->socket, c->head->rows, c->head->cols)) < 0)
+    if ((c->head->flags & EXEC_TTY) && (terminal = send_terminal(c->socket, c->head->rows, c->head->cols)) < 0)
         child_fail(c, OP_TTY, errno);
     for (int i = 0; i < 3; i++) {
         int fd = terminal >= 0 ? terminal : c->stdio[i];
@@ -172,7 +171,7 @@ static int child(void *arg)
     }
     if (chdir(c->body.cwd) < 0)
         child_fail(c, OP_CHDIR, errno);
-    /* All but these is closed by the exec, not before: that is how the other process learns of it. */
+    /* Descriptors are closed by the exec, not before: the closed pipe is how the runner notices the exec. */
     if (syscall(SYS_close_range, 3U, c->wait >= 0 ? WAIT_FD - 1U : ~0U, CLOSE_RANGE_CLOEXEC) < 0 ||
         (c->wait >= 0 && syscall(SYS_close_range, SLOT_FD + 1U, ~0U, CLOSE_RANGE_CLOEXEC) < 0))
         child_fail(c, OP_FDS, errno);
@@ -191,10 +190,10 @@ static int child(void *arg)
 static _Noreturn void fail(int socket, uint32_t op, int error)
 {
     report_failure(socket, op, error);
-    _exit(125);
+    _exit(EXIT_SANDBOX);
 }
 
-/* The whole tree but us. Outside a pid namespace kill(-1) would be everybody. */
+/* Signals the whole tree except the runner. Outside a pid namespace kill(-1) would reach the whole machine. */
 static void signal_tree(int signum)
 {
     if (getpid() == 1)
@@ -203,7 +202,7 @@ static void signal_tree(int signum)
         kill_children(signum, NULL);
 }
 
-/* Whatever loses its parent comes to us: without a child of ours there is nothing left to end. */
+/* Orphans are reparented to the runner: when it has no child, no process is left. */
 static void end_everything(void)
 {
     while (waitpid(-1, NULL, WNOHANG) >= 0 || errno != ECHILD) {
@@ -214,7 +213,7 @@ static void end_everything(void)
 }
 
 static struct command command;
-static int begun = -1, life_line = -1;
+static int exec_pipe = -1, life_pipe = -1;
 
 static int is_running(void)
 {
@@ -225,55 +224,56 @@ static int is_running(void)
 static void await_exec(void)
 {
     char byte;
-    if (begun < 0)
+    if (exec_pipe < 0)
         return;
-    while (read(begun, &byte, 1) < 0)
+    while (read(exec_pipe, &byte, 1) < 0)
         if (errno != EINTR)
-            _exit(125);
-    close(begun);
-    begun = -1;
+            _exit(EXIT_SANDBOX);
+    close(exec_pipe);
+    exec_pipe = -1;
     struct simple_msg started = {.type = MSG_STARTED, .a = (int32_t)command.pid};
-    if (command.tell && is_running() && send_message(command.socket, &started, sizeof started, NULL, 0) < 0) {
+    if (command.report_start && is_running() && send_message(command.socket, &started, sizeof started, NULL, 0) < 0) {
         end_everything();
-        _exit(125);
+        _exit(EXIT_SANDBOX);
     }
 }
 
-/* The host has said something, or is gone; or the launcher is. Comes while we sleep in waitpid(), and does by itself what
- * is to be done: so there is nothing that could come between looking and sleeping. Sandboxed code can send this signal
- * too, and makes us look in vain. Until the command runs, its process has our memory: nothing that it uses is written. */
-static void on_word(int signum)
+/* The host has sent a message or closed its socket, or the launcher has ended. The handler interrupts waitpid() and does all
+ * the work itself, so no event can be lost between a check and the sleep. Sandboxed code can send this signal too, which
+ * only causes a needless check. Until the exec the child shares our memory: nothing that it uses is written here. */
+static void on_sigio(int signum)
 {
     (void)signum;
     int fds[MAX_FDS], nfds, error = errno;
-    struct pollfd launcher = {.fd = life_line};
-    struct simple_msg word;
+    struct pollfd launcher = {.fd = life_pipe};
+    struct simple_msg msg;
     ssize_t got;
-    /* It fails where sandboxed code has taken our descriptors' limit away; a life line that is cut is seen by others too. */
+    /* poll fails where sandboxed code has lowered our RLIMIT_NOFILE; the host also notices the launcher's end, and
+     * closes its socket. */
     if (poll(&launcher, 1, 0) > 0)
-        _exit(125);
+        _exit(EXIT_SANDBOX);
     if (command.at == OP_REQUEST)
         return;
     await_exec();
     do {
-        got = receive_message(command.socket, &word, sizeof word, fds, &nfds, MSG_DONTWAIT);
+        got = receive_message(command.socket, &msg, sizeof msg, fds, &nfds, MSG_DONTWAIT);
         for (int i = 0; i < nfds; i++)
             close(fds[i]);
-        if (got > 0 && request_type(&word, (size_t)got) == MSG_SIGNAL)
-            signal_tree(word.a);
+        if (got > 0 && request_type(&msg, (size_t)got) == MSG_SIGNAL)
+            msg.id ? (void)kill(-command.pid, msg.a) : signal_tree(msg.a);
     } while (got > 0 || (got < 0 && (errno == EMSGSIZE || errno == EMFILE)));
-    if (got == 0 || errno != EAGAIN) { /* the host let go: end with everything */
+    if (got == 0 || errno != EAGAIN) { /* the host closed the socket: end everything */
         end_everything();
-        _exit(125);
+        _exit(EXIT_SANDBOX);
     }
     errno = error;
 }
 
-/* The life line is this sandbox's alone where there is one: what is asked for here holds for whoever shares what is open. */
-static int ask_for_words(int socket, int life)
+/* The flags set here apply to all processes that share the open file; the life pipe, if any, is this sandbox's alone. */
+static int enable_sigio(int socket, int life)
 {
-    struct sigaction action = {.sa_handler = on_word, .sa_flags = SA_RESTART};
-    life_line = life;
+    struct sigaction action = {.sa_handler = on_sigio, .sa_flags = SA_RESTART};
+    life_pipe = life;
     if (sigaction(SIGIO, &action, NULL) < 0 || fcntl(socket, F_SETOWN, getpid()) < 0)
         return -1;
     if (life < 0)
@@ -281,7 +281,7 @@ static int ask_for_words(int socket, int life)
     return fcntl(life, F_SETOWN, getpid()) < 0 ? -1 : fcntl(life, F_SETFL, O_ASYNC);
 }
 
-static void take_words(int how)
+static void mask_sigio(int how)
 {
     sigset_t mask;
     sigemptyset(&mask);
@@ -289,16 +289,16 @@ static void take_words(int how)
     sigprocmask(how, &mask, NULL);
 }
 
-/* Asleep in waitpid() this process is woken where the command has just ended, not where somebody else is at work. */
+/* A process that sleeps in waitpid() is woken on the processor where the command has just ended, not on a busy one. */
 static int await_end(pid_t main_child)
 {
     int status = 0;
     pid_t pid;
-    take_words(SIG_UNBLOCK);
+    mask_sigio(SIG_UNBLOCK);
     while ((pid = waitpid(-1, &status, 0)) != main_child)
         if (pid < 0 && errno != EINTR)
-            _exit(125);
-    take_words(SIG_BLOCK);
+            _exit(EXIT_SANDBOX);
+    mask_sigio(SIG_BLOCK);
     return status;
 }
 
@@ -314,7 +314,7 @@ static _Noreturn void report_end(int socket, int status)
         .maxrss_kib = (uint64_t)used.ru_maxrss,
     };
     send_message(socket, &msg, sizeof msg, NULL, 0);
-    sched_yield(); /* the host first, if it was woken here: our own end is long */
+    sched_yield(); /* lets the host run first, if it was woken on this processor: our own exit takes long */
     _exit(0);
 }
 
@@ -326,14 +326,14 @@ _Noreturn void runner_main(int socket, const struct built *built)
     c->built = built;
     c->at = OP_REQUEST;
     c->runner = getpid();
-    take_words(SIG_BLOCK);
-    if (ask_for_words(socket, built->life) < 0 || pipe2(ends, O_CLOEXEC) < 0)
+    mask_sigio(SIG_BLOCK);
+    if (enable_sigio(socket, built->life) < 0 || pipe2(ends, O_CLOEXEC) < 0)
         fail(socket, OP_FDS, errno);
     c->pid = clone(child, child_stack + sizeof child_stack, CLONE_VM | SIGCHLD, c);
     if (c->pid < 0)
         fail(socket, OP_FORK, errno);
     close(ends[1]);
-    begun = ends[0];
+    exec_pipe = ends[0];
     for (int i = 0; i < built->nslots; i++)
         close(built->slots[i]);
     int status = await_end(c->pid);
@@ -341,7 +341,7 @@ _Noreturn void runner_main(int socket, const struct built *built)
         _exit(0);
     if (c->failed_op)
         fail(socket, c->failed_op, c->error);
-    /* Somebody killed it before it was the command: that is not how the command ended. */
+    /* The child was killed before the exec: that is not how the command ended. */
     if (c->at != OP_EXEC)
         fail(socket, c->at, ECHILD);
     end_everything();

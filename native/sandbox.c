@@ -14,15 +14,15 @@
 static _Noreturn void fail(int socket, uint32_t op)
 {
     report_failure(socket, op, errno);
-    _exit(125);
+    _exit(EXIT_SANDBOX);
 }
 
-int leave_groups(const struct prepare_msg *p)
+int drop_groups(const struct prepare_msg *p)
 {
     return (p->flags & PREPARE_MAP_IDS) && !(p->flags & PREPARE_DENY_SETGROUPS) ? setgroups(0, NULL) : 0;
 }
 
-int take_ids(const struct prepare_msg *p)
+int set_ids(const struct prepare_msg *p)
 {
     if (!(p->flags & PREPARE_MAP_IDS))
         return 0;
@@ -34,17 +34,18 @@ _Noreturn void sandbox_main(struct sandbox *s)
     static struct built built = {.life = -1};
     char byte;
     uint32_t failed_op = 0;
+    failure_socket = s->socket;
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
 
-    /* Nothing may be touched before the launcher has written the id maps and the cgroups. */
+    /* Wait until the launcher has written the id maps and the cgroups. */
     close(s->go[1]);
     close(s->launchers_end);
-    ssize_t told = read(s->go[0], &byte, 1);
-    if (told == 0)
-        _exit(125); /* the launcher could not do it, and has said so */
-    if (told < 0 || setsid() < 0)
+    ssize_t got = read(s->go[0], &byte, 1);
+    if (got == 0)
+        _exit(EXIT_SANDBOX); /* the launcher failed, and has reported it */
+    if (got < 0 || setsid() < 0)
         fail(s->socket, OP_PROCESS);
     const struct step *last = s->nsteps > 0 ? &s->steps[s->nsteps - 1] : NULL;
     int wrapped = last && last->op == OP_WRAP;
@@ -54,40 +55,40 @@ _Noreturn void sandbox_main(struct sandbox *s)
         if (write_own_ids(s->proc, s->prepare) < 0 || open_sources(s->steps, s->nsteps, s->fds, s->nfds, 0) < 0)
             fail(s->socket, OP_COPY);
     } else {
-        /* As the caller: sources below directories that only the caller may enter are still in reach. */
+        /* Before the ids change: sources may lie below directories that only the caller can enter. */
         if (s->prepare->clone_flags & CLONE_NEWNS) {
             if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
                 fail(s->socket, OP_PRIVATE);
             if (open_sources(s->steps, s->nsteps, s->fds, s->nfds, 0) < 0)
                 fail(s->socket, OP_BIND | 0xffffU << 8);
         }
-        if (leave_groups(s->prepare) < 0 || take_ids(s->prepare) < 0)
+        if (drop_groups(s->prepare) < 0 || set_ids(s->prepare) < 0)
             fail(s->socket, OP_IDS);
     }
-    if (perform(s->steps, (int)s->prepare->network, s->nsteps - wrapped, &built, &failed_op) < 0)
+    if (perform_steps(s->steps, (int)s->prepare->network, s->nsteps - wrapped, &built, &failed_op) < 0)
         fail(s->socket, failed_op);
     if (wrapped)
         wrap(s, last);
-    /* Of the many that are made from what is known to work, only their failures are of interest. */
-    int silent = (s->prepare->flags & (PREPARE_COPY | PREPARE_TELL_PID)) == PREPARE_COPY;
+    /* A copy of a verified sandbox reports only failures. */
+    int silent = (s->prepare->flags & (PREPARE_COPY | PREPARE_REPORT_PID)) == PREPARE_COPY;
     sandbox_ready(s->socket, &built, s->life, !silent);
 }
 
-/* Listening sockets are always handed over, with the word that all is done. */
-_Noreturn void sandbox_ready(int socket, const struct built *built, int life, int say)
+/* Reports that the sandbox is ready, if requested or if there are listening sockets to send. */
+_Noreturn void sandbox_ready(int socket, const struct built *built, int life, int report)
 {
-    /* Changing ids clears the parent-death signal, so it is set now; that a launcher died before is seen at the end of
-     * its life line. It is safe to rely on here because the launcher has a single thread. Changing ids also hides this
-     * process from a host without privileges, which wants to look at it before it is used. */
+    /* Changing ids clears the parent-death signal, so it is set now; a launcher that died before has closed its life pipe.
+     * The signal is reliable because the launcher has a single thread. Changing ids also hides this process from an
+     * unprivileged host, which inspects it before it is used. */
     struct pollfd launcher = {.fd = life};
     if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) < 0 || poll(&launcher, 1, 0) < 0)
         fail(socket, OP_PROCESS);
     if (launcher.revents)
-        _exit(125);
+        _exit(EXIT_SANDBOX);
 
     if (built->shares) {
         struct simple_msg shared = {.type = MSG_SHARED};
-        _exit(send_message(socket, &shared, sizeof shared, built->namespaces, 2) < 0 ? 125 : 0);
+        _exit(send_message(socket, &shared, sizeof shared, built->namespaces, 2) < 0 ? EXIT_SANDBOX : 0);
     }
     int keep[2 + MAX_SLOTS + MAX_LISTENERS], n = 0;
     keep[n++] = socket;
@@ -100,8 +101,8 @@ _Noreturn void sandbox_ready(int socket, const struct built *built, int life, in
     if (close_all_but(keep, n) < 0)
         fail(socket, OP_FDS);
     struct simple_msg ready = {.type = MSG_READY, .a = (int32_t)getpid()};
-    if ((say || built->nlisteners) && send_message(socket, &ready, sizeof ready, built->listeners, built->nlisteners) < 0)
-        _exit(125);
+    if ((report || built->nlisteners) && send_message(socket, &ready, sizeof ready, built->listeners, built->nlisteners) < 0)
+        _exit(EXIT_SANDBOX);
     for (int i = 0; i < built->nlisteners; i++)
         close(built->listeners[i]);
     runner_main(socket, built);

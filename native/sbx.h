@@ -1,27 +1,51 @@
-/* The launcher: what its files share.
+/* Declarations shared by the launcher's files.
  *
  * Rules of this program:
  *  - It decides nothing. Python compiles a plan (plan.c decodes it) and the launcher performs it, step by step.
  *  - It reads nothing that sandboxed code wrote, and parses no text.
  *  - A step that fails ends the sandbox and is reported as (op, errno); there is no "best effort".
- *  - After the clone there is no allocation: everything lives in static memory.
- */
+ *  - After the clone there is no allocation: all memory is static.
+ *
+ * _linux/protocol.py and _plan/plan.py hold the same numbers and structures; tests/unit/test_protocol.py compares them. */
 #ifndef SBX_H
 #define SBX_H
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 enum { MAX_STEPS = 768, MAX_FDS = 64, MAX_LISTENERS = 8, MAX_SLOTS = 2, MAX_MESSAGE = 131072, MAX_STRINGS = 65536 };
 
-/* In a0 of OP_BIND: the target is there, and nothing is made in its place. */
+/* Exit codes of our own processes. The exit code of a command is never one of these: it is reported by MSG_EXITED. */
+enum { EXIT_LAUNCHER = 2, EXIT_SANDBOX = 125, EXIT_NOT_EXECUTED = 126 };
+
+/* A descriptor that is closed at the end of its scope, unless it is -1; errno is kept. */
+static inline void close_scoped(const int *fd)
+{
+    int saved = errno;
+    if (*fd >= 0)
+        close(*fd);
+    errno = saved;
+}
+#define SCOPED_FD __attribute__((cleanup(close_scoped))) int
+
+/* Returns a scoped descriptor, which its scope then does not close. */
+static inline int take_fd(int *fd)
+{
+    int taken = *fd;
+    *fd = -1;
+    return taken;
+}
+
+/* In a0 of OP_BIND: the target exists, and is not created. */
 #define BIND_EXISTING (UINT64_C(1) << 63)
 
-/* Operations of a plan. The numbers are the wire format shared with _core/plan.py. */
+/* Operations of a plan. The numbers are the wire format shared with _plan/plan.py. */
 enum op {
     OP_BIND = 1,     /* a0 attrs, a1 dev, a2 ino (0: unchecked), a3 idmap index + 1 << 32 | source index + 1; source, target */
-    OP_ROOT = 2,     /* mount point, tmpfs options: what becomes the private root */
+    OP_ROOT = 2,     /* mount point, tmpfs options: becomes the private root */
     OP_MKDIR = 3,    /* a0 mode; path */
     OP_FILE = 4,     /* a0 mode; path, bytes */
     OP_SYMLINK = 5,  /* target, path */
@@ -32,25 +56,25 @@ enum op {
     OP_HOSTNAME = 10,/* name */
     OP_NETLINK = 11, /* a0 protocol, a1 acknowledgements to expect; bytes */
     OP_LISTEN = 12,  /* a0 domain, a1 type, a2 backlog; sockaddr bytes; the socket goes to the host */
-    OP_SLOT = 13,    /* a0 mode; path: a file kept open, filled when the command is known */
-    OP_LOCKDOWN = 14,/* a0 securebits: no capability in any set, no_new_privs */
+    OP_SLOT = 13,    /* a0 mode; path: a file kept open for the script of the command */
+    OP_LOCKDOWN = 14,/* a0 securebits: clears every capability set, sets no_new_privs */
     OP_LL_CREATE = 15, /* a0 handled fs, a1 handled net, a2 scopes, a3 size of the attribute structure */
     OP_LL_PATH = 16, /* a0 access; path */
     OP_LL_RESTRICT = 17, /* a0 flags */
     OP_SECCOMP = 18, /* program bytes */
     OP_RLIMIT = 19,  /* a0 resource, a1 soft, a2 hard */
     OP_SUBREAPER = 20, /* for a sandbox without a pid namespace */
-    OP_DETACH = 21,  /* lets go of the caller's root, which OP_ROOT kept for the kernel's checks */
-    OP_IDENTITY = 22, /* a0 dev, a1 ino, a2 mounted; path: what is there must be just that */
-    OP_ATTRS = 23,   /* a0 attrs, added to the mount at path, and to all below it */
-    OP_RESIZE = 24,  /* a0 mount flags, a1 mode; path, options: another limit for a tmpfs that is there already */
+    OP_DETACH = 21,  /* unmounts the caller's root, which OP_ROOT kept for the kernel's checks */
+    OP_IDENTITY = 22, /* a0 dev, a1 ino, a2 mounted; path: fails unless it is this file */
+    OP_ATTRS = 23,   /* a0 attrs, added to the mount at path and to all mounts below it */
+    OP_RESIZE = 24,  /* a0 mount flags, a1 mode; path, options: changes the limits of an existing tmpfs */
     OP_WRAP = 25,    /* a0 flags, a1 uid, a2 gid (inside << 32 | outside); program and its arguments, plan for inside */
-    OP_ENTER = 26,   /* a0 0: by pivot_root, 1: moved over the caller's root, for where pivot_root is refused */
-    OP_HIDE = 27,    /* path, and the empty file that is seen there from here on */
+    OP_ENTER = 26,   /* a0 0: by pivot_root, 1: moved over the caller's root, where pivot_root is refused */
+    OP_HIDE = 27,    /* path, and the empty file that is mounted over it */
     OP_COUNTER = 28, /* a0 value; a file of /proc/sys/user: a limit of this user namespace */
-    OP_SHARE = 30,   /* always last: the namespaces that hold what was built go to the host, and this process ends */
+    OP_SHARE = 30,   /* always last: sends the namespaces that hold the mounts to the host, and ends this process */
     OP_LAST = OP_SHARE,
-    /* Not steps of a plan, but places where a sandbox can fail. */
+    /* Places where a sandbox can fail that are not steps of a plan. */
     OP_PLAN = 100, OP_CLONE = 101, OP_IDMAP = 102, OP_CGROUP = 103, OP_IDS = 104, OP_PRIVATE = 105, OP_FDS = 106,
     OP_REQUEST = 107, OP_SCRIPT = 108, OP_FORK = 109, OP_CHDIR = 110, OP_EXEC = 111, OP_STDIO = 112, OP_TTY = 113, OP_COPY = 114,
     OP_PROCESS = 115,
@@ -64,81 +88,83 @@ struct step {
 };
 
 /* plan.c: returns the number of steps, or -1 when the bytes are not exactly a plan. */
-int plan_decode(const unsigned char *bytes, size_t size, struct step *steps, int most);
-/* Which descriptors a bind refers to, -1 for none; returns -1 when there is no such descriptor. */
+int plan_decode(const unsigned char *bytes, size_t size, struct step *steps, int max);
+/* The indices of the descriptors that a bind refers to, -1 for none; returns -1 when an index is out of range. */
 int bind_refs(const struct step *step, int nfds, int *source, int *idmap);
 
 /* Messages. Host to launcher, on the control socket: */
 enum { MSG_ATTACH = 1, MSG_USERNS = 2 };
 /* Host to launcher, on a session's channel: */
 enum { MSG_PREPARE = 10, MSG_KILL = 11, MSG_KILL_ALL = 12 };
-/* Launcher to host, on a session's channel (and MSG_USERNS's answer): */
+/* Launcher to host, on a session's channel; MSG_USERNS_READY on the control socket: */
 enum { MSG_GONE = 20, MSG_ALL_GONE = 21, MSG_USERNS_READY = 22, MSG_PID = 23,
-       MSG_DRAINING = 24 /* MSG_KILL_ALL was taken; MSG_ALL_GONE follows when the last process has been reaped */ };
-/* Host to the sandbox's first process: */
+       MSG_DRAINING = 24 /* confirms MSG_KILL_ALL; MSG_ALL_GONE follows when the last process has been reaped */ };
+/* Host to the sandbox's first process. MSG_SIGNAL goes to every process of the sandbox, or, if its id is not 0, only to
+ * the process group of the command. */
 enum { MSG_EXEC = 30, MSG_SIGNAL = 31 };
-/* The sandbox to the host. With MSG_TERMINAL travel the host's end of the command's terminal, and its device. */
+/* The sandbox to the host. MSG_TERMINAL carries the host's end of the command's terminal, and its device. */
 enum { MSG_READY = 40, MSG_STARTED = 41, MSG_EXITED = 42, MSG_FAILED = 43, MSG_SHARED = 44, MSG_TERMINAL = 45 };
 
 struct simple_msg { uint32_t type, id; int32_t a, b; };
 
-enum { PREPARE_DENY_SETGROUPS = 1, PREPARE_NOTIFY = 2, PREPARE_MAP_IDS = 4, PREPARE_TELL_PID = 8, PREPARE_WRAPPED = 16,
+enum { PREPARE_DENY_SETGROUPS = 1, PREPARE_NOTIFY = 2, PREPARE_MAP_IDS = 4, PREPARE_REPORT_PID = 8, PREPARE_WRAPPED = 16,
        PREPARE_COPY = 32 /* the last two descriptors are a user and a mount namespace to begin with */ };
-/* The program is to enter a user namespace made for it, and has no group of the caller's. */
+/* The program enters a user namespace made for it, and has none of the caller's groups. */
 enum { WRAP_USERNS = 1 };
 
 struct prepare_msg {
     uint32_t type, id, clone_flags, flags;
     uint32_t uid_in, uid_out, gid_in, gid_out;
     uint32_t cgroups;
-    uint32_t network; /* how many steps, the first ones, set up a network namespace that may be used again */
-    uint32_t processes, signals; /* limits over all sandboxes that begin with the same namespaces; 0: none */
+    uint32_t network; /* the number of steps, at the start, that set up a reusable network namespace */
+    uint32_t processes, signals; /* limits for all sandboxes that begin with the same namespaces; 0: none */
 };
 
 enum { EXEC_STDIN = 1, EXEC_STDOUT = 2, EXEC_STDERR = 4, EXEC_SCRIPT = 8, EXEC_PAYLOAD = 16, EXEC_WAIT = 32, EXEC_TTY = 64,
-       EXEC_TELL = 128 /* say when it has started */ };
+       EXEC_REPORT_START = 128 /* send MSG_STARTED */ };
 
-/* Where a program that was started ahead of its command finds what to wait on, and the slot to fill. */
+/* The descriptors of a program that was started ahead of its command: one to wait on, and the slot to fill. */
 enum { WAIT_FD = 100, SLOT_FD = 101 };
 
-/* Then, here or in the payload descriptor: rlimits (24 bytes each), cwd, programs to try, argv, env; all NUL-terminated. */
+/* Followed, here or in the payload descriptor, by: rlimits (24 bytes each), cwd, programs to try, argv, env; the strings
+ * are NUL-terminated. */
 struct exec_msg { uint32_t type, flags, slot, rlimits, programs, argc, envc, size, rows, cols; };
 
 struct exec_rlimit { uint32_t resource, zero; uint64_t soft, hard; };
 
 struct exited_msg { uint32_t type; int32_t status; uint64_t user_us, system_us, maxrss_kib; };
 
-/* request.c: what a message is, by its first word and its size; 0 when it is nothing that a host sends. */
+/* request.c: the type of a message that the host sent; 0 when its type or size is invalid. */
 uint32_t request_type(const void *bytes, size_t size);
 
-/* Where the descriptors of a request are, by index; -1 for one that it has not. Both return -1 when there are not exactly
- * those that its head says. */
+/* The indices of a request's descriptors; -1 for absent ones. Both return -1 when the number of descriptors is not exactly
+ * the one that the head announces. */
 struct prepare_fds { int cgroups, first, count, copies; };
 struct exec_fds { int stdio[3], script, payload, wait; };
 int prepare_layout(const struct prepare_msg *p, int nfds, struct prepare_fds *out);
 int exec_layout(const struct exec_msg *h, int nfds, int nslots, struct exec_fds *out);
 
-/* Splits a request's body; `strings` has room for MAX_STRINGS. Returns -1 when it is not exactly what its head says. */
+/* Splits a request's body; `strings` has room for MAX_STRINGS. Returns -1 when the body does not match its head. */
 struct exec_body {
     const struct exec_rlimit *rlimits;
     char *cwd, **programs, **argv, **envp;
 };
 int exec_decode(const struct exec_msg *h, char *body, size_t size, char **strings, struct exec_body *out);
 
-/* What the steps of a plan left open; `life` is a pipe that ends with the launcher, or -1. */
+/* Descriptors that the steps of a plan left open; `life` is a pipe that is closed when the launcher ends, or -1. */
 struct built { int listeners[MAX_LISTENERS], nlisteners, slots[MAX_SLOTS], nslots, namespaces[2], shares, life; };
 
 /* sandbox.c: the life of a cloned child, from its first instruction; does not return. */
 struct sandbox {
-    int socket, go[2], proc, nfds, nsteps, said, program, life, launchers_end;
+    int socket, go[2], proc, nfds, nsteps, bwrap_stderr, program, life, launchers_end;
     int fds[MAX_FDS];
     const struct prepare_msg *prepare;
     struct step *steps;
 };
 _Noreturn void sandbox_main(struct sandbox *s);
-int leave_groups(const struct prepare_msg *p);
-int take_ids(const struct prepare_msg *p);
-_Noreturn void sandbox_ready(int socket, const struct built *built, int life, int say);
+int drop_groups(const struct prepare_msg *p);
+int set_ids(const struct prepare_msg *p);
+_Noreturn void sandbox_ready(int socket, const struct built *built, int life, int report);
 
 /* wrap.c: another program (bwrap) builds the sandbox and starts us again as its first process; these do not return. */
 int find_program(struct sandbox *s, const struct step *step);
@@ -149,9 +175,9 @@ _Noreturn void inside_main(void);
 extern int tree_fds[MAX_STEPS];
 int open_source(const struct step *step, const int *fds, int nfds);
 int open_sources(struct step *steps, int n, const int *fds, int nfds, int idmapped);
-int perform(struct step *steps, int from, int n, struct built *built, uint32_t *failed_op);
+int perform_steps(struct step *steps, int from, int n, struct built *built, uint32_t *failed_op);
 
-/* netlink.c: how many acknowledgements a reply holds, or -1 with what the kernel refused. */
+/* netlink.c: the number of acknowledgements in a reply, or -1 with the kernel's error. */
 int netlink_acks(const char *reply, size_t size, int *error);
 int netlink(int protocol, int acks, const char *bytes, size_t size);
 
@@ -169,16 +195,18 @@ void forget_networks_of(int channel);
 _Noreturn void runner_main(int socket, const struct built *built);
 
 /* terminal.c */
-int give_terminal(int socket, uint32_t rows, uint32_t cols);
+int send_terminal(int socket, uint32_t rows, uint32_t cols);
 
 /* proc.c */
 int close_all_but(int *keep, int n);
 int kill_children(int signum, int (*spare)(pid_t));
-int list_children(pid_t *pids, int most);
+int list_children(pid_t *pids, int max);
 int kill_only_child(pid_t pid);
 int write_own_ids(int proc, const struct prepare_msg *p);
 int write_ids(pid_t pid, const struct prepare_msg *p);
 long make_child(uint32_t flags);
+/* `failure_socket`: where a process that cannot continue reports its last failure; the control socket or the sandbox's. */
+extern int failure_socket;
 long make_owned_child(uint32_t flags, uid_t owner);
 int make_userns(const struct prepare_msg *p);
 

@@ -1,8 +1,8 @@
-/* Performs the steps of a plan inside a fresh set of namespaces.
+/* Performs the steps of a plan inside a new set of namespaces.
  *
- * Two passes. First every source of a bind is opened as a detached copy of its mount tree, while the caller's root and
- * the caller's own identity are still in place; then the private root is entered and everything is attached there. So no
- * step ever looks up a name in a tree that sandboxed code could have changed. */
+ * There are two passes. First every source of a bind is opened as a detached copy of its mount tree, while the caller's root
+ * and ids are still in place; then the private root is entered and everything is attached there. So no step ever resolves a
+ * name in a tree that sandboxed code could have changed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
@@ -43,7 +43,7 @@
 
 enum { TREE_CLONE = 1, TREE_CLOEXEC = O_CLOEXEC, AT_TREE_RECURSIVE = 0x8000, MOVE_F_EMPTY_PATH = 4, MOUNT_IDMAP = 0x100000 };
 
-/* Of struct open_how and, counted in words, of struct statx: the headers of both clash with those of the C library. */
+/* Constants of struct open_how and of struct statx (an index of 64-bit words): their headers clash with the C library's. */
 enum { RESOLVE_NO_SYMLINKS = 4, STATX_ATTRIBUTES = 1, STATX_MOUNT_ROOT = 0x2000 };
 
 struct attr { uint64_t set, clear, propagation, userns_fd; };
@@ -57,7 +57,7 @@ int open_source(const struct step *step, const int *fds, int nfds)
         errno = EBADF;
         return -1;
     }
-    int tree = (int)syscall(SYS_open_tree, source >= 0 ? fds[source] : AT_FDCWD, source >= 0 ? "" : step->data[0],
+    SCOPED_FD tree = (int)syscall(SYS_open_tree, source >= 0 ? fds[source] : AT_FDCWD, source >= 0 ? "" : step->data[0],
                             TREE_CLONE | TREE_CLOEXEC | AT_TREE_RECURSIVE | (source >= 0 ? AT_EMPTY_PATH : 0));
     if (tree < 0)
         return -1;
@@ -67,18 +67,15 @@ int open_source(const struct step *step, const int *fds, int nfds)
         attr.set |= MOUNT_IDMAP;
         attr.userns_fd = (uint64_t)fds[idmap];
     }
-    int failed = fstat(tree, &st) < 0;
-    if (!failed && step->a[2] && (st.st_dev != step->a[1] || st.st_ino != step->a[2])) {
-        errno = ESTALE; /* another directory stands where the session's was */
-        failed = 1;
-    }
-    if (failed || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH | AT_TREE_RECURSIVE, &attr, sizeof attr) < 0) {
-        int error = errno;
-        close(tree);
-        errno = error;
+    if (fstat(tree, &st) < 0)
+        return -1;
+    if (step->a[2] && (st.st_dev != step->a[1] || st.st_ino != step->a[2])) {
+        errno = ESTALE; /* another directory has replaced the session's */
         return -1;
     }
-    return tree;
+    if (syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH | AT_TREE_RECURSIVE, &attr, sizeof attr) < 0)
+        return -1;
+    return take_fd(&tree);
 }
 
 /* Opens the sources of all binds that are (or are not) id-mapped. */
@@ -138,17 +135,16 @@ static int make_root(const char *where, const char *options)
 static int enter_root(int move)
 {
     if (move) {
-        /* The caller's root stays below, covered: only who may unmount could uncover it. Profiles that know of
-         * CAP_SYS_ADMIN and not of CAP_SYS_CHROOT refuse chroot; entering the namespace anew has the same effect. */
-        int here = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
+        /* The caller's root stays below, covered: only a process that may unmount could uncover it. Profiles that allow
+         * CAP_SYS_ADMIN but not CAP_SYS_CHROOT refuse chroot; entering the namespace again has the same effect. */
+        SCOPED_FD here = open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC);
         if (here < 0 || mount(".", "/", NULL, MS_MOVE, NULL) < 0 || (chroot(".") < 0 && setns(here, CLONE_NEWNS) < 0))
             return -1;
-        close(here);
         return chdir("/");
     }
     old_root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    /* The old root is now stacked on the new one, out of reach of any path. It has to stay until /proc is mounted:
-     * the kernel allows a fresh one only where it can see that the caller's was not masked. */
+    /* The old root is now stacked on the new one, out of reach of any path. It must stay until /proc is mounted: the kernel
+     * allows a new /proc only where a fully visible one exists. */
     if (old_root < 0 || syscall(SYS_pivot_root, ".", ".") < 0)
         return -1;
     return chdir("/");
@@ -162,21 +158,18 @@ static int detach_root(void)
     return chdir("/");
 }
 
-/* With `mounted`, no component of the path may be a link, and the place must be a mount of its own: what is mounted in a
- * directory that others write is lost when they replace it, and lands elsewhere when they put a link in its way. */
+/* With `mounted`, no component of the path may be a link, and the path must be a mount point: a mount in a directory that
+ * others write is lost when they replace the directory, and ends up elsewhere when they put a link in its way. */
 static int check_identity(const char *path, uint64_t device, uint64_t inode, int mounted)
 {
     struct stat st;
     uint64_t how[3] = {O_PATH | O_CLOEXEC, 0, RESOLVE_NO_SYMLINKS}, about[32] = {0};
-    int fd = mounted ? (int)syscall(SYS_openat2, AT_FDCWD, path, how, sizeof how) : open(path, O_PATH | O_CLOEXEC);
-    if (fd < 0)
+    SCOPED_FD fd = mounted ? (int)syscall(SYS_openat2, AT_FDCWD, path, how, sizeof how) : open(path, O_PATH | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) < 0 || (mounted && syscall(SYS_statx, fd, "", AT_EMPTY_PATH, 0, about) < 0))
         return -1;
-    int failed = fstat(fd, &st) < 0 || (mounted && syscall(SYS_statx, fd, "", AT_EMPTY_PATH, 0, about) < 0);
-    int error = errno;
-    close(fd);
-    if (!failed && st.st_dev == device && st.st_ino == inode && (!mounted || about[STATX_ATTRIBUTES] & STATX_MOUNT_ROOT))
+    if (st.st_dev == device && st.st_ino == inode && (!mounted || about[STATX_ATTRIBUTES] & STATX_MOUNT_ROOT))
         return 0;
-    errno = failed ? error : ESTALE;
+    errno = ESTALE;
     return -1;
 }
 
@@ -200,7 +193,7 @@ static int lockdown(unsigned long securebits)
     unsigned long cap = 0;
     while (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0)
         cap++;
-    if (cap == 0 || errno != EINVAL) /* the first one that this kernel does not know */
+    if (cap == 0 || errno != EINVAL) /* the first capability that this kernel does not support */
         return -1;
     if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0)
         return -1;
@@ -214,31 +207,20 @@ static int lockdown(unsigned long securebits)
 
 static int listener(const struct step *step)
 {
-    int on = 1, fd = socket((int)step->a[0], (int)step->a[1] | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return -1;
-    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0 ||
+    int on = 1;
+    SCOPED_FD fd = socket((int)step->a[0], (int)step->a[1] | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0 ||
         bind(fd, (const struct sockaddr *)step->data[0], (socklen_t)step->len[0]) < 0 ||
-        ((int)step->a[1] == SOCK_STREAM && listen(fd, (int)step->a[2]) < 0)) {
-        int saved = errno;
-        close(fd);
-        errno = saved;
+        ((int)step->a[1] == SOCK_STREAM && listen(fd, (int)step->a[2]) < 0))
         return -1;
-    }
-    return fd;
+    return take_fd(&fd);
 }
 
 static int allow_path(int ruleset, uint64_t access, const char *path)
 {
-    struct landlock_path_beneath_attr rule = {.allowed_access = access};
-    rule.parent_fd = open(path, O_PATH | O_CLOEXEC);
-    if (rule.parent_fd < 0)
-        return -1;
-    int result = (int)syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &rule, 0);
-    int saved = errno;
-    close(rule.parent_fd);
-    errno = saved;
-    return result;
+    SCOPED_FD parent = open(path, O_PATH | O_CLOEXEC);
+    struct landlock_path_beneath_attr rule = {.allowed_access = access, .parent_fd = parent};
+    return parent < 0 ? -1 : (int)syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &rule, 0);
 }
 
 static int hide(const char *path, const char *empty)
@@ -248,28 +230,22 @@ static int hide(const char *path, const char *empty)
     return mount("none", path, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
 }
 
-/* Through a copy of the mount alone: bwrap covers parts of it, /proc/sys among them. */
+/* Writes through a copy of the /proc mount alone: bwrap covers parts of it, /proc/sys among them. */
 static int set_counter(const char *name, uint64_t value)
 {
     char text[24];
-    int tree = (int)syscall(SYS_open_tree, AT_FDCWD, "/proc", TREE_CLONE | TREE_CLOEXEC);
+    int size = snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    SCOPED_FD tree = (int)syscall(SYS_open_tree, AT_FDCWD, "/proc", TREE_CLONE | TREE_CLOEXEC);
     if (tree < 0)
         return -1;
-    int dir = openat(tree, "sys/user", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int fd = dir < 0 ? -1 : openat(dir, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
-    int size = snprintf(text, sizeof text, "%llu", (unsigned long long)value);
-    ssize_t wrote = fd < 0 ? -1 : write(fd, text, (size_t)size);
-    int error = errno;
-    if (fd >= 0)
-        close(fd);
-    if (dir >= 0)
-        close(dir);
-    close(tree);
-    errno = error;
-    return wrote == size ? 0 : -1;
+    SCOPED_FD dir = openat(tree, "sys/user", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (dir < 0)
+        return -1;
+    SCOPED_FD fd = openat(dir, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+    return fd >= 0 && write(fd, text, (size_t)size) == size ? 0 : -1;
 }
 
-static int one(const struct step *step, int index, struct built *built)
+static int perform_step(const struct step *step, int index, struct built *built)
 {
     static int ruleset = -1;
     const uint64_t *a = step->a;
@@ -308,7 +284,7 @@ static int one(const struct step *step, int index, struct built *built)
     case OP_LL_RESTRICT: return (int)syscall(SYS_landlock_restrict_self, ruleset, (uint32_t)a[0]);
     case OP_SECCOMP: {
         struct sock_fprog program = {.len = (unsigned short)(step->len[0] / sizeof(struct sock_filter)),
-                                     /* NOLINTNEXTLINE(performance-no-int-to-ptr): only read, which its type does not say */
+                                     /* NOLINTNEXTLINE(performance-no-int-to-ptr): only read, although its type is not const */
                                      .filter = (struct sock_filter *)(uintptr_t)d[0]};
         return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
     }
@@ -333,10 +309,10 @@ static int one(const struct step *step, int index, struct built *built)
     return -1;
 }
 
-int perform(struct step *steps, int from, int n, struct built *built, uint32_t *failed_op)
+int perform_steps(struct step *steps, int from, int n, struct built *built, uint32_t *failed_op)
 {
     for (int i = from; i < n; i++)
-        if (one(&steps[i], i, built) < 0) {
+        if (perform_step(&steps[i], i, built) < 0) {
             *failed_op = steps[i].op | (uint32_t)i << 8;
             return -1;
         }

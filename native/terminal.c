@@ -1,6 +1,6 @@
-/* A pseudo-terminal of the sandbox's own: the command gets its device, the host the other end.
+/* A pseudo-terminal inside the sandbox: the command gets its device, the host the other end.
  *
- * The host gets the device too, and only holds it: a command that closes its terminal for a while must not lose it. */
+ * The host also holds the device, so that a command that closes its terminal can open it again. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -13,33 +13,28 @@
 #define TIOCGPTPEER _IO('T', 0x41)
 #endif
 
-/* Returns the host's end, which never waits; `device` becomes the command's. */
+/* Returns the host's end, which is non-blocking; `device` becomes the command's end. */
 static int open_terminal(uint32_t rows, uint32_t cols, int *device)
 {
     struct winsize size = {.ws_row = (unsigned short)rows, .ws_col = (unsigned short)cols};
     struct termios modes;
-    int locked = 0, host = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
-    if (host < 0)
+    int unlocked = 0;
+    SCOPED_FD host = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+    if (host < 0 || ioctl(host, TIOCSPTLCK, &unlocked) < 0 || ioctl(host, TIOCSWINSZ, &size) < 0)
         return -1;
-    /* By the descriptor, not by a name: what the name shows may be another instance. */
-    if (ioctl(host, TIOCSPTLCK, &locked) < 0 || ioctl(host, TIOCSWINSZ, &size) < 0 ||
-        (*device = ioctl(host, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0)
-        goto failed;
-    if (tcgetattr(*device, &modes) == 0) {
-        modes.c_iflag |= IUTF8; /* a backspace takes a whole character */
-        if (tcsetattr(*device, TCSANOW, &modes) == 0)
-            return host;
-    }
-    close(*device);
-failed:;
-    int saved = errno;
-    close(host);
-    errno = saved;
-    return -1;
+    /* By the descriptor, not by a name: the name may lead to another instance. */
+    SCOPED_FD peer = ioctl(host, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (peer < 0 || tcgetattr(peer, &modes) < 0)
+        return -1;
+    modes.c_iflag |= IUTF8; /* a backspace removes a whole character */
+    if (tcsetattr(peer, TCSANOW, &modes) < 0)
+        return -1;
+    *device = take_fd(&peer);
+    return take_fd(&host);
 }
 
-/* Returns the command's end. */
-int give_terminal(int socket, uint32_t rows, uint32_t cols)
+/* Opens a terminal and sends its host's end to the host. Returns the command's end. */
+int send_terminal(int socket, uint32_t rows, uint32_t cols)
 {
     struct simple_msg msg = {.type = MSG_TERMINAL};
     int ends[2];

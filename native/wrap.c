@@ -1,11 +1,12 @@
-/* A sandbox that bwrap builds: we become bwrap, and bwrap starts us again inside, where the rest of the plan is done.
+/* A sandbox that bwrap builds: this process becomes bwrap, and bwrap executes the launcher again inside, which performs the
+ * rest of the plan.
  *
- * The descriptors that bwrap hands on have fixed numbers, its command line is always the same, and its environment is
- * empty: whatever is particular to a sandbox is in memory files that only the two of us read.
+ * The descriptors that bwrap inherits have fixed numbers, its command line is always the same, and its environment is
+ * empty: everything that differs between sandboxes is in memory files that only bwrap and the inner process read.
  *
- * bwrap does not die with us. If it did while it is at work, it would leave a child behind that waits for it for ever, and
- * later its own death signal would not reach a child of another id. It goes on to the end, and what it starts finds that
- * the life line is cut: then that ends, and bwrap after it. */
+ * bwrap has no parent-death signal. If it died during the set-up, it would leave a child that waits for it for ever, and
+ * later its own death signal would not reach a child with another id. Instead bwrap finishes, and the process that it
+ * starts sees that the launcher's life pipe is closed: that process ends, and bwrap after it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -24,7 +25,7 @@ enum { ARGS_FD = 3, PLAN_FD = 4, SOCKET_FD = 5, SELF_FD = 6, USERNS_FD = 7, PROG
 static _Noreturn void fail(int socket, uint32_t op, int error)
 {
     report_failure(socket, op, error);
-    _exit(125);
+    _exit(EXIT_SANDBOX);
 }
 
 static int memory_file(const char *bytes, size_t size)
@@ -40,7 +41,7 @@ static int memory_file(const char *bytes, size_t size)
     return fd >= 0 && lseek(fd, 0, SEEK_SET) == 0 ? fd : -1;
 }
 
-/* As the caller, with the caller's view: later it may be out of sight or out of reach. */
+/* Opened with the caller's ids and root: later the program may be hidden or out of reach. */
 int find_program(struct sandbox *s, const struct step *step)
 {
     if (!memchr(step->data[0], 0, step->len[0])) {
@@ -63,12 +64,12 @@ _Noreturn void wrap(const struct sandbox *s, const struct step *step)
         fail(socket, OP_FDS, errno);
     if (userns && ((from[USERNS_FD] = make_userns(&ids)) < 0 || setgroups(0, NULL) < 0))
         fail(socket, OP_IDS, errno);
-    /* First all of them out of the way, so that none is overwritten before its turn. */
+    /* First move all of them up, so that none is overwritten before its turn. */
     for (int fd = ARGS_FD; fd < FIRST_FREE; fd++)
         if ((fd != USERNS_FD || userns) && (from[fd] = fcntl(from[fd], F_DUPFD_CLOEXEC, ABOVE)) < 0)
             fail(socket, OP_FDS, errno);
-    int said = fcntl(s->said, F_DUPFD_CLOEXEC, ABOVE);
-    if (said < 0 || dup2(said, 2) < 0)
+    int bwrap_stderr = fcntl(s->bwrap_stderr, F_DUPFD_CLOEXEC, ABOVE);
+    if (bwrap_stderr < 0 || dup2(bwrap_stderr, STDERR_FILENO) < 0)
         fail(socket, OP_FDS, errno);
     socket = from[SOCKET_FD];
     for (int fd = ARGS_FD; fd < FIRST_FREE; fd++)
@@ -97,7 +98,7 @@ _Noreturn void inside_main(void)
     if (setsid() < 0)
         fail(SOCKET_FD, OP_PROCESS, errno);
     umask(022);
-    if (dup2(0, 2) < 0 || fstat(PLAN_FD, &st) < 0)
+    if (dup2(STDIN_FILENO, STDERR_FILENO) < 0 || fstat(PLAN_FD, &st) < 0)
         fail(SOCKET_FD, OP_FDS, errno);
     const unsigned char *plan = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, PLAN_FD, 0);
     if (plan == MAP_FAILED)
@@ -106,7 +107,7 @@ _Noreturn void inside_main(void)
     if (nsteps < 0)
         fail(SOCKET_FD, OP_PLAN, EINVAL);
     built.life = LIFE_FD;
-    if (perform(steps, 0, nsteps, &built, &failed_op) < 0)
+    if (perform_steps(steps, 0, nsteps, &built, &failed_op) < 0)
         fail(SOCKET_FD, failed_op, errno);
     sandbox_ready(SOCKET_FD, &built, LIFE_FD, 1);
 }

@@ -1,7 +1,7 @@
-"""`make check`: what can be known within a minute. `make test` is what must pass.
+"""`make check`: the fast loop, under a minute. `make test` is the complete run.
 
-Style, layers and types; beside them the unit tests, the rules of the house, and the contract over
-one backend. Arguments are passed on to pytest: ``python -m scripts.check -k timeout``.
+It runs style, layer and type checks in parallel with the unit tests, the house rules and the
+contract on one backend. Arguments are passed to pytest: ``python -m scripts.check -k timeout``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from scripts.steps import STATIC, Step, say, wait
+from scripts.steps import STATIC, Step, report, wait
 
 BACKEND = "userns"
 TESTS = [
@@ -24,7 +24,7 @@ TESTS = [
 
 
 def main(arguments: list[str]) -> int:
-    """Run all; return 1 if any of them failed."""
+    """Run all checks; return 1 if any of them failed."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     begun = time.monotonic()
     with ExitStack() as stack:
@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> int:
         steps.append(stack.enter_context(Step("tests", [sys.executable, *TESTS, *arguments])))
         wait(steps)
     bad = [step.name for step in steps if step.failed]
-    say(f"check: {'FAILED: ' + ', '.join(bad) if bad else 'OK'} in {time.monotonic() - begun:.0f}s")
+    report(
+        f"check: {'FAILED: ' + ', '.join(bad) if bad else 'OK'} in {time.monotonic() - begun:.0f}s"
+    )
     return 1 if bad else 0
 
 

@@ -1,6 +1,6 @@
-"""Take the picture of the console that the guide shows: a real server, a real browser.
+"""Take the screenshot of the web console for the guide, with a real server and a real browser.
 
-Run it as ``python -m scripts.console_screenshot [FILE]``, after a change of how the page looks.
+Run it as ``python -m scripts.console_screenshot [FILE]`` after the page has changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ for epoch in range(1, 100):
 
 
 def main(target: Path) -> None:
-    """Open a few sessions, run a few things, look, and end everything."""
+    """Open a few sessions, run commands, take the screenshot, and end everything."""
     with ServerProcess(*OPTIONS, bind="127.0.0.1:8080") as server, Browser() as browser:
         console = Console(server)
         idle, agent = console.open(), console.open(network_mode="open")

@@ -1,8 +1,8 @@
-"""`make dist`: everything that is published, built from the source distribution and then checked.
+"""`make dist`: build all release files from the source distribution, and check them.
 
 ``dist/`` gets the source distribution and the wheel for this machine, so that ``pip install
-dist/*.whl`` is right; ``dist/elsewhere/`` gets the wheels for other machines. The ones for Linux
-carry the launcher, made by the compiler of the package ``ziglang`` for both architectures.
+dist/*.whl`` works; ``dist/elsewhere/`` gets the wheels for other machines. The Linux wheels contain
+the launcher, compiled for both architectures with the compiler of the package ``ziglang``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LAUNCHER = ROOT / "src/union/sandbox/_linux/bin/sandbox-launcher"
 
 
 def note(text: str) -> None:
-    """Say what is going on to a person who waits; nothing in a pipe."""
+    """Print progress on a terminal; print nothing in a pipe."""
     if sys.stderr.isatty():
         print(f"  {text} ...", file=sys.stderr, flush=True)
 
 
 def build(source: Path, target: Path, *kind: str, **env: str) -> Path:
-    """Build one thing from ``source`` into ``target``, with the build tools of this environment."""
+    """Build one file from ``source`` into ``target``, with the build tools of this environment."""
     with tempfile.TemporaryDirectory(prefix="sbx-dist-") as scratch:
         command = [
             *("uv", "build", "--quiet", "--no-build-isolation", "--python", sys.executable),
@@ -57,7 +57,7 @@ def build_wheel(sdist: Path, target: Path, architecture: str) -> Path:
 
 
 def try_out(wheel: Path) -> float:
-    """Install into an empty virtualenv with no compiler in reach, run the quickstart; seconds."""
+    """Install into an empty virtualenv without a compiler; return the seconds of the quickstart."""
     with tempfile.TemporaryDirectory(prefix="sbx-dist-") as scratch:
         begun = time.monotonic()
         python = f"{scratch}/venv/bin/python"
@@ -80,7 +80,7 @@ def try_out(wheel: Path) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build, check, try; say what there is now."""
+    """Build, check and try all files, and list them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, default=ROOT / "dist", metavar="DIR")
     output: Path = parser.parse_args(arguments).output

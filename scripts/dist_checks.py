@@ -1,4 +1,4 @@
-"""What must be true of a file that is published."""
+"""Checks of release files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MACHINES = {"x86_64": 62, "aarch64": 183}
-"""The numbers by which ELF knows them."""
+"""ELF machine numbers."""
 LAUNCHER = "union/sandbox/_linux/bin/sandbox-launcher"
 _INTERPRETER = 3
 _EXECUTABLE = 0o755
 
 
 class DistError(Exception):
-    """A file that must not be published, and why."""
+    """A file is not fit for release; the message has the reason."""
 
 
 def elf_machine(content: bytes) -> int:
@@ -40,7 +40,7 @@ def elf_machine(content: bytes) -> int:
 
 
 def check_wheel(wheel: Path, *, architecture: str, source: Path) -> None:
-    """Raise unless the wheel holds what it should, and only that."""
+    """Raise unless the wheel contains exactly the expected files."""
     with zipfile.ZipFile(wheel) as archive:
         entries = {info.filename: info for info in archive.infolist()}
         contents = {name: archive.read(name) for name in entries}
@@ -70,9 +70,9 @@ def check_wheel(wheel: Path, *, architecture: str, source: Path) -> None:
         raise DistError(f"{wheel.name}: the launcher is for another architecture")
 
 
-def _check_tags(wheel: Path, told: str, architecture: str) -> None:
-    tags = re.findall(r"^Tag: (.+)$", told, re.MULTILINE)
-    pure = re.findall(r"^Root-Is-Purelib: (.+)$", told, re.MULTILINE) == ["true"]
+def _check_tags(wheel: Path, metadata: str, architecture: str) -> None:
+    tags = re.findall(r"^Tag: (.+)$", metadata, re.MULTILINE)
+    pure = re.findall(r"^Root-Is-Purelib: (.+)$", metadata, re.MULTILINE) == ["true"]
     python, abi, platforms = wheel.stem.split("-")[2:]
     if sorted(tags) != sorted(f"{python}-{abi}-{one}" for one in platforms.split(".")):
         raise DistError(f"{wheel.name}: its name and its tags differ: {tags}")
@@ -83,17 +83,17 @@ def _check_tags(wheel: Path, told: str, architecture: str) -> None:
 
 
 def _check_record(contents: dict[str, bytes], record: str) -> None:
-    told = {row[0]: row[1] for row in csv.reader(io.StringIO(contents[record].decode()))}
+    recorded = {row[0]: row[1] for row in csv.reader(io.StringIO(contents[record].decode()))}
     for name, content in contents.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        if told.pop(name, None) not in {f"sha256={digest}", "" if name == record else None}:
-            raise DistError(f"{name} is not what RECORD says")
-    if told:
-        raise DistError(f"RECORD names what is not there: {sorted(told)}")
+        if recorded.pop(name, None) not in {f"sha256={digest}", "" if name == record else None}:
+            raise DistError(f"{name} does not match RECORD")
+    if recorded:
+        raise DistError(f"RECORD lists missing files: {sorted(recorded)}")
 
 
 def check_sdist(sdist: Path) -> None:
-    """Raise unless everything is there that building, testing and reading needs."""
+    """Raise unless the source distribution has all files for building, testing and reading."""
     with tarfile.open(sdist) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers()}
     needed = ("LICENSE", "README.md", "hatch_build.py", "native/main.c", "tests/conftest.py")

@@ -1,9 +1,8 @@
-"""Build the documentation site. Warnings are errors; nothing is fetched, now or when it is read.
+"""Build the documentation site. Warnings are errors; building and reading need no network.
 
-What is written for the repository is read there too, so pages link to files that are not pages: the
-documents of the project, tests, decisions. For the site they are brought together first: documents
-of the project become pages below ``project/``, decisions get a place in the navigation, and any
-other file that is linked to is copied as plain text below ``source/``.
+Pages are also read in the repository, so they link to files that are not pages: project documents,
+tests, decisions. For the site, project documents become pages below ``project/``, decisions get
+navigation entries, and every other linked file is copied as plain text below ``source/``.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ CONFIG = ROOT / "zensical.toml"
 DECISIONS = "decisions"
 DOCUMENTS = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "THREAT_MODEL.md")
 _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
-# Names of XML namespaces look like addresses and are none.
+# Names of XML namespaces look like URLs, but are never fetched.
 _ELSEWHERE = re.compile(r"https?://(?!www\.w3\.org/)[\w./@-]+")
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 
 
 class DocsError(Exception):
-    """The site would be wrong."""
+    """The site would be incomplete or wrong."""
 
 
 def placed(path: Path) -> str:
-    """Return where a file of the repository is on the site, from its top."""
+    """Return the path of a repository file on the site, relative to its root."""
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     name = path.relative_to(ROOT).as_posix()
@@ -45,7 +44,7 @@ def placed(path: Path) -> str:
 
 
 def stage(page: Path, target: Path, wanted: set[Path]) -> None:
-    """Write a page with its links turned to where things are on the site; note what they need."""
+    """Write a page with its links rewritten for the site; collect the linked files."""
     home = PurePosixPath(placed(page)).parent
 
     def turned(match: re.Match[str]) -> str:
@@ -68,7 +67,7 @@ def stage(page: Path, target: Path, wanted: set[Path]) -> None:
 
 
 def stage_all(target: Path) -> list[str]:
-    """Bring together everything the site is made of; return its pages."""
+    """Collect all files of the site; return its pages."""
     todo = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in DOCUMENTS)]
     done: set[Path] = set()
     while todo:
@@ -100,8 +99,8 @@ def _title(page: Path) -> str:
 
 
 def navigation(nav: list[Any], pages: list[str], target: Path) -> list[Any]:
-    """Return the navigation without lines that lead nowhere; raise for a page without a line."""
-    told: set[str] = set()
+    """Return the navigation without missing pages; raise for a page that is not in it."""
+    listed: set[str] = set()
 
     def kept(entries: list[Any]) -> list[Any]:
         result = []
@@ -110,7 +109,7 @@ def navigation(nav: list[Any], pages: list[str], target: Path) -> list[Any]:
             if isinstance(value, list):
                 result.append({title: kept(value)})
             elif value in pages:
-                told.add(value)
+                listed.add(value)
                 result.append(entry)
         return result
 
@@ -120,7 +119,7 @@ def navigation(nav: list[Any], pages: list[str], target: Path) -> list[Any]:
     entries: list[Any] = [f"{DECISIONS}/index.md"]
     entries += [{_title(target / page): page} for page in others]
     made.append({"Decisions": entries})
-    if forgotten := set(pages) - told - set(decisions):
+    if forgotten := set(pages) - listed - set(decisions):
         raise DocsError(f"not in the navigation of {CONFIG.name}: {', '.join(sorted(forgotten))}")
     return made
 
@@ -164,14 +163,14 @@ def build(output: Path) -> None:
 
 
 def stay_here(site: Path) -> None:
-    """Take out the addresses from which the theme would fetch what no page of ours uses."""
+    """Remove the theme's URLs of resources that no page uses."""
     for script in site.rglob("*.js"):
         text = script.read_text(encoding="utf-8")
         script.write_text(_ELSEWHERE.sub("data:,", text), encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build, or say what is wrong."""
+    """Build the site, or print the error."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, default=ROOT / "site", metavar="DIR")
     output: Path = parser.parse_args(arguments).output

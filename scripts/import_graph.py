@@ -1,4 +1,4 @@
-"""Draw which package imports which, and fail if modules import each other in a circle.
+"""Draw which package imports which, and fail on an import cycle.
 
 Run it as ``python -m scripts.import_graph``; it writes docs/architecture/imports.svg. Imports
 inside functions count, because they run; imports under ``if TYPE_CHECKING`` do not. The picture
@@ -21,14 +21,14 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 PACKAGE = "union.sandbox"
 PICTURE = ROOT / "docs" / "architecture" / "imports.svg"
-# The version is a constant that everything may import; it says nothing about the structure.
+# Every module may import the version, so it shows nothing about the structure.
 NOT_DRAWN = frozenset({"_version"})
 
 Graph = dict[str, set[str]]
 
 
 def modules(source: Path = SOURCE, package: str = PACKAGE) -> dict[str, Path]:
-    """Return the files of a package by the names of their modules."""
+    """Return the files of a package by module name."""
     found = {}
     for path in sorted(source.joinpath(*package.split(".")).rglob("*.py")):
         parts = path.relative_to(source).with_suffix("").parts
@@ -37,7 +37,7 @@ def modules(source: Path = SOURCE, package: str = PACKAGE) -> dict[str, Path]:
 
 
 def runtime_imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the import statements that can run, wherever they stand."""
+    """Yield the import statements that can run, at any nesting level."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
@@ -69,13 +69,13 @@ def imported(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]:
 
 
 def module_graph(source: Path = SOURCE, package: str = PACKAGE) -> Graph:
-    """Return what each module of a package imports from the same package."""
+    """Return the imports of each module within the package."""
     known = modules(source, package)
     return {name: set(imported(name, path, known)) - {name} for name, path in known.items()}
 
 
 def cycle(graph: Graph) -> list[str]:
-    """Return one circle of imports, from a module back to itself; empty if there is none."""
+    """Return one import cycle, from a module back to itself; empty if there is none."""
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -99,7 +99,7 @@ def package_graph(graph: Graph, package: str = PACKAGE) -> Graph:
 
 
 def reduced(graph: Graph) -> Graph:
-    """Leave out each arrow that a longer path implies; the graph must have no circle."""
+    """Remove each arrow that a longer path implies; the graph must have no cycle."""
     reach: Graph = {}
     for name in graphlib.TopologicalSorter(graph).static_order():
         targets = graph.get(name, set())
@@ -193,7 +193,7 @@ def _arrow(begin: tuple[float, int], end: tuple[float, int]) -> str:
 
 
 def main() -> int:
-    """Write the picture; return 1 and name the modules if some import each other in a circle."""
+    """Write the picture; print an import cycle and return 1 if there is one."""
     graph = module_graph()
     for found in (cycle(graph), cycle(package_graph(graph))):
         if found:

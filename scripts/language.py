@@ -1,8 +1,8 @@
-"""List the lines with a word that this project avoids: ``python -m scripts.language [PATH ...]``.
+"""List lines with words that this project avoids: ``python -m scripts.language [PATH ...]``.
 
 Programs do not speak: a message is sent, received or reported. Sentences name their subject.
-Without a path, the README, the documentation and all sources are read. The exit code is 1 if a
-line was found.
+Without a path, it checks the README, the documentation and all sources. The exit code is 1 if it
+finds a line. It skips this file, which has to list the words.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-ROOT = Path(__file__).resolve().parents[1]
-EVERYTHING = ("README.md", "docs", "native", "src")
+OWN = Path(__file__).resolve()
+ROOT = OWN.parents[1]
+EVERYTHING = ("README.md", "SECURITY.md", "THREAT_MODEL.md", "docs", "native", "src")
 AVOIDED = ("told", "said", "heard", "whoever", "nobody", "words of", "as many as it may")
 SUFFIXES = frozenset({".c", ".css", ".h", ".html", ".js", ".md", ".py", ".toml"})
 # A letter, a digit or a hyphen on either side makes it another word. An underscore does not, so
-# that names in code count as well.
+# names in code count as well.
 _PATTERN = re.compile(
     r"(?<![A-Za-z0-9-])(?:" + "|".join(re.escape(word) for word in AVOIDED) + r")(?![A-Za-z0-9-])",
     re.IGNORECASE,
 )
-# The system's account of that name: quoted, in a path, or in a line of a user database.
+# The system account of that name: quoted, in a path, or in a line of a user database.
 _ACCOUNT = re.compile(r"""["'`/:]nobody["'`/:]|\bnobody:nogroup\b""")
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A line that uses a word which is avoided."""
+    """A line with an avoided word."""
 
     path: Path
     number: int
@@ -44,16 +45,16 @@ class Hit:
 
 
 def avoided_in(line: str) -> list[str]:
-    """Return the words of one line that are avoided, in lower case."""
+    """Return the avoided words in one line, in lower case."""
     return [match[0].lower() for match in _PATTERN.finditer(_ACCOUNT.sub("", line))]
 
 
 def files(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the text files at and below ``paths``."""
+    """Yield the text files at and below ``paths``, except this one."""
     for path in paths:
         if path.is_dir():
             below = sorted(path.rglob("*"))
-            yield from (p for p in below if p.suffix in SUFFIXES and p.is_file())
+            yield from (p for p in below if p.suffix in SUFFIXES and p.is_file() and p != OWN)
         elif path.is_file():
             yield path
         else:
@@ -71,7 +72,7 @@ def hits(paths: Iterable[Path]) -> list[Hit]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print what was found; return 1 if there is any."""
+    """Print the lines found; return 1 if there is any."""
     found = hits([ROOT / argument for argument in arguments or EVERYTHING])
     for hit in found:
         print(hit)

@@ -1,8 +1,8 @@
-"""Take the pictures of `sbx` that the README shows: a real terminal, drawn as SVG.
+"""Draw the screenshots of `sbx` in the README from a real terminal, as SVG.
 
-Run it as ``python -m scripts.pictures [NAME ...]``, after a change of what `sbx` prints. It needs
-`tmux`, and a machine on which `sbx doctor` finds everything well. What is drawn is what was on the
-screen, but for what would tell about the machine: see ``neutral``.
+Run it as ``python -m scripts.pictures [NAME ...]`` after the output of `sbx` has changed. It needs
+`tmux`, and a machine on which `sbx doctor` finds no problem. The pictures show the screen without
+details of the machine: see ``neutral``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs/images"
 PLACE = Path("/tmp/project")
-"""Where the pictures are taken; it is seen in them."""
+"""The directory of the session, which is visible in the pictures."""
 LIMIT_S = 60.0
 
 DIALOGUES = {
@@ -43,7 +43,7 @@ DIALOGUES = {
 }
 SIZES = {"doctor": (100, 48), "shell": (84, 30)}
 
-# --- from the terminal to characters with a look ---------------------------------------------
+# --- parsing the terminal output -------------------------------------------------------------
 
 COLOURS = ("#3b4252", "#e06c75", "#98c379", "#e5c07b", "#61afef", "#c678dd", "#56b6c2", "#dcdfe4")
 BRIGHT = ("#7f848e", "#ff7a85", "#b5e890", "#ffd68a", "#7cc4ff", "#de8ff5", "#6fd6e2", "#ffffff")
@@ -54,7 +54,7 @@ _OTHER = re.compile(r"\x1b(?:\[[\d;?]*[A-Za-ln-z]|[()][A-Z0-9]|[=>])|[\x0e\x0f]"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How characters are drawn."""
+    """The style of characters."""
 
     colour: str = INK
     bold: bool = False
@@ -63,7 +63,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Characters of one row that look alike; ``column`` is where they begin."""
+    """Characters of one row with the same style, starting at ``column``."""
 
     column: int
     text: str
@@ -71,7 +71,7 @@ class Piece:
 
 
 def palette(number: int) -> str:
-    """One of the 256 colours."""
+    """Return one of the 256 terminal colours."""
     if number < 16:
         return (COLOURS + BRIGHT)[number]
     if number >= 232:
@@ -82,7 +82,7 @@ def palette(number: int) -> str:
 
 
 def looked(look: Look, codes: str) -> Look:
-    """What a look becomes by one sequence; what is not known changes nothing."""
+    """Return the style after one escape sequence; unknown sequences are ignored."""
     numbers = iter([int(code or 0) for code in codes.split(";")])
     for number in numbers:
         if number == 0:
@@ -105,7 +105,7 @@ def looked(look: Look, codes: str) -> Look:
 
 
 def pieces(text: str) -> list[list[Piece]]:
-    """The rows of a screen; empty ones at the end are left out."""
+    """Return the rows of a screen, without trailing empty rows."""
     rows, look = [], Look()
     for line in _OTHER.sub("", text).rstrip().split("\n"):
         row, column = [], 0
@@ -113,7 +113,7 @@ def pieces(text: str) -> list[list[Piece]]:
             if number % 2:
                 look = looked(look, part)
                 continue
-            # Wider gaps are left by position: what draws SVG makes one blank of many.
+            # SVG collapses spaces, so wider gaps are made by position.
             row += [
                 Piece(column + words.start(), words[0], look)
                 for words in re.finditer(r"\S+(?: \S+)*", part)
@@ -123,14 +123,14 @@ def pieces(text: str) -> list[list[Piece]]:
     return rows
 
 
-# --- from there to SVG -----------------------------------------------------------------------
+# --- SVG -------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT, MARGIN, BAR = 8.4, 20, 18, 30
 STYLE = 'font-size="14" font-family="ui-monospace,Menlo,Consolas,DejaVu Sans Mono,monospace"'
 
 
 def drawn(rows: list[list[Piece]], *, columns: int, title: str) -> str:
-    """A window with the rows in it."""
+    """Return a window with the rows as SVG."""
     width = round(columns * WIDTH + 2 * MARGIN)
     height = len(rows) * HEIGHT + BAR + MARGIN
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
@@ -146,7 +146,7 @@ def drawn(rows: list[list[Piece]], *, columns: int, title: str) -> str:
         for piece in row:
             extra = ' font-weight="bold"' if piece.look.bold else ""
             extra += ' opacity="0.6"' if piece.look.dim else ""
-            # A length, so that columns stay columns in whatever font the reader has.
+            # A fixed length keeps the columns aligned in any font.
             lines.append(
                 f'<text x="{MARGIN + piece.column * WIDTH:.1f}" y="{y}" '
                 f'textLength="{len(piece.text) * WIDTH:.1f}" fill="{piece.look.colour}"{extra}>'
@@ -156,7 +156,7 @@ def drawn(rows: list[list[Piece]], *, columns: int, title: str) -> str:
 
 
 def neutral(text: str, *, hidden: tuple[str, ...]) -> str:
-    """Without what would tell about this machine: places of ours, and the build of the kernel."""
+    """Remove details of this machine: local paths, and the build of the kernel."""
     for place in hidden:
         text = re.sub(rf"{re.escape(place)}/(?:[\w.-]+/)*", ".../", text)
     return re.sub(r"(Linux \d+\.\d+(?:\.\d+)?)[^\s]*", r"\1", text)
@@ -166,7 +166,7 @@ def neutral(text: str, *, hidden: tuple[str, ...]) -> str:
 
 
 class Terminal:
-    """A window of tmux with a plain shell in it."""
+    """A tmux window with a plain shell."""
 
     def __init__(self, scratch: str, columns: int, rows: int) -> None:
         self._socket = f"{scratch}/tmux"
@@ -176,11 +176,11 @@ class Terminal:
         shell = f"exec bash --noprofile --rcfile {rc}"
         self.tmux("-f", "/dev/null", "new-session", "-d", *size, "-c", str(PLACE), shell)
 
-    def tmux(self, *words: str) -> str:
-        """One command to the server of this window."""
+    def tmux(self, *arguments: str) -> str:
+        """Send one command to the tmux server of this window."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         return subprocess.run(
-            ["tmux", "-S", self._socket, *words],
+            ["tmux", "-S", self._socket, *arguments],
             env={**os.environ, "PATH": path, "SHELL": "/bin/bash", "LC_ALL": "C.UTF-8"},
             check=True,
             stdout=subprocess.PIPE,
@@ -189,13 +189,13 @@ class Terminal:
         ).stdout
 
     def prompts(self) -> int:
-        """How many prompts are on the screen; 0 while the last line is none."""
+        """Return the number of prompts on the screen; 0 unless the last line is a prompt."""
         lines = self.tmux("capture-pane", "-p").rstrip().splitlines()
         found = [line for line in lines if re.match(r"(\[sbx\] \S*)?\$( |$)", line)]
         return len(found) if lines and re.fullmatch(r"(\[sbx\] \S*)?\$", lines[-1]) else 0
 
-    def say(self, command: str) -> None:
-        """Types a line at the prompt and waits for the next one."""
+    def enter(self, command: str) -> None:
+        """Type a line at the prompt and wait for the next prompt."""
         self._until(1)
         before = self.prompts()
         self.tmux("send-keys", "-l", command)
@@ -212,8 +212,8 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(columns: int, rows: int) -> Iterator[Terminal]:
-    """A window, in a directory with a table in it; both are gone afterwards."""
-    PLACE.mkdir()  # an error if it is there: it would be somebody's
+    """Open a window in a directory with a table; remove both at the end."""
+    PLACE.mkdir()  # An existing directory belongs to another program, so it is an error.
     try:
         (PLACE / "orders.csv").write_text("item,amount\nlamp,250\ndesk,490\n", encoding="utf-8")
         with tempfile.TemporaryDirectory(prefix="pictures-") as scratch:
@@ -227,13 +227,13 @@ def terminal(columns: int, rows: int) -> Iterator[Terminal]:
 
 
 def main(names: list[str]) -> None:
-    """Takes the pictures that are named, or all."""
+    """Draw the named pictures, or all."""
     for name in names or list(DIALOGUES):
         with terminal(*SIZES[name]) as window:
             for command in DIALOGUES[name]:
-                window.say(command)
+                window.enter(command)
             screen = window.tmux("capture-pane", "-p", "-e")
-        # The last prompt, at which nothing was said, is not worth a line.
+        # The last prompt has no command, so it is omitted.
         rows = pieces(neutral(screen, hidden=(str(ROOT), str(Path.home()))))[:-1]
         target = TARGET / f"{name}.svg"
         picture = drawn(rows, columns=SIZES[name][0], title=f"A terminal: {DIALOGUES[name][0]}")

@@ -1,8 +1,8 @@
-"""`make soak`: mixed load with kills, and a look after each round that nothing has grown or stayed.
+"""`make soak`: mixed load with kills; after each round, check for growth and leftovers.
 
-One process opens and closes sessions, here and on a server of its own, and gives them commands that
-each have a known answer. Meanwhile its launcher, its sandboxes, its server and whole programs
-beside it are killed. A job may end in an honest error then, never in a wrong result.
+One process opens and closes sessions, locally and on its own server, and runs commands with known
+results. Meanwhile it kills its launcher, its sandboxes, its server and other host programs. A job
+may then end in an expected error, never in a wrong result.
 """
 
 from __future__ import annotations
@@ -33,48 +33,52 @@ PAGE = ROOT / "docs" / "reference" / "soak.md"
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m scripts.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=3.0, help="how long, at least (3)")
-    parser.add_argument("--most-minutes", type=float, help="how long, at most (as --minutes)")
-    parser.add_argument("--runs", type=int, default=0, help="go on until so many commands ran")
-    parser.add_argument("--sessions", type=int, default=0, help="and so many sessions were opened")
-    parser.add_argument("--kills", type=int, default=0, help="and so many processes were killed")
-    parser.add_argument("--round-seconds", type=float, default=10.0, help="between two looks (10)")
-    parser.add_argument("--seed", type=int, help="of everything that is random (from the clock)")
-    parser.add_argument("--workers", type=int, default=6, help="sessions in use at a time (6)")
-    parser.add_argument("--no-kills", action="store_true", help="load alone")
-    parser.add_argument("--output", type=Path, help="a file for the JSON, too")
+    parser.add_argument("--minutes", type=float, default=3.0, help="minimum duration (3)")
+    parser.add_argument("--most-minutes", type=float, help="maximum duration (same as --minutes)")
+    parser.add_argument("--runs", type=int, default=0, help="continue until this many commands ran")
+    parser.add_argument(
+        "--sessions", type=int, default=0, help="and this many sessions were opened"
+    )
+    parser.add_argument("--kills", type=int, default=0, help="and this many processes were killed")
+    parser.add_argument(
+        "--round-seconds", type=float, default=10.0, help="duration of a round (10)"
+    )
+    parser.add_argument("--seed", type=int, help="random seed (from the clock)")
+    parser.add_argument("--workers", type=int, default=6, help="concurrent sessions (6)")
+    parser.add_argument("--no-kills", action="store_true", help="load only")
+    parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     parser.add_argument("--record", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
-    asked = parser.parse_args(given)
-    if not 0 < asked.minutes <= 24 * 60 or not 0 < asked.round_seconds <= 600:
+    options = parser.parse_args(given)
+    if not 0 < options.minutes <= 24 * 60 or not 0 < options.round_seconds <= 600:
         parser.error("--minutes and --round-seconds must be more than 0, and not days")
-    if not 1 <= asked.workers <= 64:
+    if not 1 <= options.workers <= 64:
         parser.error("--workers must be from 1 to 64")
-    asked.most_minutes = max(asked.minutes, asked.most_minutes or 0)
-    if asked.seed is None:
-        asked.seed = int(time.time())
-    return asked
+    options.most_minutes = max(options.minutes, options.most_minutes or 0)
+    if options.seed is None:
+        options.seed = int(time.time())
+    return options
 
 
-async def soak(asked: argparse.Namespace) -> Summary:
-    """Runs rounds until everything that was asked for has been done, or the time is over."""
+async def soak(options: argparse.Namespace) -> Summary:
+    """Run rounds until all requested counts are reached, or the time is over."""
     begun = time.monotonic()
-    chance = random.Random(asked.seed)
-    async with Soak(chance, workers=asked.workers, kills=not asked.no_kills) as it:
+    chance = random.Random(options.seed)
+    async with Soak(chance, workers=options.workers, kills=not options.no_kills) as it:
         while True:
-            await it.round(asked.round_seconds)
+            await it.round(options.round_seconds)
             passed = (time.monotonic() - begun) / 60
-            tell(it, passed)
-            done = it.runs >= asked.runs and it.sessions >= asked.sessions
-            done = done and (asked.no_kills or it.killer.kills >= asked.kills)
-            if passed >= asked.most_minutes or (done and passed >= asked.minutes) or it.wrong:
+            report(it, passed)
+            done = it.runs >= options.runs and it.sessions >= options.sessions
+            done = done and (options.no_kills or it.killer.kills >= options.kills)
+            if passed >= options.most_minutes or (done and passed >= options.minutes) or it.wrong:
                 break
     return it.summary(seconds=time.monotonic() - begun)
 
 
-def tell(it: Soak, minutes: float) -> None:
-    """Progress, for a person who watches; a line each minute for one who reads it later."""
+def report(it: Soak, minutes: float) -> None:
+    """Print progress: one changing line on a terminal, otherwise a line per minute."""
     state = it.looks[-1]
     text = (
         f"{minutes:6.1f} min  {it.runs} runs  {it.sessions} sessions  {it.killer.kills} kills  "
@@ -83,14 +87,14 @@ def tell(it: Soak, minutes: float) -> None:
     )
     if sys.stderr.isatty():
         sys.stderr.write(f"\r{text}")
-    elif int(minutes) != it.told_at:
-        it.told_at = int(minutes)
+    elif int(minutes) != it.reported_at:
+        it.reported_at = int(minutes)
         sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def go_apart() -> None:
-    """Go on with a table of mounts of our own, if we may: others on the machine make some, too."""
+    """Continue in a new mount namespace if possible: mounts of other programs must not count."""
     mark = "SOAK_IS_APART"
     enter = ["unshare", "--mount"]
     if mark in os.environ or os.geteuid() != 0 or shutil.which(enter[0]) is None:
@@ -101,7 +105,7 @@ def go_apart() -> None:
 
 
 def machine() -> dict[str, object]:
-    """The kind of machine, without its name."""
+    """Describe the machine, without its name."""
     return {
         "kernel": platform.release().split("-")[0],
         "machine": platform.machine(),
@@ -112,24 +116,24 @@ def machine() -> dict[str, object]:
 
 
 def main() -> int:
-    """Returns 0 if every result was right, nothing has grown and nothing is left."""
-    asked = arguments()
+    """Return 0 if every result was right, nothing has grown and nothing is left."""
+    options = arguments()
     go_apart()
-    # Refusals and lost servers are part of the load, not news.
+    # Refusals and lost servers are part of the load, so they are not logged.
     logging.getLogger("union.sandbox").addHandler(logging.NullHandler())
     summary = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
-        "seed": asked.seed,
-        **asyncio.run(soak(asked)),
+        "seed": options.seed,
+        **asyncio.run(soak(options)),
     }
     if sys.stderr.isatty():
         sys.stderr.write("\n")
     text = json.dumps(summary, indent=2) + "\n"
     sys.stdout.write(text)
-    if asked.output is not None:
-        asked.output.write_text(text)
-    if asked.record:
+    if options.output is not None:
+        options.output.write_text(text)
+    if options.record:
         PAGE.write_text(page.render(summary))
     return 0 if summary["ok"] else 1
 

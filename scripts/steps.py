@@ -1,7 +1,7 @@
-"""Programs that run beside each other, each with one line when it begins and one when it ends.
+"""Run programs in parallel, with one line at the start and one at the end of each.
 
-``make check`` and ``make test`` are made of them. The output of a program goes to the terminal, or
-to a file that is shown at its end: all of it if the program failed.
+``make check`` and ``make test`` consist of such programs. The output of a program goes to the
+terminal, or to a file that is printed at its end: all of it if the program failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POLL_S = 0.1
 
 
 def tool(name: str) -> str:
-    """Return the path of a program of the virtualenv that runs this."""
+    """Return the path of a program in the current virtualenv."""
     return str(Path(sys.executable).parent / name)
 
 
@@ -32,11 +32,11 @@ STATIC = {
     "layers": [tool("lint-imports")],
     "types": [tool("mypy")],
 }
-"""The checks that run no code of the project, as `make lint types` makes them."""
+"""The static checks, as in `make lint types`."""
 
 
 class Step:
-    """One program. With ``log``, its output goes there; with ``limit_s``, it is killed then."""
+    """One program. ``log`` receives its output; after ``limit_s`` seconds it is killed."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Step:
         self._limit_s = limit_s
         self._begun = time.monotonic()
         self._code: int | None = None
-        say(f"{name}: begun" + ("" if log is None else ", beside the others"))
+        report(f"{name}: begun" + ("" if log is None else ", in the background"))
         with log.open("wb") if log is not None else nullcontext() as output:
             self._process = subprocess.Popen(
                 command,
@@ -71,16 +71,16 @@ class Step:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()  # does nothing to one that has ended
+        self._process.terminate()  # No effect if it has ended.
         self._process.wait()
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended, and not well."""
+        """Return whether it has ended with an error."""
         return self._code is not None and not self._good(self._code)
 
     def code(self) -> int | None:
-        """Return the exit code, and report the end when it is first seen; None while it runs."""
+        """Return the exit code, or None while it runs; report the end once."""
         taken = time.monotonic() - self._begun
         if self._limit_s is not None and taken > self._limit_s:
             self._process.kill()
@@ -89,17 +89,17 @@ class Step:
             if self._log is not None and (self._verbose or self.failed):
                 print(f"\n{self._log.read_text(errors='replace')}", end="", flush=True)
             end = f"FAILED, exit code {code}," if self.failed else "done"
-            say(f"{self.name}: {end} in {taken:.0f}s")
+            report(f"{self.name}: {end} in {taken:.0f}s")
         return self._code
 
 
-def say(line: str) -> None:
-    """Print one line of progress; the dots of a run of tests may precede it."""
+def report(line: str) -> None:
+    """Print one line of progress, on a new line after the dots of pytest."""
     print(f"\n--- {line} ---", flush=True)
 
 
 def wait(steps: Iterable[Step]) -> None:
-    """Wait until all have ended, reporting each as it ends."""
+    """Wait until all have ended, and report each end."""
     steps = list(steps)
     while None in [step.code() for step in steps]:
         time.sleep(POLL_S)

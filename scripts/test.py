@@ -1,10 +1,10 @@
-"""`make test`: everything that must hold. Arguments are passed on to pytest; then there is no soak.
+"""`make test`: the complete run. Arguments are passed to pytest; then there is no soak.
 
-First all tests that can share the machine. Beside them: style, layers and types; the suite repeated
-as other users and in containers; and a soak, which one of the second kind judges. Then the tests
-that need the machine to themselves. A test that fails beside others is run once more, alone, to
-tell a flaky test from a broken one: either fails the run, by name. The last lines sum up all runs:
-how many rows of the catalogue of threats held, and the counts in the form that pytest prints.
+First come all tests that can share the machine. In parallel: style, layers and types; and a soak,
+whose result a later test checks. Then the suite is repeated as other users and in containers. Last
+come the tests that need the machine for themselves. A test that fails in a parallel run is repeated
+alone, to distinguish a flaky test from a broken one: either fails the run, and is named. The last
+lines summarise all runs: how many rows of the attack catalogue were blocked, and pytest's counts.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 # Most tests wait for a process or a clock. More workers than this were slower on two cores.
 WORKERS = "4"
-ELSEWHERE = "tests in other places"
-BESIDE = "tests beside each other"
+ELSEWHERE = "tests in other environments"
+PARALLEL = "tests in parallel"
 ALONE = "tests alone"
 AGAIN = "failed tests once more, alone"
 RUNS = {
     ELSEWHERE: ["-m", "elsewhere", "-p", "no:cacheprovider"],
-    # What failed in earlier runs is forgotten: it is not what is run once more.
-    BESIDE: [
+    # Forget failures of earlier runs, so that they are not repeated.
+    PARALLEL: [
         *("-m", "not alone and not elsewhere", "-n", WORKERS, "--dist", "loadgroup"),
         "--cache-clear",
     ],
@@ -49,15 +49,15 @@ LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
 SOAK = ["--minutes", "3", "--most-minutes", "6", "--kills", "60", "--workers", "3"]
 SOAK_LIMIT_S = 900.0
 SUMMARY = "SOAK_SUMMARY"
-"""Where tests/faults/test_soak.py finds what came of it."""
-# What pytest returns when a test has failed.
+"""The variable that names the summary of the soak to tests/faults/test_soak.py."""
+# The exit code of pytest after a failed test.
 SOME_FAILED = 1
-# What pytest returns when its filter or its arguments leave nothing to run.
+# The exit code of pytest when no test was selected.
 NOTHING_COLLECTED = 5
 
 
 def counted(report: Path) -> Counter[str]:
-    """Return how many tests passed, failed, and so on; nothing if pytest did not get that far."""
+    """Return the counts of passed and failed tests; empty if pytest printed none."""
     found: Counter[str] = Counter()
     if not report.exists():
         return found
@@ -71,7 +71,7 @@ def counted(report: Path) -> Counter[str]:
 
 
 class Attacks:
-    """Which rows of the catalogue were attacked, and by tests that ended how."""
+    """The attacked rows of the catalogue, with the outcomes of their tests."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], list[int]] = {}
@@ -86,12 +86,12 @@ class Attacks:
             rows = [p.get("value", "") for p in case.iter("property") if p.get("name") == "threats"]
             if rows:
                 self._rows[key] = [int(row) for row in rows[0].split()]
-            # A test that fails and then cannot be cleaned up stands there twice.
+            # A test that fails and then fails in its teardown is listed twice.
             if self._ends.get(key) != "failed":
                 self._ends[key] = _end_of(case)
 
     def summary(self) -> str:
-        """Return the line; nothing if no test of the catalogue was run."""
+        """Return the summary line; empty if no test of the catalogue was run."""
         ends: dict[int, set[str]] = {row: set() for row in ROWS if row not in NOT_APPLICABLE}
         for key, rows in self._rows.items():
             for row in rows:
@@ -114,7 +114,7 @@ class Attacks:
 
 
 def _ranges(rows: list[int]) -> str:
-    """Rows in few words: 1, 4-9."""
+    """Return rows in short form: 1, 4-9."""
     runs: list[list[int]] = []
     for row in rows:
         if runs and runs[-1][-1] == row - 1:
@@ -135,16 +135,16 @@ def pytest_step(
     scratch: Path,
     arguments: list[str],
     *,
-    beside: bool = False,
+    to_log: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> tuple[Step, Path]:
-    """Start one run of pytest; return it and where its report will be."""
+    """Start one run of pytest; return it and the path of its report."""
     report = scratch / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", "-q", *RUNS[name], f"--junitxml={report}"]
     step = Step(
         name,
         [*command, *arguments],
-        log=scratch / f"{name}.log" if beside else None,
+        log=scratch / f"{name}.log" if to_log else None,
         env=env,
         good=lambda code: code in {0, NOTHING_COLLECTED},
         verbose=True,
@@ -153,17 +153,17 @@ def pytest_step(
 
 
 def last_failed() -> set[str]:
-    """Return the tests that failed in the last run that keeps a record."""
+    """Return the tests that failed in the last recorded run."""
     if not LAST_FAILED.exists():
         return set()
     return set(json.loads(LAST_FAILED.read_text(encoding="utf-8")))
 
 
 def flaky(scratch: Path) -> list[str]:
-    """Run once more, alone, what failed beside others; return what passes then."""
+    """Repeat the failed tests alone; return those that pass."""
     before = last_failed()
     if not before:
-        return []  # such as a worker that crashed: there is nothing to run again
+        return []  # For example, a worker crashed: there is nothing to repeat.
     step, _ = pytest_step(AGAIN, scratch, [])
     with step:
         wait([step])
@@ -182,8 +182,8 @@ def soak(scratch: Path) -> tuple[Step, dict[str, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run all; return 0 if everything held, else 1."""
-    # Without what is kept compiled, each of thousands of Pythons compiles this project anew.
+    """Run everything; return 0 on success, else 1."""
+    # Without a bytecode cache, each of thousands of Pythons would compile this project again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     begun = time.monotonic()
     attacks, total, unstable = Attacks(), Counter[str](), list[str]()
@@ -196,13 +196,16 @@ def main(arguments: list[str]) -> int:
                 steps.append(stack.enter_context(Step(name, command, log=scratch / name)))
             soaking, env = soak(scratch)
             steps.append(stack.enter_context(soaking))
-        elsewhere, *reports = pytest_step(ELSEWHERE, scratch, arguments, beside=True)
-        beside, report = pytest_step(BESIDE, scratch, arguments)
-        reports.append(report)
-        steps += [stack.enter_context(elsewhere), stack.enter_context(beside)]
+        parallel, *reports = pytest_step(PARALLEL, scratch, arguments)
+        steps.append(stack.enter_context(parallel))
         wait(steps)
-        if beside.code() == SOME_FAILED:
+        if parallel.code() == SOME_FAILED:
             unstable = flaky(scratch)
+        # Not beside the others: both are bound by the processor, and tests with deadlines suffer.
+        elsewhere, report = pytest_step(ELSEWHERE, scratch, arguments, to_log=True)
+        reports.append(report)
+        steps.append(stack.enter_context(elsewhere))
+        wait(steps)
         alone, report = pytest_step(ALONE, scratch, arguments, env=env)
         reports.append(report)
         steps.append(stack.enter_context(alone))
@@ -211,7 +214,7 @@ def main(arguments: list[str]) -> int:
             total += counted(report)
             attacks.read(report)
     for name in unstable:
-        print(f"flaky: {name}: failed beside others, passed alone", flush=True)
+        print(f"flaky: {name}: failed in a parallel run, passed alone", flush=True)
     bad = [step.name for step in steps if step.failed]
     if bad:
         print(f"failed: {', '.join(bad)}", flush=True)

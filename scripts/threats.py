@@ -1,4 +1,4 @@
-"""Write docs/reference/threats.md: every row of the catalogue, with the tests that attack it."""
+"""Write docs/reference/threats.md: every row of the catalogue, with its tests."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ sys.path.insert(0, str(ROOT))
 from tests.escape.catalogue import NOT_APPLICABLE, ROWS  # noqa: E402 - the path comes first
 
 HEAD = """\
-# Threats
+# Attack catalogue
 
-How sandboxes break, and the tests that try it here. Each test attacks from inside, or from the
-network where the server is meant, and shows by a control that the attack would be noticed.
-`make test` ends with the number of rows that held.
+This page lists known ways to break a sandbox, with the tests that try them. Each test attacks from
+inside, or from the network if the server is the target. Its positive control proves that a
+successful attack is detected. `make test` ends with the number of rows that were blocked.
 
-Made by `python scripts/threats.py` from `tests/escape/catalogue.py` and the marks of the tests.
+`python scripts/threats.py` generates this page from `tests/escape/catalogue.py` and the marks of
+the tests.
 """
 
 
 def _definitions(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the functions and classes of a module; those inside of functions are no tests."""
+    """Yield the functions and classes of a module, except those inside functions."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop(0)
@@ -39,7 +40,7 @@ def _definitions(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _rows(marks: Iterable[ast.AST]) -> set[int]:
-    """Return the rows that threat marks name."""
+    """Return the rows of threat marks."""
     found: set[int] = set()
     for mark in marks:
         if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.threat":
@@ -48,7 +49,7 @@ def _rows(marks: Iterable[ast.AST]) -> set[int]:
 
 
 def _of_module(tree: ast.Module) -> set[int]:
-    """Return the rows that `pytestmark` gives to every test of a module."""
+    """Return the rows in the `pytestmark` of a module."""
     values = (
         node.value
         for node in tree.body
@@ -58,7 +59,7 @@ def _of_module(tree: ast.Module) -> set[int]:
 
 
 def marked(source: str) -> dict[str, set[int]]:
-    """Return the rows that each test in `source` names."""
+    """Return the rows of each test in `source`."""
     found: dict[str, set[int]] = {}
     tree = ast.parse(source) if "mark.threat" in source else ast.Module([], [])
     of_module = _of_module(tree)
@@ -73,7 +74,7 @@ def marked(source: str) -> dict[str, set[int]]:
 
 
 def attacks() -> dict[int, dict[str, list[str]]]:
-    """Return, for each row, the files that attack it and the tests in them."""
+    """Return, for each row, the test files that attack it and their tests."""
     found: dict[int, dict[str, list[str]]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         name = path.relative_to(ROOT).as_posix()
@@ -89,10 +90,10 @@ def page() -> str:
     total = len({(file, test) for row in found.values() for file in row for test in row[file]})
     lines = [HEAD, f"{len(ROWS)} rows, {total} tests.", ""]
     for kind, rows in groupby(ROWS.values(), key=lambda row: row.kind):
-        lines += [f"## {kind}", "", "| | what would break | tests |", "|---|---|---|"]
+        lines += [f"## {kind}", "", "| | attack | tests |", "|---|---|---|"]
         for row in rows:
-            told = NOT_APPLICABLE.get(row.number) or _links(found.get(row.number, {}))
-            lines.append(f"| {row.number} | {row.title} | {told} |")
+            tests = NOT_APPLICABLE.get(row.number) or _links(found.get(row.number, {}))
+            lines.append(f"| {row.number} | {row.title} | {tests} |")
         lines.append("")
     return "\n".join(lines)
 

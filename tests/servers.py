@@ -1,4 +1,4 @@
-"""A real sandbox-server in a process of its own, for tests; one per test worker, and shared."""
+"""A real sandbox-server in a process of its own, shared by the tests of a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 
 class ServerProcess:
-    """``sandbox-server`` with a token, in a directory of its own; knows what it has running."""
+    """A ``sandbox-server`` with a token, in a directory of its own."""
 
     def __init__(self, *arguments: str, bind: str = "127.0.0.1:0", token: bool = True) -> None:
         self.token = secrets.token_urlsafe(24) if token else None
@@ -57,7 +57,7 @@ class ServerProcess:
     def request(
         self, method: str, path: str, body: bytes | None = None, **headers: str
     ) -> tuple[int, bytes]:
-        """One request with the token, unless the headers say otherwise."""
+        """Send one request, with the token unless the headers override it."""
         if self.endpoint.startswith("unix:"):
             connection: http.client.HTTPConnection = _UnixConnection(self.endpoint[7:])
         else:
@@ -71,7 +71,7 @@ class ServerProcess:
         finally:
             connection.close()
 
-    def told(self, path: str) -> dict[str, Any]:
+    def get_json(self, path: str) -> dict[str, Any]:
         status, body = self.request("GET", path)
         assert status == 200, (status, body)
         return json.loads(body)
@@ -82,8 +82,8 @@ class ServerProcess:
         return sum(float(line.split(" ")[1]) for line in lines)
 
     def host_dir(self, session: str) -> str:
-        """Where a session's work dir is on this machine."""
-        sessions = self.told("/v1/sessions")["sessions"]
+        """Return the path of a session's work dir on the host."""
+        sessions = self.get_json("/v1/sessions")["sessions"]
         return next(s["host_dir"] for s in sessions if s["session"] == session)
 
     def stop(self) -> int:
@@ -120,7 +120,7 @@ _SHARED: list[ServerProcess] = []
 
 
 def shared_server(backends: tuple[str, ...]) -> ServerProcess:
-    """The server that the contract suite uses; ends with the test process."""
+    """Return the server of the contract suite; it ends with the test process."""
     if not _SHARED:
         options = [word for backend in backends for word in ("--backend", backend)]
         _SHARED.append(ServerProcess(*options, "--allow-path", "/"))
@@ -129,5 +129,5 @@ def shared_server(backends: tuple[str, ...]) -> ServerProcess:
 
 
 def running_server() -> ServerProcess | None:
-    """The shared server, if a test has needed it."""
+    """Return the shared server, if it was started."""
     return _SHARED[0] if _SHARED else None

@@ -1,6 +1,6 @@
-"""A command started by asyncio, with or without a program in front of it that isolates.
+"""A command started by asyncio, with or without a wrapper program that isolates it.
 
-Without one it is the bare contender, which everybody is compared with.
+Without a wrapper it is the bare contender, the baseline of all comparisons.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 def version() -> str:
-    """What is compared with is the interpreter's own way."""
+    """Version of the interpreter, which starts the commands."""
     return platform.python_version()
 
 
 @asynccontextmanager
 async def contender(*, prefix: list[str], port: int) -> AsyncIterator[dict[str, Operation]]:
-    """The operations; only the bare contender has them all."""
+    """Return the operations; only the bare contender has all of them."""
 
     async def run_true() -> None:
         await spawn(*prefix, "/bin/sh", "-c", "true")

@@ -1,4 +1,4 @@
-"""`make bench-peers`: a virtualenv for each peer, so that none can disturb another or us."""
+"""`make bench-peers`: create a separate virtualenv for each peer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from bench.contenders import PEERS
 
-# With what each needs to run: `unionai-sandbox` imports an extra and calls `uv`.
+# With the packages that each needs: `unionai-sandbox` imports an extra and calls `uv`.
 PACKAGES = {
     "unionai-sandbox": ("unionai-sandbox[flyte]", "uv"),
     "sandlock": ("sandlock",),
@@ -15,15 +15,15 @@ PACKAGES = {
 
 
 def main() -> int:
-    """Makes or renews them all; says which could not be had."""
+    """Create or update all virtualenvs; report failed installations."""
     failed = 0
-    # uv shows how far it is by itself; in a pipe that would be noise.
+    # uv shows its own progress on a terminal only.
     quiet = [] if sys.stderr.isatty() else ["--quiet"]
     for name, needed in PACKAGES.items():
         place = PEERS / name
         steps = (
             ["venv", *quiet, "--clear", "--python", sys.executable, str(place)],
-            # The newest: our own dependencies must not hold a peer back.
+            # The newest version: our own dependencies must not restrict a peer.
             ["pip", "install", *quiet, "--python", str(place), "--upgrade", *needed],
         )
         for step in steps:

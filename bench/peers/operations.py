@@ -1,4 +1,4 @@
-"""Operations that several contenders do in the same way."""
+"""Operations that several contenders share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def spawn(*argv: str) -> bytes:
-    """Runs a command without a sandbox; returns its output."""
+    """Run a command without a sandbox; return its output."""
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
     )
@@ -28,7 +28,7 @@ async def spawn(*argv: str) -> bytes:
 
 
 async def import_seconds(module: str) -> float:
-    """What importing a module costs a fresh interpreter, by its own clock."""
+    """Return the import time of a module in a new interpreter, by its own clock."""
     return float(await spawn(sys.executable, "-I", "-c", importing(module)))
 
 
@@ -38,10 +38,10 @@ def moving_files(
     get: Callable[[str], Awaitable[bytes]],
     remove: Callable[[str], Awaitable[object]],
 ) -> dict[str, Operation]:
-    """64 MiB into a new file, and out of one. All the rest is done before the clock runs.
+    """Write 64 MiB to a new file, and read them back, with all preparation outside of the clock.
 
-    A new one, because to write over a file is to free its memory too, which then helps or hinders
-    whoever has the next turn.
+    The file is new because overwriting one also frees its memory, which affects the contender that
+    has the next turn.
     """
     data = functools.cache(lambda: os.urandom(MIB) * (SIZE // MIB))
 
@@ -71,5 +71,5 @@ def moving_files(
 
 
 async def unlink(path: str) -> None:
-    """Removes a file of this machine."""
+    """Remove a local file."""
     os.unlink(path)

@@ -1,4 +1,4 @@
-"""What the contenders are asked to run: the same commands and the same bytes for all of them."""
+"""The programs that contenders run: the same commands and bytes for all of them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Final
 
 MIB: Final = 1024 * 1024
 SIZE: Final = 64 * MIB
-"""Of one file, and of one command's output."""
+"""Size of one file, and of one command's output."""
 DOWNLOAD: Final = 256 * MIB
 SNIPPET: Final = "print(2+2)"
 ANSWER: Final = "4\n"
 WRITE: Final = f"head -c {SIZE} /dev/zero"
 NAME: Final = "bench.test"
-"""A name that leads to the server on loopback, where a contender can be told so."""
+"""A name that resolves to the server on loopback, where a contender supports that."""
 
 _CLIENT: Final = """
 import os, socket, time
@@ -43,26 +43,26 @@ print(got, time.perf_counter() - begun)
 
 
 def client(host: str, port: int, size: int, *, by_proxy: bool = False) -> str:
-    """A program that fetches ``size`` bytes and prints how many came, and its own seconds.
+    """Return a program that fetches ``size`` bytes and prints the received size and its seconds.
 
-    Its own, because what it costs to start a program is measured elsewhere.
+    The program measures itself, because other measures cover the cost of starting it.
     """
     return _CLIENT.format(asked=(host, port, size, by_proxy))
 
 
 def seconds_of(printed: str | bytes, size: int) -> float:
-    """The seconds that a client has printed; an error if not everything came."""
+    """Return the seconds that a client has printed; raise if bytes are missing."""
     got, seconds = printed.split()
     expect(int(got) == size, f"{int(got)} bytes came through instead of {size}")
     return float(seconds)
 
 
 def expect(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads like assert
-    """A contender that does not do the work is not measured."""
+    """Raise if a contender did not do the work, so that it is not measured."""
     if not holds:
         raise RuntimeError(otherwise)
 
 
 def importing(module: str) -> str:
-    """A program that prints the seconds which one import takes."""
+    """Return a program that prints the seconds of one import."""
     return f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"

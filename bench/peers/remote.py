@@ -1,4 +1,4 @@
-"""Our own sessions over a server on loopback: what the wire adds to a session on this machine."""
+"""Our own sessions over a server on loopback: the cost of the protocol."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ version = on_device.version
 
 @asynccontextmanager
 async def contender(*, backend: str) -> AsyncIterator[dict[str, Operation]]:
-    """The operations, through a server that is started for them."""
+    """Return the operations, over a server that is started for them."""
     token = secrets.token_urlsafe(32)
     with tempfile.TemporaryDirectory() as place:
         async with _server(backend, place, token) as endpoint:

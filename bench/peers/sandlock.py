@@ -1,4 +1,4 @@
-"""The PyPI package `sandlock`: one policy object per command at a time, each call in a thread."""
+"""The PyPI package `sandlock`: one policy object per concurrent command, each call in a thread."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MOST_AT_ONCE = 16
 
 
 def version() -> str:
-    """Of the distribution."""
+    """Version of the distribution."""
     return metadata.version("sandlock")
 
 
 @asynccontextmanager
 async def contender() -> AsyncIterator[dict[str, Operation]]:
-    """The operations. It has no sessions: there is nothing to open, and no files to move."""
+    """Return the operations. It has no sessions and transfers no files."""
     from sandlock import Sandbox
 
     idle: list[Any] = []
@@ -37,7 +37,7 @@ async def contender() -> AsyncIterator[dict[str, Operation]]:
 
     async def run(*argv: str) -> bytes:
         sandbox = idle.pop() if idle else Sandbox(fs_readable=readable, fs_writable=["/tmp"])
-        # Its call blocks; a program with an event loop has to make it like this.
+        # Its call blocks, so a program with an event loop needs a thread.
         result = await loop.run_in_executor(threads, functools.partial(sandbox.run, list(argv)))
         idle.append(sandbox)
         expect(result.success, f"{argv[0]} failed: {result.stderr!r}")

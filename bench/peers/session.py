@@ -1,6 +1,6 @@
-"""Sessions of `union.sandbox`: whichever distribution the interpreter has under that name.
+"""Sessions of `union.sandbox`, from whichever distribution the interpreter has installed.
 
-Written to the documented interface, so that it drives this package and others of the same shape.
+It uses only the documented interface, so it works with this package and compatible ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def version() -> str:
-    """Of the distribution."""
+    """Version of the distribution."""
     return metadata.version("unionai-sandbox")
 
 
@@ -42,12 +42,12 @@ def version() -> str:
 async def contender(
     *, backend: str, port: int, ours: bool, idle: bool = False
 ) -> AsyncIterator[dict[str, Operation]]:
-    """The operations; ``idle`` for a process that has nothing but sessions which do nothing."""
+    """Return the operations; ``idle`` is for a process that only holds idle sessions."""
 
     def make(**options: Any) -> Any:
         from union import sandbox as sb
 
-        # The interpreter may be where a distribution does not look by itself.
+        # The interpreter may be outside the default paths of a distribution.
         shown = {} if ours else {"read_only_paths": [sys.base_prefix]}
         return sb.on_device.session(backend=backend, **shown, **options)
 
@@ -93,7 +93,7 @@ async def _holding(make: Any) -> AsyncIterator[Operation]:
 
 
 async def open_seconds(make: Any) -> float:
-    """To open a session."""
+    """Open a session."""
     begun = time.perf_counter()
     session = await make().open()
     taken = time.perf_counter() - begun
@@ -102,7 +102,7 @@ async def open_seconds(make: Any) -> float:
 
 
 async def first_run_seconds(make: Any) -> float:
-    """The first command of a session that is open."""
+    """Run the first command of an open session."""
     async with make() as session:
         begun = time.perf_counter()
         await run_true(session)
@@ -110,19 +110,19 @@ async def first_run_seconds(make: Any) -> float:
 
 
 async def run_true(session: Any, **options: Any) -> None:
-    """The shortest command."""
+    """Run the shortest command."""
     process = await session.run("true", stdout=True, **options)
     await process.communicate()
     expect(process.returncode == 0, f"true ended with {process.returncode}")
 
 
 async def run_code(session: Any) -> None:
-    """A short script."""
+    """Run a short script."""
     expect(await session.run_code(SNIPPET) == ANSWER, "a wrong answer")
 
 
 async def stream_output(session: Any) -> None:
-    """Much output, as it comes."""
+    """Stream a large output."""
     process = await session.run(WRITE, stdout=True)
     size = 0
     async for chunk in process.iter_stdout():
@@ -138,10 +138,10 @@ async def _collected(session: Any) -> None:
 
 
 def _network(session: Any, port: int, *, by_name: bool) -> dict[str, Operation]:
-    """A program that fetches from loopback, under a list that allows it and nothing else.
+    """Run a program that fetches from loopback, with an allow-list of that service only.
 
-    By name where the name can be led to loopback; else by address, and through the proxy that
-    the program is given.
+    By name where the name can be made to resolve to loopback; otherwise by address, through the
+    proxy that the program is given.
     """
     host = NAME if by_name else "127.0.0.1"
     listed = {"network_mode": "allowlist", "network_allowlist": [NAME, "127.0.0.1"]}
@@ -160,7 +160,7 @@ def _network(session: Any, port: int, *, by_name: bool) -> dict[str, Operation]:
 
 @contextmanager
 def _name_on_loopback() -> Iterator[None]:
-    """Lead NAME to 127.0.0.1 in this process, which is where the doors resolve."""
+    """Resolve NAME to 127.0.0.1 in this process, which resolves names for its sandboxes."""
     real = socket.getaddrinfo
 
     def lookup(host: Any, *args: Any, **options: Any) -> Any:

@@ -1,14 +1,14 @@
-"""One contender in a process of its own, with its own interpreter: `python -m bench.peers.worker`.
+"""One contender in its own process and interpreter: `python -m bench.peers.worker`.
 
-Needs nothing but the standard library and the contender. Each line on standard input is a request,
-each line on standard output the answer to it, both JSON:
+It needs only the standard library and the contender. Each line on standard input is a request, each
+line on standard output a reply, both JSON:
 
     -> (nothing)                                             {"operations": [...], "version": "1.0"}
     {"operation": "run_true", "times": 3}                    {"seconds": [0.0021, 0.0019, 0.002]}
     {"operation": "run_true", "at_once": 4, "for_s": 1.0}    {"done": 1893, "seconds": 1.001}
-    what cannot be done                                      {"error": "why"}
+    an operation that fails                                  {"error": "reason"}
 
-At the end of its input it closes what it has open, and ends.
+At the end of its input it closes everything and exits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 Operation = Callable[[], Awaitable["float | None"]]
-"""Does the thing once. May return the seconds to count, if those are not the whole of the call."""
+"""Perform the operation once. May return the seconds to count instead of the call's own."""
 
 
 async def once(operation: Operation) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     begun = time.perf_counter()
     own = await operation()
     return time.perf_counter() - begun if own is None else own
@@ -42,48 +42,48 @@ async def _until(end: float, operation: Operation) -> int:
     return done
 
 
-async def answer(operations: dict[str, Operation], asked: dict[str, Any]) -> dict[str, Any]:
-    """Does what one request says."""
-    operation = operations[asked["operation"]]
-    if "times" in asked:
-        return {"seconds": [await once(operation) for _ in range(asked["times"])]}
+async def perform(operations: dict[str, Operation], request: dict[str, Any]) -> dict[str, Any]:
+    """Perform one request."""
+    operation = operations[request["operation"]]
+    if "times" in request:
+        return {"seconds": [await once(operation) for _ in range(request["times"])]}
     begun = time.perf_counter()
-    end = begun + asked["for_s"]
-    counts = await asyncio.gather(*(_until(end, operation) for _ in range(asked["at_once"])))
+    end = begun + request["for_s"]
+    counts = await asyncio.gather(*(_until(end, operation) for _ in range(request["at_once"])))
     return {"done": sum(counts), "seconds": time.perf_counter() - begun}
 
 
-async def serve(kind: str, options: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
-    """Opens the contender and answers until there is no more to answer."""
-    # Not blocked while it waits: a contender may have work to do between two calls.
+async def serve(kind: str, options: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> None:
+    """Open the contender and reply to requests until the input ends."""
+    # Wait without blocking: a contender may have work to do between two calls.
     requests = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
     driver = importlib.import_module(f"bench.peers.{kind}")
     async with driver.contender(**options) as operations:
-        say({"operations": sorted(operations), "version": driver.version()})
+        send({"operations": sorted(operations), "version": driver.version()})
         while line := await requests.readline():
             try:
-                say(await answer(operations, json.loads(line)))
-            except Exception as exc:  # noqa: BLE001 - whatever a peer raises is its answer
-                say({"error": f"{type(exc).__name__}: {exc}"})
+                send(await perform(operations, json.loads(line)))
+            except Exception as exc:  # noqa: BLE001 - any error of a peer is its reply
+                send({"error": f"{type(exc).__name__}: {exc}"})
 
 
 def main() -> int:
-    """Serves one contender: its driver, then the driver's options as JSON."""
+    """Serve one contender; the arguments are its driver and the driver's options as JSON."""
     line = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a contender prints must not look like an answer
+    os.dup2(2, 1)  # Output of a contender must not look like a reply.
 
-    def say(told: dict[str, Any]) -> None:
-        print(json.dumps(told), file=line, flush=True)
+    def send(message: dict[str, Any]) -> None:
+        print(json.dumps(message), file=line, flush=True)
 
-    # A thousand open sessions need more descriptors than a login shell is given.
+    # A thousand open sessions need more file descriptors than the default limit.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        asyncio.run(serve(sys.argv[1], json.loads(sys.argv[2]), say))
-    except Exception as exc:  # noqa: BLE001 - said to whoever asked, who leaves it out
-        say({"error": f"{type(exc).__name__}: {exc}"})
+        asyncio.run(serve(sys.argv[1], json.loads(sys.argv[2]), send))
+    except Exception as exc:  # noqa: BLE001 - reported to the parent, which drops the contender
+        send({"error": f"{type(exc).__name__}: {exc}"})
         return 1
     return 0
 

@@ -1,13 +1,12 @@
-"""A model that is a recording: plays turns from a file, over HTTP, as a chat-completions server.
+"""A recorded model: replays turns from a file over HTTP, as a chat-completions server.
 
     python examples/agent/model_server.py [RECORDING]
 
-The agent beside it uses this where no real model is configured. It is a real server with real
-failures, so that the agent's retries and refusals are exercised too. A recording is a list, one
-entry for each request: ``status`` (200 unless given), and either ``body``, sent as it is, or
-``message``, sent as the model's answer. An entry with ``expects`` is played only if that text is in
-the last message of the request; a request that lacks it is answered with status 400, so a loop that
-does not feed errors back to the model fails.
+The agent uses it if no real model is configured. It is a real server with real failures, so the
+agent's retries and refusals are exercised too. A recording is a list with one entry per request:
+``status`` (default 200), and either ``body``, sent unchanged, or ``message``, sent as the model's
+reply. An entry with ``expects`` is replayed only if the last message of the request has that text;
+otherwise the reply has status 400, so a loop that does not return errors to the model fails.
 
 Prints::
 
@@ -32,12 +31,12 @@ RATES = {"EUR": 1.0, "DKK": 0.134, "SEK": 0.09}
 
 
 class Handler(BaseHTTPRequestHandler):
-    """What both servers share: answers with a body, and no log on stderr."""
+    """Common parts of both servers: replies with a body, and no log on stderr."""
 
     protocol_version = "HTTP/1.1"
 
-    def answer(self, status: int, body: str) -> None:
-        """Sends it."""
+    def reply(self, status: int, body: str) -> None:
+        """Send the reply."""
         data = body.encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -46,7 +45,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Quiet."""
+        """Log nothing."""
 
 
 class Model(Handler):
@@ -56,25 +55,25 @@ class Model(Handler):
     played = 0
 
     def do_POST(self) -> None:
-        """Plays the next turn."""
+        """Replay the next turn."""
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         state = type(self)
         if self.path != "/v1/chat/completions" or not request["tools"]:
-            self.answer(404, '{"error": {"message": "no such service"}}')
+            self.reply(404, '{"error": {"message": "no such service"}}')
         elif state.played >= len(state.turns):
-            self.answer(400, '{"error": {"message": "the recording has ended"}}')
+            self.reply(400, '{"error": {"message": "the recording has ended"}}')
         else:
             turn = state.turns[state.played]
             if turn.get("expects", "") not in (request["messages"][-1]["content"] or ""):
-                expected = json.dumps(f"the model was not told: {turn['expects']}")
-                self.answer(400, f'{{"error": {{"message": {expected}}}}}')
+                expected = json.dumps(f"the request lacks: {turn['expects']}")
+                self.reply(400, f'{{"error": {{"message": {expected}}}}}')
                 return
             state.played += 1
-            self.answer(turn.get("status", 200), turn.get("body") or answered(turn["message"]))
+            self.reply(turn.get("status", 200), turn.get("body") or answered(turn["message"]))
 
 
 def answered(message: dict[str, Any]) -> str:
-    """A message in the envelope that chat-completions servers send."""
+    """Return a message in the format of chat-completions servers."""
     calls = [
         {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": given}}
         for number, (name, given) in enumerate(message.get("calls", []))
@@ -90,26 +89,26 @@ class Rates(Handler):
     """GET /rates.json: a service that sandboxed code may be allowed to reach."""
 
     def do_GET(self) -> None:
-        """Serves the table."""
-        self.answer(200, json.dumps(RATES))
+        """Send the table."""
+        self.reply(200, json.dumps(RATES))
 
 
 def load(recording: Path, **names: str) -> list[dict[str, Any]]:
-    """The turns, with ``{{name}}`` replaced in them; arguments of calls become text, as sent."""
+    """Return the turns with each ``{{name}}`` replaced, and call arguments as JSON text."""
     text = recording.read_text(encoding="utf-8")
     for name, value in names.items():
         text = text.replace(f"{{{{{name}}}}}", value)
     turns: list[dict[str, Any]] = json.loads(text)
     for turn in turns:
         for call in turn.get("message", {}).get("calls", []):
-            # An argument that is text already is a malformed one, recorded as it was.
+            # An argument that is already text is malformed on purpose.
             call[1] = call[1] if isinstance(call[1], str) else json.dumps(call[1])
     return turns
 
 
 @contextlib.contextmanager
 def serving(handler: type[Handler], address: str) -> Iterator[str]:
-    """A server in a thread; gives its ``host:port``."""
+    """Run a server in a thread; yield its ``host:port``."""
     with ThreadingHTTPServer((address, 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
@@ -122,10 +121,10 @@ def serving(handler: type[Handler], address: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def scripted_model(recording: Path = RECORDING) -> Iterator[tuple[str, str]]:
-    """Both servers; gives the model's URL and the ``host:port`` of the service.
+    """Run both servers; yield the model's URL and the ``host:port`` of the service.
 
-    The service has another loopback address than the model: inside a sandbox 127.0.0.1 is always
-    the sandbox's own, while other addresses of 127.0.0.0/8 are reached by the proxy, if allowed.
+    The service uses another loopback address than the model: inside a sandbox 127.0.0.1 is always
+    the sandbox's own, while the proxy reaches other addresses of 127.0.0.0/8 if they are allowed.
     """
     with serving(Rates, "127.0.0.2") as service:
         model = type("Playing", (Model,), {"turns": load(recording, service=service)})

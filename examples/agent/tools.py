@@ -1,7 +1,7 @@
-"""The tools of the agent: what a model may ask for, and how it is done inside a sandbox.
+"""The tools of the agent, executed inside a sandbox.
 
-Every call ends with a text for the model. A failure is such a text as well: the model can only mend
-what it is told about.
+Every call returns a text for the model. Failures are texts too, so that the model can correct its
+code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TIMEOUT_S = 20.0
-MOST_CHARACTERS = 4_000
+MAX_CHARACTERS = 4_000
 
 
 def _tool(name: str, description: str, required: dict[str, str], **flags: str) -> dict[str, Any]:
@@ -42,28 +42,28 @@ _REQUIRED = {
 
 
 def clipped(text: str) -> str:
-    """Beginning and end of what is too long: the cause of an error is mostly in the last lines."""
-    if len(text) <= MOST_CHARACTERS:
+    """Return the start and the end of a long text: the last lines usually show the error."""
+    if len(text) <= MAX_CHARACTERS:
         return text
-    half = MOST_CHARACTERS // 2
+    half = MAX_CHARACTERS // 2
     return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools over one open session. ``allow`` is the most that a call gets of the network."""
+    """The tools over one open session. ``allow`` lists the hosts that a call may reach."""
 
     sbx: sb.Session
     allow: Sequence[str] = ()
 
     async def call(self, name: str, arguments: str) -> tuple[bool, str]:
-        """Does what the model asked for: whether that went well, and what to tell the model."""
+        """Execute a tool call; return whether it succeeded, and the reply for the model."""
         try:
             given = json.loads(arguments)
         except ValueError as exc:
             return False, f"the arguments are not valid JSON: {exc}"
         if name not in _REQUIRED:
-            return False, f"there is no tool {name!r}; there are: {', '.join(_REQUIRED)}"
+            return False, f"there is no tool {name!r}; the tools are: {', '.join(_REQUIRED)}"
         if not isinstance(given, dict) or not all(
             isinstance(given.get(key), str) for key in _REQUIRED[name]
         ):
@@ -80,7 +80,7 @@ class Tools:
             source = given["code"] if kind == "python" else given["command"]
             return await self._run(source, kind, network=given.get("network") is True)
         except sb.SessionClosedError:
-            raise  # nothing that the model could mend
+            raise  # The model cannot fix this.
         except sb.SandboxError as exc:
             return False, f"{exc.code}: {exc}"
 
@@ -92,13 +92,13 @@ class Tools:
             source, script_type=kind, timeout_s=TIMEOUT_S, max_output_bytes=1_000_000, **policy
         )
         result = proc.result()
-        told = [f"exit code {result.returncode}"]
+        reply = [f"exit code {result.returncode}"]
         if result.termination_reason:
-            told.append(f"ended by: {result.termination_reason}")
+            reply.append(f"ended by: {result.termination_reason}")
         if result.truncated:
-            told.append("the output was cut")
-        # A program often hides why it was refused; the sandbox knows.
+            reply.append("the output was cut")
+        # Programs often hide the reason of a refusal; the sandbox records it.
         refused = dict.fromkeys(d.host for d in proc.network if not d.allowed)
-        told += [f"{host} was refused; allowed are: {', '.join(self.allow)}" for host in refused]
-        told += [clipped(text) for text in (result.stdout, result.stderr) if text]
-        return result.ok, "\n".join(told)
+        reply += [f"{host} was refused; allowed are: {', '.join(self.allow)}" for host in refused]
+        reply += [clipped(text) for text in (result.stdout, result.stderr) if text]
+        return result.ok, "\n".join(reply)

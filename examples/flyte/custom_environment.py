@@ -1,4 +1,4 @@
-"""Sessions in an environment of one's own; deploy it first, with deploy_my_sandboxes.py.
+"""Sessions in a custom environment; deploy it first with deploy_my_sandboxes.py.
 
 python custom_environment.py
 flyte run --local custom_environment.py main
@@ -17,7 +17,7 @@ env = flyte.TaskEnvironment(
 
 @env.task
 async def main() -> str:
-    """Says what the environment gives to its sandboxes."""
+    """Return a variable of the environment from inside a sandbox."""
     async with await sb.session(environment=data_sandbox) as sbx:
         return await sbx.run_code("import os; print(os.environ['GREETING'], 'from', os.getcwd())")
 

@@ -1,4 +1,4 @@
-"""What `flyte deploy` looks at: environments at module level.
+"""The module for `flyte deploy`: environments at module level.
 
 flyte deploy deploy_my_sandboxes.py data_sandbox_env
 """

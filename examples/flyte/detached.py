@@ -1,4 +1,4 @@
-"""A sandbox that outlives a block of code: kept, waited for, and closed by hand.
+"""A sandbox without `async with`: created, awaited and closed explicitly.
 
 python detached.py
 flyte run --local detached.py serve_user_session --user_id jo
@@ -18,15 +18,15 @@ env = flyte.TaskEnvironment(
 
 @env.task
 async def serve_user_session(user_id: str) -> str:
-    """Greets one user from a sandbox."""
+    """Greet one user from a sandbox."""
     sbx = await sb.session(timeout=timedelta(minutes=30))
-    greeting = f"hello {user_id}"  # your own preparations, while the sandbox starts
-    await sbx  # wait until it can be addressed; raises early if it never will be
+    greeting = f"hello {user_id}"  # Your own preparations, while the sandbox starts.
+    await sbx  # Wait for its address; raises early if the run fails.
     try:
         result = await sbx.exec(["echo", greeting], check=True)
         return result.stdout.strip()
     finally:
-        await sbx.close()  # the owner's close ends the run
+        await sbx.close()  # The owner's close() ends the run.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An environment of one's own: image, size, isolation; custom_environment.py uses it."""
+"""A custom environment: image, size, isolation; custom_environment.py uses it."""
 
 import flyte
 

@@ -1,4 +1,4 @@
-"""A sandbox inside a task's own pod: no second pod, no deployment of ours.
+"""A sandbox inside a task's own pod: no second pod, no deployment.
 
 python on_device_in_a_task.py
 flyte run --local on_device_in_a_task.py both
@@ -11,7 +11,7 @@ from union import sandbox as sb
 # userns: an ordinary pod.
 userns_env = flyte.TaskEnvironment(name="sandboxed-userns", image=sb.base_sandbox_image)
 
-# bwrap: the same image, in a pod that lets bubblewrap do its work.
+# bwrap: the same image, in a pod with the rights that bubblewrap needs.
 bwrap_env = flyte.TaskEnvironment(
     name="sandboxed-bwrap",
     image=sb.base_sandbox_image,
@@ -22,21 +22,21 @@ bwrap_env = flyte.TaskEnvironment(
 
 @userns_env.task
 async def in_user_namespaces() -> str:
-    """Needs nothing of its pod."""
+    """Run a command with userns, in any pod."""
     async with sb.on_device.session(backend="userns") as sbx:
         return await sbx.run_code("print('hello from', 'userns')")
 
 
 @bwrap_env.task
 async def in_bubblewrap() -> str:
-    """Needs the pod template above."""
+    """Run a command with bubblewrap, in a pod of the template above."""
     async with sb.on_device.session(backend="bubblewrap") as sbx:
         return await sbx.run_code("print('hello from', 'bubblewrap')")
 
 
 @bwrap_env.task
 async def both() -> str:
-    """One after the other."""
+    """Run both tasks in sequence."""
     return await in_user_namespaces() + await in_bubblewrap()
 
 

@@ -1,4 +1,4 @@
-"""One sandbox, used by several tasks at once; only the task that made it ends it.
+"""One sandbox, shared by several tasks; only the task that created it ends it.
 
 python parent_and_children.py
 flyte run --local parent_and_children.py parent
@@ -19,19 +19,19 @@ env = flyte.TaskEnvironment(
 
 @env.task
 async def child(sbx: sb.SandboxSession, number: int) -> str:
-    """Uses the sandbox of its parent."""
-    # A reference: no `async with`. It connects with its first call, and goes when the task does.
+    """Use the sandbox of the parent task."""
+    # A reference needs no `async with`: it connects with its first call and ends with the task.
     await sbx.exec(f"echo child {number} >> log", check=True)
     return f"child {number}, owner: {sbx.is_owner}"
 
 
 @env.task
 async def parent() -> list[str]:
-    """Makes the sandbox, shares it, ends it."""
+    """Create the sandbox, share it, end it."""
     async with await sb.session(timeout=timedelta(minutes=15)) as sbx:
-        said = await asyncio.gather(child(sbx, 1), child(sbx, 2))
+        replies = await asyncio.gather(child(sbx, 1), child(sbx, 2))
         log = await sbx.get_bytes("log")
-        return [*said, *sorted(log.decode().splitlines())]
+        return [*replies, *sorted(log.decode().splitlines())]
 
 
 if __name__ == "__main__":

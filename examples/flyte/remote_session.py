@@ -1,4 +1,4 @@
-"""A sandbox in a pod of its own; on a laptop, in a process of its own.
+"""A sandbox in its own pod; on a laptop, in its own process.
 
 python remote_session.py
 flyte run --local remote_session.py main
@@ -19,8 +19,8 @@ env = flyte.TaskEnvironment(
 
 @env.task
 async def main() -> str:
-    """Adds up what is in a file."""
-    # Submits and returns at once; the block is entered when the sandbox can be addressed.
+    """Add up the numbers in a file."""
+    # session() submits the run and returns; the block starts when the sandbox has an address.
     async with await sb.session(timeout=timedelta(minutes=30)) as sbx:
         await sbx.put_bytes("numbers.txt", b"1\n2\n3\n")
         proc = await sbx.run("awk '{ n += $1 } END { print n }' numbers.txt", stdout=True)

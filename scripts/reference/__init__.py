@@ -1,4 +1,4 @@
-"""Pages of the reference that are written by a program, from what the source says."""
+"""Reference pages that are generated from the source."""
 
 from __future__ import annotations
 

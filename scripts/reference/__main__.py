@@ -1,4 +1,4 @@
-"""Write the generated pages anew; say which have changed."""
+"""Rewrite the generated pages and print the names of those that changed."""
 
 from __future__ import annotations
 

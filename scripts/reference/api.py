@@ -1,4 +1,4 @@
-"""The page about every public name."""
+"""Write the API page: every public name with its docstring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scripts.reference.docstrings import attribute_docs, body_of, fields, member
 
 from union import sandbox as sb
 
-# Where a reader looks for it. What is public and not named here comes last, by itself.
+# Groups by topic. Public names that are not listed here follow in a group of their own.
 GROUPS = {
     "Open a session": [
         "on_device.session",
@@ -20,7 +20,7 @@ GROUPS = {
         "on_device.available_backends",
         "on_device.default_fs_allowlist",
     ],
-    "On a cluster": [
+    "Cluster sessions": [
         "session",
         "SandboxSession",
         "SandboxEnvironment",
@@ -29,18 +29,18 @@ GROUPS = {
         "base_sandbox_image",
     ],
     "Use a session": ["Session"],
-    "A command that runs": ["SandboxProcess", "_session.process.ProcessStdin"],
-    "What comes back": [
+    "Running commands": ["SandboxProcess", "_session.process.ProcessStdin"],
+    "Results": [
         "ExecResult",
         "Usage",
-        "_core.decision.Decision",
+        "_policy.decision.Decision",
         "Isolation",
         "FileInfo",
         "Transfer",
         "Skipped",
     ],
     "Limits": ["Resources"],
-    "This machine": [
+    "Host features": [
         "doctor",
         "DoctorReport",
         "_core.diagnosis.BackendReport",
@@ -48,7 +48,7 @@ GROUPS = {
         "_core.diagnosis.Layer",
         "on_device._availability.BackendStatus",
     ],
-    "Names to pass": [
+    "Constants": [
         "PIPE",
         "INHERIT",
         "DEVNULL",
@@ -56,7 +56,7 @@ GROUPS = {
         "PYPI_HOSTS",
         "CLOUD_METADATA_DENY",
     ],
-    "For your tests": [
+    "Test kit": [
         "testing.scripted_session",
         "testing.ScriptedTransport",
         "testing.Answer",
@@ -73,13 +73,13 @@ INTRO = """\
 
 <!-- Written by `make docs` from the docstrings. -->
 
-Everything public, from its own docstring. Names without a module are those of `union.sandbox`:
-`from union import sandbox as sb`. Errors have [a page of their own](errors.md).
+All public names with their docstrings. Names without a module belong to `union.sandbox`:
+`from union import sandbox as sb`. [Errors](errors.md) have a separate page.
 """
 
 
 def find(path: str) -> Any:
-    """Return what a dotted name below ``union.sandbox`` stands for; None if it is not there."""
+    """Return the object of a dotted name below ``union.sandbox``, or None."""
     module, _, name = path.rpartition(".")
     if not module:
         return getattr(sb, name, None)
@@ -87,16 +87,16 @@ def find(path: str) -> Any:
 
 
 def shown(path: str) -> str:
-    """Return the name to show: where a private module is, is nobody's business."""
-    return path.rpartition(".")[2] if "_" in {word[0] for word in path.split(".")} else path
+    """Return the name to show, without private modules."""
+    return path.rpartition(".")[2] if "_" in {part[0] for part in path.split(".")} else path
 
 
 def constant(name: str) -> str:
-    """Return what is written below a constant where it is defined."""
+    """Return the docstring below the definition of a constant."""
     for module in ("constants", "testing", "cluster._image", "cluster._environment"):
         source = inspect.getsource(importlib.import_module(f"union.sandbox.{module}"))
         body = ast.parse(source).body
-        # What is made when it is first asked for is declared for type checkers only.
+        # Names that are created on first use are declared for type checkers only.
         body += [line for part in body if isinstance(part, ast.If) for line in part.body]
         if name in (docs := attribute_docs(body)):
             return docs[name]
@@ -138,23 +138,23 @@ def member(owner: str, name: str, value: Any, *, cls: type) -> str:
 
 def page() -> str:
     """Return the whole page."""
-    told = {path for paths in GROUPS.values() for path in paths}
+    listed = {path for paths in GROUPS.values() for path in paths}
     aliases, more = [], []
     for name in sorted(sb.__all__):
         value = getattr(sb, name)
-        if name in MODULES or name in told or _is_error(value):
+        if name in MODULES or name in listed or _is_error(value):
             continue
         proper = getattr(value, "__name__", name) if inspect.isclass(value) else name
         (aliases if proper != name and proper in sb.__all__ else more).append(name)
-    groups = {**GROUPS, "More": more}
+    groups = {**GROUPS, "Further names": more}
     parts = [INTRO]
     for title, paths in groups.items():
         entries = [render(shown(p), found) for p in paths if (found := find(p)) is not None]
         if entries:
             parts.append("\n\n".join([f"## {title}", *entries]) + "\n")
     if aliases:
-        lines = [f"- `{name}` is `{getattr(sb, name).__name__}`." for name in aliases]
-        parts.append("\n".join(["## Other spellings", "", *lines, ""]))
+        lines = [f"- `{name}` is an alias of `{getattr(sb, name).__name__}`." for name in aliases]
+        parts.append("\n".join(["## Aliases", "", *lines, ""]))
     return "\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""The page about the command lines: what ``--help`` knows, in a form that no Python changes."""
+"""Write the command line page: the ``--help`` texts, the same under every Python version."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from union.sandbox.server import _config
 INTRO = """\
 # Command lines
 
-<!-- Written by `make docs` from what `--help` shows. -->
+<!-- Written by `make docs` from the `--help` texts. -->
 
-`sbx` is for people and scripts on this machine; [the guide](../guides/sbx.md) shows it at work.
-`sandbox-server`, also `sbx serve`, runs sessions for other programs; see
+`sbx` is the command line for terminal users and scripts; see [the guide](../guides/sbx.md).
+`sandbox-server`, also available as `sbx serve`, runs sessions for other programs; see
 [remote sessions](../guides/remote.md).
 """
-SERVE = "The same as `sandbox-server`, with the same options: see [below](#sandbox-server)."
+SERVE = "An alias of `sandbox-server`, with the same options: see [below](#sandbox-server)."
 
 
 def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return parser._actions  # noqa: SLF001 - argparse has no other way to ask
+    return parser._actions  # noqa: SLF001 - argparse has no public way
 
 
 def _name(action: argparse.Action) -> str:
@@ -44,8 +44,8 @@ def table(parser: argparse.ArgumentParser) -> str:
     for action in _actions(parser):
         if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):  # noqa: SLF001
             continue
-        told = (action.help or "").replace("%(default)s", str(action.default))
-        rows.append(f"| {_name(action)} | {told} |")
+        text = (action.help or "").replace("%(default)s", str(action.default))
+        rows.append(f"| {_name(action)} | {text} |")
     return "\n".join(rows) if len(rows) > 2 else ""
 
 

@@ -1,4 +1,4 @@
-"""The page about errors: the classes, and every code that the source can give them."""
+"""Write the page about errors: the classes, and every code in the source."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 from scripts.reference.docstrings import prose
 
 from union.sandbox import errors
-from union.sandbox._core import extras, file_errors
+from union.sandbox._core import file_errors
+from union.sandbox._core import optional_deps as extras
 from union.sandbox.errors import SandboxError
 
 SRC = Path(__file__).resolve().parents[2] / "src" / "union" / "sandbox"
 EXECUTION = "SandboxExecutionError"
-# Functions and events that end in an error of another class than their own name says.
+# Functions and events that result in an error of another class.
 MAKERS = {
     "Failed": EXECUTION,
     "_busy": EXECUTION,
@@ -29,9 +30,9 @@ INTRO = """\
 
 <!-- Written by `make docs` from the source. -->
 
-Every error is a `SandboxError` with a stable `code` to branch on and, where there is a remedy, a
-`hint`. All of them can be pickled. What the sandboxed code does, a non-zero exit, a time limit that
-passed, too much memory, is a result and raises nothing, unless you ask for it.
+Every error is a `SandboxError` with a stable `code` and, where there is a remedy, a `hint`. All
+errors can be pickled. Exit codes, timeouts and out-of-memory kills are results. They raise only
+with `check=True` or in `run_code()`.
 
 ```python
 try:
@@ -49,9 +50,9 @@ program-not-found spawn -1
 
 
 def codes_in(source: str) -> dict[str, set[str]]:
-    """Return the codes that ``source`` gives to errors, and the classes that it gives them to.
+    """Return the error codes in ``source``, with the classes that use them.
 
-    A code that is put together at run time stands with a ``*`` for the part that differs.
+    A code that is composed at run time has a ``*`` for its variable part.
     """
     found: dict[str, set[str]] = {}
 
@@ -129,12 +130,12 @@ def all_codes() -> dict[str, set[str]]:
 
 
 def anchor(code: str) -> str:
-    """Return the heading of a code on the page about troubleshooting, as an anchor."""
+    """Return the anchor of a code on the troubleshooting page."""
     return code.replace("*", "errno")
 
 
 def classes() -> list[type[SandboxError]]:
-    """Return every class of error, parents before children."""
+    """Return every error class, parents before children."""
     found: list[type[SandboxError]] = []
     for module in (errors, extras, file_errors):
         for value in vars(module).values():
@@ -149,12 +150,12 @@ def page() -> str:
     for cls in classes():
         parents = ", ".join(f"`{base.__name__}`" for base in cls.__bases__)
         parts.append(f"### {cls.__name__}\n")
-        parts.append(f"Code `{cls.code}`; a kind of {parents}.\n")
+        parts.append(f"Code `{cls.code}`; subclass of {parents}.\n")
         parts.append(f"{prose(cls.__doc__)}\n")
-    parts.append("`errors.ExecutionError` and `errors.CommandError` are other spellings.\n")
+    parts.append("`errors.ExecutionError` and `errors.CommandError` are aliases.\n")
     parts.append("## Codes\n")
-    parts.append("Each leads to its cause and its remedy.\n")
-    parts.append("| code | of |\n|---|---|")
+    parts.append("Each code links to its cause and its remedy.\n")
+    parts.append("| code | class |\n|---|---|")
     for code, owners in sorted(all_codes().items()):
         shown = ", ".join(f"[{o}](#{o.lower()})" for o in sorted(owners) if re.search("Error$", o))
         link = f"../guides/troubleshooting.md#{anchor(code)}"

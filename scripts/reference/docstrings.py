@@ -1,4 +1,4 @@
-"""From docstrings and signatures to Markdown."""
+"""Convert docstrings and signatures to Markdown."""
 
 from __future__ import annotations
 
@@ -16,10 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _WIDTH = 88
+_SECTIONS = {
+    "Args:": "Arguments:",
+    "Returns:": "Returns:",
+    "Yields:": "Yields:",
+    "Raises:": "Raises:",
+}
+_ENTRY = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \([^)]*\))?: (.*)", re.DOTALL)
 
 
 def prose(docstring: str | None) -> str:
-    """Return a docstring as Markdown: its examples and literal blocks become fenced ones."""
+    """Return a docstring as Markdown.
+
+    Examples and literal blocks become fenced blocks, Google-style sections become lists.
+    """
     out: list[str] = []
     lines = inspect.cleandoc(docstring or "").splitlines()
     while lines:
@@ -35,29 +45,54 @@ def prose(docstring: str | None) -> str:
                 block.append(lines.pop(0))
             text = textwrap.dedent("\n".join(block)).strip("\n")
             out += ["```text", text, "```", ""]
+        elif line in _SECTIONS and lines and lines[0].startswith("    "):
+            block = []
+            while lines and (not lines[0].strip() or lines[0].startswith("    ")):
+                block.append(lines.pop(0))
+            out += [_SECTIONS[line], "", *_section(textwrap.dedent("\n".join(block))), ""]
         else:
-            out.append(re.sub(r"``(.+?)``", r"`\1`", line))
+            out.append(_literals(line))
     return "\n".join(out).strip()
 
 
+def _literals(text: str) -> str:
+    return re.sub(r"``(.+?)``", r"`\1`", text)
+
+
+def _section(text: str) -> list[str]:
+    """Return the entries of a Google-style section as list items."""
+    entries: list[str] = []
+    for line in text.strip("\n").splitlines():
+        if not line.strip():
+            continue
+        if line.startswith(" ") and entries:
+            entries[-1] += f" {line.strip()}"
+        else:
+            entries.append(line)
+    if not all(_ENTRY.match(entry) for entry in entries):  # Free text, as of a return value.
+        return [f"- {_literals(' '.join(entries))}"]
+    named = (_ENTRY.fullmatch(entry) for entry in entries)
+    return [f"- `{entry[1]}`: {_literals(entry[2])}" for entry in named if entry]
+
+
 def signature(name: str, function: Callable[..., Any], *, drop_self: bool = False) -> str:
-    """Return the call as it is written in a stub, in a fenced block."""
-    told = inspect.signature(function)
-    parameters = list(told.parameters.values())[1 if drop_self else 0 :]
-    words: list[str] = []
+    """Return the call as in a stub file, in a fenced block."""
+    declared = inspect.signature(function)
+    parameters = list(declared.parameters.values())[1 if drop_self else 0 :]
+    arguments: list[str] = []
     keywords = False
     for parameter in parameters:
         if parameter.kind is parameter.KEYWORD_ONLY and not keywords:
             keywords = True
-            words.append("*")
+            arguments.append("*")
         keywords = keywords or parameter.kind is parameter.VAR_POSITIONAL
-        words.append(_parameter(parameter))
-    returned = _annotation(told.return_annotation)
+        arguments.append(_parameter(parameter))
+    returned = _annotation(declared.return_annotation)
     end = f") -> {returned}" if returned else ")"
     head = f"{'async ' if inspect.iscoroutinefunction(function) else ''}{name}("
-    line = f"{head}{', '.join(words)}{end}"
+    line = f"{head}{', '.join(arguments)}{end}"
     if len(line) > _WIDTH:
-        line = "\n".join([head, *(f"    {word}," for word in words), end])
+        line = "\n".join([head, *(f"    {argument}," for argument in arguments), end])
     return f"```pyi\n{line}\n```"
 
 
@@ -81,7 +116,7 @@ def _annotation(annotation: Any) -> str:
 
 
 def attribute_docs(body: list[ast.stmt]) -> dict[str, str]:
-    """Return the strings that stand below assignments, by the name that is assigned to."""
+    """Return the strings that follow assignments, by the assigned name."""
     found = {}
     for statement, following in itertools.pairwise(body):
         targets = statement.targets if isinstance(statement, ast.Assign) else []
@@ -96,7 +131,10 @@ def attribute_docs(body: list[ast.stmt]) -> dict[str, str]:
 
 
 def body_of(cls: type) -> list[ast.stmt]:
-    """Return the statements of a class; ``inspect`` is led astray by its public ``__module__``."""
+    """Return the statements of a class.
+
+    ``inspect`` cannot find them, because the class has the ``__module__`` of its public name.
+    """
     for name, module in sorted(sys.modules.items()):
         if name.startswith("union.sandbox") and vars(module).get(cls.__name__) is cls:
             for node in ast.parse(inspect.getsource(module)).body:
@@ -106,7 +144,7 @@ def body_of(cls: type) -> list[ast.stmt]:
 
 
 def code(text: str) -> str:
-    """Return text as code in a cell of a table, where a bar would begin the next cell."""
+    """Return text as code in a table cell, with bars escaped."""
     if "|" not in text:
         return f"`{text}`"
     return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
@@ -127,12 +165,15 @@ def fields(cls: type) -> str:
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield what a class itself defines for its users, in order; what is for transports, last."""
-    public = [(n, v) for n, v in vars(cls).items() if not n.startswith("_")]
-    callable_ = [(n, v) for n, v in public if inspect.isfunction(v) or isinstance(v, property)]
-    yield from sorted(callable_, key=lambda item: is_for_transports(item[1]))
+    """Yield the public methods and properties of a class, with those of its private bases."""
+    for part in (cls, *filter(_is_private, cls.__bases__)):
+        for name, value in vars(part).items():
+            if not name.startswith("_") and (
+                inspect.isfunction(value) or isinstance(value, property)
+            ):
+                yield name, value
 
 
-def is_for_transports(member: Any) -> bool:
-    """Whether only a transport calls this."""
-    return (member.__doc__ or "").startswith("For transports")
+def _is_private(cls: type) -> bool:
+    """Return whether a class is ours and has no entry of its own."""
+    return cls.__module__.startswith("union.sandbox.") and "._" in cls.__module__

@@ -1,4 +1,4 @@
-"""The page about promises: each row of the specification, and the tests that name it."""
+"""Write the page about guarantees: each row of the specification, and the tests that prove it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tests.house.test_spec_rows import NOT_YET, SPEC, marked_in
 ROOT = Path(__file__).resolve().parents[2]
 
 INTRO = """\
-# Promises
+# Guarantees
 
 <!-- Written by `make docs` from SPEC.md and the marks in the tests. -->
 
-What you may rely on, row by row, with the tests that prove it. A test says which rows it proves
-(`@pytest.mark.spec("C7")`), so each link leads to a file in which that mark can be found. A row
-without a test does not pass `make test`; what is promised and not built yet is said to be so.
+This page lists every guarantee of the specification with the tests that prove it. A test names its
+rows in a mark (`@pytest.mark.spec("C7")`), and each link leads to a file with that mark. `make
+test` fails for a row without a test. Rows that are not implemented yet are marked as such.
 """
 
 
 def proofs() -> dict[str, list[str]]:
-    """Return the test files by the rows that they name."""
+    """Return the test files of each row."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for row in marked_in(path.read_text(encoding="utf-8")):

@@ -1,4 +1,4 @@
-"""Which errors a kill excuses: those that it can cause, in the sessions whose processes it hit."""
+"""Errors that a kill explains: those that it can cause, in the sessions whose processes it hit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from union import sandbox as sb
 __all__ = ["Excuses", "Kill", "Target"]
 
 LATER_S: Final = 5.0
-"""A call that begins so long after a kill may still meet its effect: death takes a moment."""
+"""A call that starts within this time after a kill may still fail because of it."""
 ENGINE: Final = frozenset({"execution", "spawn-EPIPE", "spawn-ECONNRESET", "spawn-ECHILD"})
-"""Codes of a command, or a session being opened, whose sandbox or launcher has died."""
+"""Codes of a command, or an opening session, whose sandbox or launcher has died."""
 WIRE: Final = frozenset({"connection", "session-lost"})
 """Codes of a call whose server has died."""
 SANDBOX: Final = ("spare", "waiting python", "first process", "bwrap")
@@ -40,14 +40,14 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What can be hit of a session: its work dir here, or the endpoint of its server."""
+    """The part of a session that a kill can hit: its local work dir, or its server's endpoint."""
 
     is_remote: bool
     place: str | None
-    """None: a session that is being opened, whose work dir nobody knows yet."""
+    """None: a session that is opening and has no work dir yet."""
 
     def is_hit(self, kill: Kill) -> bool:
-        """Whether processes of this session were among those that died."""
+        """Return whether the kill hit processes of this session."""
         if self.is_remote:
             return kill.role.startswith(SERVER) and kill.hit == self.place
         if kill.role.startswith(SERVER):
@@ -56,24 +56,24 @@ class Target:
 
 
 class Excuses:
-    """The kills of late, and what they excuse."""
+    """The recent kills, and the errors that they explain."""
 
     def __init__(self) -> None:
         self._kills: deque[Kill] = deque(maxlen=KEPT)
         self.used: Counter[str] = Counter()
 
     def add(self, kill: Kill) -> None:
-        """A process was killed."""
+        """Record a kill."""
         self._kills.append(kill)
 
     def excuses(self, exc: Exception, target: Target, begun: float) -> bool:
-        """Whether an error of a call that began then is the effect of a kill; counts it if so."""
+        """Return whether a kill explains an error of a call that started at ``begun``; count it."""
         hits = {kill.role for kill in self._kills if target.is_hit(kill) and _in_time(kill, begun)}
         if isinstance(exc, sb.SandboxError):
             name = f"{type(exc).__name__} {exc.code}"
             caused = any(exc.code in CAUSED[role] for role in hits)
         else:
-            # What was killed had just become the command: then this is how the command ended.
+            # The killed process had just become the command, so the command ended by SIGKILL.
             name = "command killed"
             caused = isinstance(exc, WrongError) and exc.is_killed and not hits.isdisjoint(SANDBOX)
         if caused:
@@ -82,5 +82,5 @@ class Excuses:
 
 
 def _in_time(kill: Kill, begun: float) -> bool:
-    """A server that was killed stays away from its endpoint; everything else is made anew."""
+    """A killed server never returns to its endpoint; everything else is created again."""
     return kill.role == SERVER or kill.at > begun - LATER_S

@@ -1,4 +1,4 @@
-"""Kills and stops processes of the product at random moments: only ones below this process."""
+"""Kill and stop processes of the product at random moments; only descendants of this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STOPS_AT_ONCE = 8
 
 
 def targets_below(launcher: int) -> dict[str, list[int]]:
-    """Processes below a launcher by what they are; the command itself is not among them."""
+    """Return the processes below a launcher by role, without the commands."""
     found: dict[str, list[int]] = {"spare": [], "waiting python": [], "first process": []}
     found["bwrap"] = []
     for top in children_of(launcher):
@@ -58,33 +58,33 @@ def _program(pid: int) -> str:
 
 
 class Killer:
-    """Sends SIGKILL, or SIGSTOP and a little later SIGCONT or SIGKILL."""
+    """Send SIGKILL, or SIGSTOP and later SIGCONT or SIGKILL."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self.excuses = Excuses()
         self._later: set[asyncio.Future[None]] = set()
         self._threads = ThreadPoolExecutor(max_workers=STOPS_AT_ONCE)
-        # All of them begin now: threads are counted.
+        # All threads start now, because threads are counted.
         barrier = threading.Barrier(STOPS_AT_ONCE)
         list(self._threads.map(lambda _: barrier.wait(), range(STOPS_AT_ONCE)))
         self.done: Counter[str] = Counter()
         self.unknown = 0
-        """Kills of which nobody can say what session they hit: a sandbox that was half made."""
+        """Kills of incomplete sandboxes, whose session is unknown."""
 
     @property
     def kills(self) -> int:
-        """How many processes were killed; those that were only stopped for a while do not count."""
+        """Return the number of killed processes, without those that were only stopped."""
         return sum(n for role, n in self.done.items() if not role.endswith(STOPPED))
 
     def note(self, role: str) -> None:
-        """Counts a kill that somebody else has made, of what no session here depends on."""
+        """Count a kill by another part of the soak that affects no local session."""
         self.done[role] += 1
 
     def strike(self, servers: Callable[[], dict[str, int]], endpoint: str) -> None:
-        """Kills or stops one process of a random kind, if there is one."""
+        """Kill or stop one process of a random role, if there is one."""
         found: dict[str, list[int]] = {}
-        launcher = Launcher._current  # noqa: SLF001 - the soak looks inside
+        launcher = Launcher._current  # noqa: SLF001 - the soak needs internals
         if launcher is not None and launcher.is_usable():
             found = {**targets_below(launcher.pid), "launcher": [launcher.pid]}
         for name, pid in servers().items():
@@ -125,14 +125,14 @@ class Killer:
             os.close(handle)
 
         if final:
-            # From now on: what notices the end may be faster than this task.
+            # Recorded before the signal, because the effect may be noticed first.
             self.excuses.add(Kill(role, time.monotonic() + wait_s, hit))
-        # In a thread that begins now, and is nobody else's: what was stopped may be what the loop
-        # itself, or whatever has all other threads, is about to wait for.
+        # In a dedicated thread: the event loop, or all other threads, may be about to wait for
+        # the stopped process.
         return asyncio.get_running_loop().run_in_executor(self._threads, end)
 
     async def settle(self) -> None:
-        """Waits until whatever is stopped goes on, or is dead."""
+        """Wait until every stopped process continues, or is dead."""
         while self._later:
             await asyncio.wait(self._later)
 
@@ -141,12 +141,12 @@ STOPPED = ", stopped for a while"
 
 
 def _held(pid: int) -> int | None:
-    """A handle of a process that is surely below this one."""
+    """Return a pidfd of a process that is certainly a descendant of this one."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
         return None
-    # Now that it is held, its number cannot pass to another: still below us, it is ours.
+    # The pidfd keeps the pid from being reused, so a descendant now is the right process.
     if pid in descendants(os.getpid()):
         return handle
     os.close(handle)
@@ -154,7 +154,7 @@ def _held(pid: int) -> int | None:
 
 
 def _work_dir(pid: int) -> str | None:
-    """The work dir that a process of a sandbox sees; its mounts say where it is on the host."""
+    """Return the work dir of a sandboxed process on the host, from its mounts."""
     try:
         text = Path(f"/proc/{pid}/mountinfo").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the soak does to a session: small jobs that each know their right answer."""
+"""The jobs of the soak: small tasks with known results."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ import socket, sys
 s = socket.create_connection(("127.0.0.1", 3128), timeout=20)
 lines = b"GET http://127.0.0.1:%d/ HTTP/1.1", b"Host: 127.0.0.1:%d", b"Connection: close", b"", b""
 s.sendall(b"\\r\\n".join(lines))
-said = b""
+received = b""
 while piece := s.recv(65536):
-    said += piece
-print(said.split(b" ", 2)[1].decode(), said.count(b"served"))
+    received += piece
+print(received.split(b" ", 2)[1].decode(), received.count(b"served"))
 """
 
 
 class WrongError(Exception):
-    """A result that is not the right one."""
+    """A result differs from the expected one."""
 
     is_killed = False
-    """Whether it says that the command was killed by SIGKILL, which a kill may have made true."""
+    """Whether the result is an end by SIGKILL, which a kill of the soak can cause."""
 
 
 @dataclass(slots=True)
 class Scene:
-    """One session, and what a job may use with it."""
+    """One session, and the resources that a job may use with it."""
 
     session: sb.Session
     chance: random.Random
     port: int
-    """A service on loopback that answers HTTP."""
+    """The port of an HTTP service on loopback."""
     number: int = 0
     runs: int = 0
 
     def next(self) -> int:
-        """A number that no other job of this session has."""
+        """Return a number that no other job of this session uses."""
         self.number += 1
         return self.number
 
     def expect(self, found: object, wanted: object, what: str) -> None:
-        """Raises unless what was found is what was wanted."""
+        """Raise unless the result is the expected one."""
         if found != wanted:
             wrong = WrongError(f"{what}: {str(found)[:300]!r} instead of {str(wanted)[:100]!r}")
             wrong.is_killed = (
@@ -83,8 +83,10 @@ async def shell(scene: Scene) -> None:
 
 async def python(scene: Scene) -> None:
     number = scene.next()
-    told = await scene.session.exec(f"print({number} ** 2)", script_type="python")
-    scene.expect((told.returncode, told.stdout), (0, f"{number**2}\n"), f"python {told.stderr}")
+    result = await scene.session.exec(f"print({number} ** 2)", script_type="python")
+    scene.expect(
+        (result.returncode, result.stdout), (0, f"{number**2}\n"), f"python {result.stderr}"
+    )
     scene.runs += 1
 
 
@@ -132,7 +134,7 @@ async def killed(scene: Scene) -> None:
     proc = await scene.session.run("echo on; sleep 30", stdout=True)
     line = await anext(proc.iter_stdout_lines(), None)
     if line is None:
-        await proc.wait()  # raises if there was no real exit
+        await proc.wait()  # Raises if there was no real exit.
     proc.kill()
     code = await proc.wait()
     scene.expect((line, code, proc.termination_reason), ("on", 137, "signal"), "kill")
@@ -208,7 +210,7 @@ async def at_once(scene: Scene) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Something to do, and how often in proportion to the others."""
+    """A task, and its weight relative to the others."""
 
     name: str
     do: Callable[[Scene], Awaitable[None]]

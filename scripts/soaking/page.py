@@ -1,4 +1,4 @@
-"""docs/reference/soak.md, made from the summary of a soak."""
+"""Generate docs/reference/soak.md from the summary of a soak test."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 __all__ = ["render"]
 
 TEXT = """\
-# The soak
+# Soak test
 
-`make soak MINUTES=...` puts one process under mixed load: sessions opened and closed on this
-machine (both isolating backends) and on a server of its own, shell and Python commands, time-outs,
-large outputs, standard input, terminals, files, an allow-list to a service on loopback,
-cancellations. Meanwhile launchers, sandboxes, waiting processes, the server and whole host programs
-are killed at random moments. After every round all sessions are closed, and what the process holds
-is compared with what it held before.
+`make soak MINUTES=...` puts one process under mixed load: it opens and closes sessions on this
+machine (both isolating backends) and on its own server, with shell and Python commands, timeouts,
+large outputs, standard input, terminals, files, an allow-list to a service on loopback, and
+cancellations. Meanwhile it kills launchers, sandboxes, waiting processes, the server and whole host
+programs at random moments. After every round it closes all sessions and compares the resources of
+the process with those before the round.
 
-A call may end in an error because of a kill: one of the codes that such a kill can cause, in a
-session whose processes it hit ([which](../../scripts/soaking/excuses.py)). Any other error, a wrong
-result, an invented exit code, something left behind, or growth fails the soak.
+A kill may cause errors: the [expected codes](../../scripts/soaking/excuses.py), in sessions whose
+processes were hit. Any other error, a wrong result, an invented exit code, a leftover or growth
+fails the test.
 
-Memory is judged after a warm-up: a third of the rounds, at most five minutes. From then on it may
-grow by less than {kib_per_1000_runs:g} KiB per 1,000 commands, by least squares over all rounds:
-one object kept of each command is more. Growth of less than {steps_kib} KiB in all is not judged,
-since allocators take memory in steps. Everything else must not grow at all.
+Memory is measured after a warm-up: a third of the rounds, at most five minutes. From then on it may
+grow by less than {kib_per_1000_runs:g} KiB per 1,000 commands, by least squares over all rounds;
+one leaked object per command would exceed that. Total growth of less than {steps_kib} KiB is
+ignored, because allocators reserve memory in steps. No other resource may grow.
 
-This page is written by `make soak`, from its own summary; no figure is typed by hand.
+`make soak` generates this page from its own summary.
 
-## Result of {date}
+## Result on {date}
 
 {verdict}, on {cores} {machine} cores, Linux {kernel}, Python {python}, as {user}; seed {seed}.
 
@@ -37,31 +37,31 @@ This page is written by `make soak`, from its own summary; no figure is typed by
 | commands run, in one process | {runs:,} |
 | sessions opened and closed | {sessions:,} |
 | processes killed | {kills:,} |
-| of these, in sandboxes half made, so that any session here may be hit | {unknown} |
+| of these, in incomplete sandboxes of an unknown session | {unknown} |
 | wrong results | {wrong} |
-| left behind at the end | {left} |
+| leftovers at the end | {left} |
 
-### What the process held
+### Resources of the process
 
 | | after warm-up | at the end | growth per 1,000 runs |
 |---|---:|---:|---:|
 {levels}
 
-### Jobs done
+### Jobs
 
-| job | times |
+| job | count |
 |---|---:|
 {jobs}
 
-### Killed
+### Kills
 
-| what | times |
+| target | count |
 |---|---:|
 {killed}
 
-### Errors that callers saw because of that
+### Resulting errors
 
-| error | times |
+| error | count |
 |---|---:|
 {errors}
 """
@@ -76,28 +76,28 @@ NAMES = {
 }
 
 
-def render(told: dict[str, Any]) -> str:
-    """The page."""
+def render(summary: dict[str, Any]) -> str:
+    """Return the page for a summary."""
     levels = [
-        f"| {name} | {told['before'][key]:,} | {told['after'][key]:,} "
-        f"| {told['growth_per_1000_runs'][key]:.2f} |"
+        f"| {name} | {summary['before'][key]:,} | {summary['after'][key]:,} "
+        f"| {summary['growth_per_1000_runs'][key]:.2f} |"
         for key, name in NAMES.items()
     ]
     return TEXT.format(
-        **told["machine"]
-        | told["bounds"]
-        | {k: told[k] for k in ("date", "seed", "rounds", "runs", "sessions")},
-        verdict="Passed" if told["ok"] else "Failed",
-        user="root" if told["machine"]["root"] else "an ordinary user",
-        minutes=told["seconds"] / 60,
-        kills=told["kills"],
-        unknown=told["unknown"],
-        wrong=len(told["wrong"]),
-        left=len(told["left"]),
+        **summary["machine"]
+        | summary["bounds"]
+        | {k: summary[k] for k in ("date", "seed", "rounds", "runs", "sessions")},
+        verdict="Passed" if summary["ok"] else "Failed",
+        user="root" if summary["machine"]["root"] else "an ordinary user",
+        minutes=summary["seconds"] / 60,
+        kills=summary["kills"],
+        unknown=summary["unknown"],
+        wrong=len(summary["wrong"]),
+        left=len(summary["left"]),
         levels="\n".join(levels),
-        jobs=_rows(told["jobs"]),
-        killed=_rows(told["killed"]),
-        errors=_rows(told["errors"]),
+        jobs=_rows(summary["jobs"]),
+        killed=_rows(summary["killed"]),
+        errors=_rows(summary["errors"]),
     )
 
 

@@ -1,4 +1,4 @@
-"""A sandbox-server of the soak's own, started again whenever it was killed."""
+"""The sandbox-server of the soak, restarted after each kill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["OwnServer"]
 
 
 class OwnServer:
-    """``sandbox-server`` with a token, in a directory of its own."""
+    """A ``sandbox-server`` with a token, in its own directory."""
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(24)
@@ -35,7 +35,7 @@ class OwnServer:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SANDBOX_SERVER")}
         environment["SANDBOX_SERVER_TOKEN"] = self.token
         argv = [sys.executable, "-m", "union.sandbox.server", "--bind", "127.0.0.1:0"]
-        # A client that was killed is missed soon.
+        # A short grace period, so that sessions of killed clients end soon.
         argv += ["--work-dir", str(self._place / "work"), "--grace", "5"]
         with (self._place / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -44,20 +44,20 @@ class OwnServer:
         self.pids.append(self._process.pid)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        if line:  # else it was killed before it could say where it is
+        if line:  # Otherwise it was killed before it printed its endpoint.
             self.endpoint = json.loads(line)["ready"][0]
 
     def is_running(self) -> bool:
-        """Whether it has not been killed."""
+        """Return whether it is still running."""
         return self._process is not None and self._process.poll() is None
 
     async def start_again(self) -> None:
-        """Another one in the place of one that was killed, at another address."""
+        """Start a new server in place of a killed one, at another address."""
         self._let_go()
         await asyncio.to_thread(self._start)
 
     def processes(self) -> dict[str, int]:
-        """What can be killed of it."""
+        """Return the processes that can be killed, by role."""
         if self._process is None or not self.is_running():
             return {}
         found = {"server": self._process.pid}
@@ -66,14 +66,14 @@ class OwnServer:
         return found
 
     def launchers(self) -> list[int]:
-        """The launcher of the server, if it has started one."""
+        """Return the launchers of the server."""
         if self._process is None:
             return []
         return [pid for pid in children_of(self._process.pid) if _is_launcher(pid)]
 
     async def close_sessions(self) -> None:
-        """Waits until the server has missed every client that was killed."""
-        while self.is_running() and self._work_dirs(self.pids[-1:]):  # noqa: ASYNC110 - another process's doing
+        """Wait until the server has ended the sessions of all killed clients."""
+        while self.is_running() and self._work_dirs(self.pids[-1:]):  # noqa: ASYNC110 - another process ends them
             await asyncio.sleep(0.1)
         if not self.is_running():
             await self.start_again()
@@ -83,10 +83,10 @@ class OwnServer:
         return [str(path) for pid in makers for path in work.glob(f"sandbox-{pid}-*")]
 
     async def left(self) -> list[str]:
-        """Work dirs of servers that were killed, and that the next one has not removed."""
+        """Return work dirs of killed servers that the next server has not removed."""
         if not self.is_running():
             await self.start_again()
-        # That is done when the first session of a server is opened.
+        # A server removes them when its first session opens.
         async with sb.remote.session(endpoint=self.endpoint, token=self.token, lazy=False):
             return self._work_dirs(self.pids[:-1])
 
@@ -96,7 +96,7 @@ class OwnServer:
             self._process.wait()
 
     def stop(self) -> None:
-        """Ends it, and removes what it was given."""
+        """End the server and remove its directory."""
         if self._process is not None and self.is_running():
             self._process.terminate()
             try:

@@ -1,4 +1,4 @@
-"""One soak: workers with their sessions, the killer, and what is looked at after each round."""
+"""One soak: workers with their sessions, the killer, and the measurements after each round."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ SETTLED_WITHIN_S = 10.0
 LEVEL = ("descriptors", "threads", "processes", "mounts", "groups", "dirs")
 WARM_ROUNDS = 2
 WARM_S = 300.0
-"""Memory is judged after a third of the rounds, or after this if it comes first."""
+"""Memory is measured after a third of the rounds, or after this time if it is shorter."""
 GROWTH_KIB_PER_1000 = 32.0
-"""The most that memory may grow per 1,000 commands: less than the smallest object kept of each."""
+"""Limit of memory growth per 1,000 commands: less than one leaked object per command."""
 STEPS_KIB = 4 * 1024
-"""Growth that is not judged: allocators take memory in steps, of 1 MiB or an arena of a thread."""
+"""Growth that is ignored: allocators reserve memory in steps of 1 MiB or a thread's arena."""
 PATIENCE_S = 60
 STUCK_S = 120.0
 
 
 class Summary(TypedDict):
-    """What came of it."""
+    """The result of a soak."""
 
     ok: bool
     seconds: float
@@ -72,7 +72,7 @@ class Summary(TypedDict):
 
 
 class Bounds(TypedDict):
-    """What memory is held to; set before anything ran."""
+    """The bounds of memory growth; set before the soak starts."""
 
     warm_rounds: int
     kib_per_1000_runs: float
@@ -80,7 +80,7 @@ class Bounds(TypedDict):
 
 
 class Soak:
-    """Counts everything; ``round`` does some of it and then looks."""
+    """A running soak: ``round`` applies load for a while and then measures."""
 
     def __init__(self, chance: random.Random, *, workers: int, kills: bool) -> None:
         self._chance = chance
@@ -92,7 +92,7 @@ class Soak:
         self.wrong: list[str] = []
         self.left: list[str] = []
         self.looks: list[State] = []
-        self.told_at = -1
+        self.reported_at = -1
         self._runs_at: list[int] = []
         self._round_s = 0.0
         self._hosts: list[int] = []
@@ -102,10 +102,10 @@ class Soak:
         self._service = await asyncio.start_server(_answer, "127.0.0.1", 0)
         self.port = self._service.sockets[0].getsockname()[1]
         self.server = OwnServer()
-        # Start every thread that a pool may have: later ones would look like growth.
+        # Start every thread of the pools now: later ones would look like growth.
         await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.05) for _ in range(64)))
         for pool in (threads.files, threads.names, threads.outputs, threads.removal):
-            # A call with a key of its own gets a thread of its own, up to the pool's limit.
+            # A call with a separate key gets a separate thread, up to the pool's limit.
             await asyncio.gather(*(pool.run(object(), time.sleep, 0.05) for _ in range(64)))
         return self
 
@@ -120,11 +120,11 @@ class Soak:
     # One round.
 
     async def round(self, seconds: float) -> None:
-        """Load for so long; then everything is closed and looked at."""
+        """Apply load for some seconds; then close everything and measure."""
         self._stop.clear()
         self._round_s = seconds
         asyncio.get_running_loop().call_later(seconds, self._stop.set)
-        # Each worker has its own chance, so that the order of events does not matter to it.
+        # Each worker has its own generator, so that it does not depend on the order of events.
         tasks = [
             asyncio.create_task(self._work(self._own_chance()), name=f"worker {n}")
             for n in range(self._workers)
@@ -138,16 +138,16 @@ class Soak:
             task.cancel()
         for task in done:
             if task.exception() is not None:
-                self._note(task.get_name(), _told(task.exception()))
+                self._note(task.get_name(), _traceback(task.exception()))
         await self.killer.settle()
         await self._look()
 
     def _own_chance(self) -> random.Random:
         return type(self._chance)(self._chance.random())
 
-    def _note(self, what: str, told: str) -> None:
+    def _note(self, what: str, detail: str) -> None:
         if len(self.wrong) < 50:
-            self.wrong.append(f"{what}: {told}")
+            self.wrong.append(f"{what}: {detail}")
 
     async def _work(self, chance: random.Random) -> None:
         while not self._stop.is_set():
@@ -167,7 +167,7 @@ class Soak:
                     name = os.path.basename(session.work_dir)
                     target = Target(is_remote=False, place=name)
                 await self._use(session, way, chance, target)
-            except Exception as exc:  # noqa: BLE001 - whatever it is, it is judged
+            except Exception as exc:  # noqa: BLE001 - every error is classified
                 self._judge(f"{way} session", exc, begun, target)
             finally:
                 await self._close(session, way, target)
@@ -191,7 +191,7 @@ class Soak:
             try:
                 await _patiently(job.do(scene))
                 self.jobs[job.name] += 1
-            except Exception as exc:  # noqa: BLE001 - whatever it is, it is judged
+            except Exception as exc:  # noqa: BLE001 - every error is classified
                 self._judge(f"{way} {job.name}", exc, begun, target)
             self.runs += scene.runs - before
 
@@ -199,13 +199,13 @@ class Soak:
         begun = time.monotonic()
         try:
             await _patiently(session.close())
-        except Exception as exc:  # noqa: BLE001 - whatever it is, it is judged
+        except Exception as exc:  # noqa: BLE001 - every error is classified
             self._judge(f"{way} close", exc, begun, target)
 
     def _judge(self, what: str, exc: Exception, begun: float, target: Target) -> None:
-        """An error is honest if a kill can have caused it, in a session that the kill has hit."""
+        """Record the error unless a kill that hit this session explains it."""
         if not self.killer.excuses.excuses(exc, target, begun):
-            self._note(what, _told(exc))
+            self._note(what, _traceback(exc))
 
     # Kills.
 
@@ -220,7 +220,7 @@ class Soak:
                 await self.server.start_again()
 
     async def _victims(self, seconds: float) -> None:
-        """Whole host programs, killed while they serve doors and use the server."""
+        """Kill whole host programs while they serve connections and use the server."""
         chance = self._own_chance()
         until = time.monotonic() + seconds
         for _ in range(VICTIMS_EACH_ROUND):
@@ -233,7 +233,7 @@ class Soak:
             )
             assert program.stdout is not None
             ready = b""
-            with contextlib.suppress(TimeoutError):  # its server may be killed meanwhile
+            with contextlib.suppress(TimeoutError):  # Its server may be killed meanwhile.
                 ready = await asyncio.wait_for(program.stdout.readline(), READY_WITHIN_S)
             await asyncio.sleep(chance.uniform(0, 0.5))
             below = {pid: started_at(pid) for pid in descendants(program.pid)}
@@ -250,18 +250,18 @@ class Soak:
                 left = [p for p, s in below.items() if s and started_at(p) == s]
                 self._note("host program", f"outlived by {left}")
 
-    # Looking.
+    # Measurements.
 
     def _launchers(self) -> set[int]:
-        launcher = Launcher._current  # noqa: SLF001 - the soak looks inside
+        launcher = Launcher._current  # noqa: SLF001 - the soak needs internals
         mine = {launcher.pid} if launcher is not None else set()
         return mine | set(self.server.launchers())
 
     async def _look(self) -> None:
-        """Everything is closed: all levels must be what they were."""
+        """Check that all levels are as before; every session is closed."""
         async with asyncio.timeout(60):
             await self.server.close_sessions()
-            # A launcher that was killed last holds nothing yet: one that is in use is compared.
+            # A launcher that was just restarted holds nothing yet, so use it before measuring.
             async with sb.on_device.session(backend="userns", warm=0) as session:
                 await session.exec("true")
         first = self.looks[WARM_ROUNDS - 1] if len(self.looks) >= WARM_ROUNDS else None
@@ -279,7 +279,7 @@ class Soak:
             self._note(f"round {len(self.looks)}", f"{self.looks[-1]} after {first}")
 
     def summary(self, seconds: float) -> Summary:
-        """Everything that is told; also looks for what killed programs have left."""
+        """Return the summary, including leftovers of killed programs."""
         left = self.left + self._left()
         before = self.looks[self._warm()]
         after = self.looks[-1]
@@ -312,9 +312,9 @@ class Soak:
         )
 
     def _left(self) -> list[str]:
-        """What the next program of the same user cannot clean up after those that were killed."""
+        """Return leftovers that the next program of the same user did not clean up."""
         if any(left_by(pid) for pid in self._hosts):
-            time.sleep(6)  # groups that were made just now are not touched by anybody
+            time.sleep(6)  # New control groups are exempt from cleanup for a few seconds.
             code = (
                 "import asyncio; from union import sandbox as sb\n"
                 "async def main():\n"
@@ -323,17 +323,17 @@ class Soak:
                 "asyncio.run(main())"
             )
             subprocess.run([sys.executable, "-c", code], check=True)
-        # A number that somebody has again by now: what it holds is that one's.
+        # A reused pid belongs to another process now, and so do its files.
         ended = [pid for pid in self._hosts if started_at(pid) is None]
         return [path for pid in ended for path in left_by(pid)]
 
     def _warm(self) -> int:
-        """The first look that counts: by then caches are full, and the allocator has its arenas."""
+        """Return the index of the first measurement after the warm-up."""
         third = min(len(self.looks) // 3, int(WARM_S / self._round_s))
         return max(min(WARM_ROUNDS, len(self.looks)) - 1, third)
 
     def _slope(self, name: str) -> float:
-        """Growth per 1,000 runs, by least squares over all rounds after the warm-up."""
+        """Return the growth per 1,000 runs, by least squares over all rounds after the warm-up."""
         warm = self._warm()
         points = [
             (runs / 1000, float(look[name]))  # type: ignore[literal-required]  # its own keys
@@ -347,12 +347,12 @@ class Soak:
         return sum((x - x0) * (y - y0) for x, y in points) / spread if spread else 0.0
 
 
-def _told(exc: BaseException | None) -> str:
+def _traceback(exc: BaseException | None) -> str:
     return "".join(traceback.format_exception(exc))[-2000:] if exc is not None else ""
 
 
 async def _patiently(work: Coroutine[Any, Any, None]) -> None:
-    """Waits for a job, but not for ever. A machine that was suspended takes one second of it."""
+    """Wait for a job, with a limit. A suspended machine costs only one second of it."""
     task = asyncio.ensure_future(work)
     for _ in range(PATIENCE_S):
         if (await asyncio.wait([task], timeout=1))[0]:
@@ -372,7 +372,7 @@ async def _eventually(check: Any, within_s: float) -> bool:
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """The service that sandboxes may reach."""
+    """Serve one request of a sandbox."""
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nserved")

@@ -1,4 +1,4 @@
-"""What a process holds on this machine: memory, descriptors, threads, processes, groups, dirs."""
+"""Resources of a process: memory, descriptors, threads, processes, control groups, directories."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class State(TypedDict):
 
 
 def children_of(pid: int) -> set[int]:
-    """The processes that ``pid`` has started and not waited for, whatever thread did."""
+    """Return the children of ``pid``, of all its threads, including zombies."""
     found: set[int] = set()
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -47,12 +47,12 @@ def children_of(pid: int) -> set[int]:
                 map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()),
             )
     except OSError:
-        pass  # it ended while we looked
+        pass  # It has just ended.
     return found
 
 
 def descendants(pid: int) -> set[int]:
-    """Every process below ``pid``."""
+    """Return every descendant of ``pid``."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:
@@ -63,7 +63,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def started_at(pid: int) -> str | None:
-    """What tells a process from a later one with its number; None for one that has ended."""
+    """Return the start time of a process, to detect a reused pid; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -72,8 +72,8 @@ def started_at(pid: int) -> str | None:
 
 
 def groups_of(pid: int) -> list[str]:
-    """Control groups that a process has made for its sandboxes."""
-    # Groups come and go while this looks, which os.walk takes as it is.
+    """Return the control groups that a process has created for its sandboxes."""
+    # Groups may appear and disappear meanwhile; os.walk ignores that.
     return [
         os.path.join(place, name)
         for place, names, _ in os.walk(GROUPS)
@@ -83,9 +83,9 @@ def groups_of(pid: int) -> list[str]:
 
 
 def dirs_of(pid: int) -> list[str]:
-    """Work dirs that a process has made for its sessions."""
+    """Return the work dirs that a process has created for its sessions."""
     found = (path for place in PLACES for path in Path(place).glob(f"sandbox-{pid}-*"))
-    # Each has a marker beside it, which goes last and so is counted once the dir is gone.
+    # Each has a marker file, which is removed last and so counts only once the dir is gone.
     return [str(path) for path in found if path.is_dir() or not _is_marker_of_a_dir(path)]
 
 
@@ -94,7 +94,7 @@ def _is_marker_of_a_dir(path: Path) -> bool:
 
 
 def left_by(pid: int) -> list[str]:
-    """What a process that has ended should not have left."""
+    """Return the leftovers of an ended process."""
     return groups_of(pid) + dirs_of(pid)
 
 
@@ -111,7 +111,7 @@ def _descriptors() -> int:
 
 
 def measure(sandboxes: set[int]) -> State:
-    """The levels of this process, and of the sandboxes below the launchers ``sandboxes``."""
+    """Return the levels of this process, and of the sandboxes below the given launchers."""
     gc.collect()
     me = os.getpid()
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -1,6 +1,6 @@
-"""A host program that is made to be killed: sessions of both kinds, doors, groups, commands.
+"""A host program to be killed: local and remote sessions, network, control groups, commands.
 
-It prints one line when everything is in flight, and goes on until it is killed.
+It prints one line when everything is running, and continues until it is killed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from union import sandbox as sb
 
 
 async def main(endpoint: str, token: str, port: int) -> None:
-    """Keeps commands running, here and on the server, until the end."""
+    """Keep commands running, locally and on the server, until the process is killed."""
     local = sb.on_device.session(
         backend="userns",
         network_mode="allowlist",

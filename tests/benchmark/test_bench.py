@@ -1,4 +1,4 @@
-"""The benchmark runs, and what it writes is well-formed. Nothing here judges a number."""
+"""The benchmark runs and writes well-formed results. No test here checks a number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from bench import chart, report
 from bench.__main__ import Progress, arguments
-from bench.contenders import BARE, OURS, ROOT, ContenderError, Worker, everybody
+from bench.contenders import BARE, OURS, ROOT, ContenderError, Worker, all_contenders
 from bench.measures import MEASURES, summary, take_turns
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def bars_in(svg: str) -> int:
 
 
 def check(results: report.Results) -> None:
-    """Every number is one, and the table and the chart show what they should."""
+    """Check that every value is a number, and that the tables and the chart show all of them."""
     for measure in results["measures"]:
         assert {BARE, OURS} <= set(measure["results"])
         assert measure["results"][BARE]["ratio"] == 1
@@ -73,7 +73,7 @@ def test_a_short_run_without_peers_writes_numbers_table_and_chart(tmp_path: Path
     check(results)
 
 
-def test_the_results_that_are_kept_are_whole_and_the_readme_shows_them() -> None:
+def test_kept_results_are_complete_and_shown_in_the_readme() -> None:
     results = json.loads((KEPT / "latest.json").read_text(encoding="utf-8"))
     assert [m["name"] for m in results["measures"]] == [m.name for m in MEASURES]
     check(results)
@@ -87,7 +87,7 @@ def test_the_results_that_are_kept_are_whole_and_the_readme_shows_them() -> None
     assert "](bench/results/latest.svg)" in readme
 
 
-def test_the_tables_are_put_between_the_marks_and_nowhere_else(tmp_path: Path) -> None:
+def test_tables_are_written_between_the_marks_only(tmp_path: Path) -> None:
     results = json.loads((KEPT / "latest.json").read_text(encoding="utf-8"))
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n", encoding="utf-8")
@@ -101,11 +101,11 @@ def test_the_tables_are_put_between_the_marks_and_nowhere_else(tmp_path: Path) -
         report.put_in(page, results)
 
 
-async def test_every_measure_is_something_that_bare_and_ours_can_do() -> None:
+async def test_bare_and_ours_support_every_measure() -> None:
     wanted = {measure.operation for measure in MEASURES}
-    for contender in everybody(1, peers=False):
+    for contender in all_contenders(1, peers=False):
         if contender.driver == "remote":
-            continue  # a part of the measures says nothing of a server
+            continue  # Some measures do not apply to a server.
         worker = await Worker(contender).start()
         try:
             assert worker.operations >= wanted, contender.name
@@ -113,8 +113,8 @@ async def test_every_measure_is_something_that_bare_and_ours_can_do() -> None:
             await worker.close()
 
 
-async def test_who_fails_is_left_out_of_the_measure_and_it_is_said_why() -> None:
-    bare = everybody(1, peers=False)[0]
+async def test_a_contender_that_fails_is_dropped_with_the_reason() -> None:
+    bare = all_contenders(1, peers=False)[0]
     broken = replace(bare, name="broken", options=bare.options | {"prefix": ["/bin/false"]})
     workers = [await Worker(one).start() for one in (bare, broken)]
     try:
@@ -122,7 +122,7 @@ async def test_who_fails_is_left_out_of_the_measure_and_it_is_said_why() -> None
         found = await take_turns(measure, workers, scale=0.01, note=lambda _: None)
         assert set(found["results"]) == {BARE}
         assert found["dropped"] == {"broken": "RuntimeError: /bin/false ended with 1"}
-        # Without the bare one there is nothing to compare with.
+        # Without the bare contender there is no baseline.
         workers[1].contender = replace(broken, name=BARE)
         with pytest.raises(ContenderError, match="run_true, bare: RuntimeError"):
             await take_turns(measure, workers[1:], scale=0.01, note=lambda _: None)
@@ -131,10 +131,12 @@ async def test_who_fails_is_left_out_of_the_measure_and_it_is_said_why() -> None
             await worker.close()
 
 
-async def test_who_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_contender_that_cannot_start_reports_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("bench.contenders.PEERS", tmp_path)
-    missing = [one for one in everybody(1, peers=True) if one.missing]
+    missing = [one for one in all_contenders(1, peers=True) if one.missing]
     assert {one.name for one in missing} == {
         "unionai-sandbox userns",
         "unionai-sandbox bubblewrap",
@@ -145,16 +147,16 @@ async def test_who_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_pa
     for one in missing:
         with pytest.raises(ContenderError, match=r"not installed|not on the PATH"):
             await Worker(one).start()
-    ours = everybody(1, peers=False)[1]
+    ours = all_contenders(1, peers=False)[1]
     wrong = replace(ours, options=ours.options | {"backend": "nonsense"})
     with pytest.raises(ContenderError, match="nonsense"):
         await Worker(wrong).start()
-    # A process that says nothing before it ends.
+    # A process that ends without a reply.
     with pytest.raises(ContenderError, match="No module named"):
         await Worker(replace(ours, driver="nothing")).start()
 
 
-def test_the_middle_the_spread_and_the_tail() -> None:
+def test_summary_has_median_spread_and_tail() -> None:
     assert summary([1.0, 2.0, 3.0, 4.0], [5.0] * 4) == {
         "median": 2.5,
         "ratio": 0.5,
@@ -166,7 +168,7 @@ def test_the_middle_the_spread_and_the_tail() -> None:
     assert (once["median"], once["ratio"], once["spread"], once["p99"]) == (3, 3, 0, 3)
 
 
-def test_a_person_sees_progress_and_a_pipe_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     for watched in (True, False):
         stderr = io.StringIO()
         monkeypatch.setattr(stderr, "isatty", lambda watched=watched: watched)
@@ -179,14 +181,16 @@ def test_a_person_sees_progress_and_a_pipe_does_not(monkeypatch: pytest.MonkeyPa
         assert bool(stderr.getvalue()) == watched
 
 
-def test_only_a_whole_run_is_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_only_a_complete_run_is_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert arguments([]).output == KEPT
     assert arguments([]).kept
     for given in (["--quick"], ["open"], ["--without-peers"], ["--scale", "0.5"]):
-        asked = arguments(given)
-        assert (asked.output == KEPT, asked.kept) == (False, False), given
+        options = arguments(given)
+        assert (options.output == KEPT, options.kept) == (False, False), given
     assert not arguments(["--output", str(tmp_path)]).kept
     for given in (["--scale", "0"], ["nothing"]):
         with pytest.raises(SystemExit):
             arguments(given)
-        assert "--scale must be" in (said := capsys.readouterr().err) or "unknown: nothing" in said
+        assert (
+            "--scale must be" in (error := capsys.readouterr().err) or "unknown: nothing" in error
+        )

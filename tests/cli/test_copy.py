@@ -1,4 +1,4 @@
-"""``sbx cp``: where files go, what is said meanwhile, and what is not copied."""
+"""``sbx cp``: targets, progress, and skipped entries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_one_side_is_in_the_work_dir(
     words: tuple[str, str], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cp(*words) == 2
-    assert "begins with a colon" in capsys.readouterr().err
+    assert "must begin with a colon" in capsys.readouterr().err
 
 
 @dataclasses.dataclass
@@ -51,7 +51,7 @@ class Done:
 
 
 class Recorder:
-    """Stands in for a session: says where a copy would go, and reports progress."""
+    """A stand-in for a session: records the target of a copy and reports progress."""
 
     def __init__(self, dirs: set[str]) -> None:
         self.dirs = dirs
@@ -99,7 +99,7 @@ class Recorder:
         ((":", "there"), ("out", ".", "there")),
     ],
 )
-def test_what_is_in_a_directory_goes_into_the_target_and_a_file_becomes_it_or_goes_into_it(
+def test_the_target_of_a_directory_and_of_a_file(
     words: tuple[str, str],
     call: tuple[str, str, str],
     place: Path,
@@ -110,14 +110,14 @@ def test_what_is_in_a_directory_goes_into_the_target_and_a_file_becomes_it_or_go
     monkeypatch.setattr(copy, "_session", lambda _: session)
     assert cp(*words) == 0
     assert session.calls == [call]
-    assert capsys.readouterr() == ("", ""), "no progress where nobody watches"
+    assert capsys.readouterr() == ("", ""), "no progress without a terminal"
 
 
-def test_a_terminal_is_shown_the_progress_and_nothing_that_it_obeys(
+def test_progress_on_a_terminal_contains_no_escape_sequence_of_a_name(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(copy, "_session", lambda _: Recorder({"."}))
-    monkeypatch.setattr(copy, "_EVERY_S", 0.0)
+    monkeypatch.setattr(copy, "_REFRESH_S", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert cp("file", ":") == 0
     shown = capsys.readouterr().err.split("\r\x1b[K")
@@ -126,7 +126,7 @@ def test_a_terminal_is_shown_the_progress_and_nothing_that_it_obeys(
     assert capsys.readouterr().err == ""
 
 
-def test_what_goes_wrong_half_way_has_a_line_of_its_own(
+def test_an_error_during_the_copy_starts_on_its_own_line(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Failing(Recorder):
@@ -135,7 +135,7 @@ def test_what_goes_wrong_half_way_has_a_line_of_its_own(
             raise SandboxFileNotFoundError("it is gone")
 
     monkeypatch.setattr(copy, "_session", lambda _: Failing({"."}))
-    monkeypatch.setattr(copy, "_EVERY_S", 0.0)
+    monkeypatch.setattr(copy, "_REFRESH_S", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert cp("file", ":") == 1
     assert capsys.readouterr().err.split("\r\x1b[K")[-1] == "sbx: it is gone\n"
@@ -145,7 +145,7 @@ def test_a_tree_goes_in_and_comes_out_again(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cp("tree", ":in") == 0
-    assert capsys.readouterr() == ("", "sbx: not copied: 'link' (symlink)\n")
+    assert capsys.readouterr() == ("", "sbx: skipped 'link' (symlink)\n")
     assert (place / "work/in/sub/deep").read_text() == "two"
     assert not (place / "work/in/link").is_symlink()
     (place / "work/in/trap").symlink_to("/etc/passwd")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spec("H")
 
 @pytest.fixture(params=WAYS)
 def run(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """The words that begin every call, for each backend."""
+    """The first arguments of every call, for each backend."""
     return ("run", "--backend", request.param)
 
 
@@ -102,7 +102,7 @@ def test_output_comes_as_it_is_written_and_input_as_it_is_typed() -> None:
     process.stdin.flush()
     assert process.stdout.readline() == "got hello\n"
     process.communicate(timeout=20)
-    assert process.returncode == 1  # what read says at the end of the input
+    assert process.returncode == 1  # the exit code of read at end-of-file
 
 
 def test_a_command_that_does_not_read_is_not_waited_for() -> None:
@@ -138,21 +138,24 @@ def test_paths_are_shown_read_only_or_read_write(
     assert (tmp_path / "rw/x").exists()
 
 
-def test_what_was_refused_is_told_with_the_option_that_allows_it(tool: Tool) -> None:
+def test_a_denied_connection_is_reported_with_the_option_that_allows_it(tool: Tool) -> None:
     source = "import socket; socket.create_connection(('other.test', 443), 5)"
     code, _, err = tool(*JAILED, "--allow", "allowed.test", "--python", source)
     assert code == 1
-    assert "sbx: refused other.test" in err
+    assert "sbx: denied other.test" in err
     assert "--allow other.test" in err
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, message",
     [
         ((), "give one command"),
         (("-c", "true", "--", "true"), "give one command"),
-        (("--json", "--tty", "--", "true"), "--json collects"),
-        (("--network", "open", "--allow", "a.test", "--", "true"), "--network allowlist, not open"),
+        (("--json", "--tty", "--", "true"), "--json and --tty exclude"),
+        (
+            ("--network", "open", "--allow", "a.test", "--", "true"),
+            "--network allowlist, not --network open",
+        ),
         (("--network", "allowlist", "--", "true"), "add --allow HOST"),
         (("--allow", "not a host", "--", "true"), "network_allowlist"),
         (("--env", "SURELY_NOT_SET", "--", "true"), "--env SURELY_NOT_SET=VALUE"),
@@ -160,17 +163,17 @@ def test_what_was_refused_is_told_with_the_option_that_allows_it(tool: Tool) -> 
         (("--timeout", "-1", "--", "true"), "timeout_s"),
         (("--work-dir", "/nothing/here", "--", "true"), "/nothing/here"),
         (("--python", "/", "--env", "=x"), "env"),
-        (("ls", "-l"), "goes after --"),
-        (("--backnd", "x"), "not known"),
+        (("ls", "-l"), "a command after --"),
+        (("--backnd", "x"), "unknown arguments: --backnd"),
     ],
 )
-def test_a_wrong_call_says_what_is_wrong(words: tuple[str, ...], said: str, tool: Tool) -> None:
+def test_a_usage_error_names_the_mistake(words: tuple[str, ...], message: str, tool: Tool) -> None:
     code, _, err = tool(*JAILED, *words)
     assert code == 2
-    assert said in err
+    assert message in err
 
 
-def test_what_cannot_be_started_has_codes_of_its_own(tool: Tool) -> None:
+def test_exit_codes_of_commands_that_cannot_start(tool: Tool) -> None:
     code, out, err = tool(*JAILED, "--", "no-such-program")
     assert (code, out) == (127, "")
     assert "no-such-program" in err
@@ -179,7 +182,7 @@ def test_what_cannot_be_started_has_codes_of_its_own(tool: Tool) -> None:
     assert err.startswith("sbx: ")
 
 
-def test_an_end_that_a_code_does_not_explain_is_told(tool: Tool) -> None:
+def test_a_termination_reason_is_reported(tool: Tool) -> None:
     code, out, err = tool(*JAILED, "--timeout", "0.3", "-c", "echo begun; sleep 60")
     assert (code, out) == (128 + signal.SIGTERM, "begun\n")
     assert err == "sbx: ended by the sandbox: timeout\n"

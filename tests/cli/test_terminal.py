@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spec("H")
 WAY = ISOLATED[0]
 PROMPT = r"^\[sbx\] ~\$ $"
-"""Of the shell inside, with nothing typed yet."""
+"""The prompt of the shell inside, before any input."""
 
 
 class Terminal:

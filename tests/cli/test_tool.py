@@ -1,4 +1,4 @@
-"""The rest of ``sbx``: what it says about itself, its completions, and what it hands on."""
+"""``sbx``: help, version, doctor, serve and shell completion."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS = ("run", "shell", "cp", "doctor", "serve", "version", "completion")
 
 
 def called(*words: str) -> int:
-    """The exit code, also where the parser has the last word."""
+    """Return the exit code, also if the parser exits."""
     try:
         return main(words)
     except SystemExit as exc:
@@ -43,7 +43,9 @@ def test_it_is_a_console_script() -> None:
 
 
 @pytest.mark.parametrize("words", [(), *((name,) for name in COMMANDS if name != "serve")])
-def test_help_teaches(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_usage_and_examples(
+    words: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert called(*words, "--help") == 0
     text = capsys.readouterr().out
     assert f"usage: {' '.join(('sbx', *words))} " in text
@@ -171,8 +173,8 @@ def script(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Pa
     return path
 
 
-def asked(*command: str) -> set[str]:
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+def lines_of(*command: str, cwd: Path | None = None) -> set[str]:
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30, cwd=cwd)
     assert done.stderr == ""
     return set(done.stdout.split("\n")) - {""}
 
@@ -180,14 +182,17 @@ def asked(*command: str) -> set[str]:
 @pytest.mark.parametrize(
     "words, wanted",
     [
-        (["sbx", ""], {*COMMANDS, "--help", "--version"}),
+        (["sbx", ""], {*COMMANDS}),
+        (["sbx", "--"], {"--help", "--version"}),
         (["sbx", "ru"], {"run"}),
         (["sbx", "run", "--allow"], {"--allow", "--allow-pypi"}),
         (["sbx", "run", "--network", ""], {"blocked", "allowlist", "open"}),
         (["sbx", "shell", "--backend", "user"], {"userns"}),
         (["sbx", "completion", "z"], {"zsh"}),
         (["sbx", "run", "--timeout", ""], set()),
-        (["sbx", "run", "--", "--allow"], set()),
+        (["sbx", "run", "--work-dir", ""], set()),  # it has no directory to offer
+        (["sbx", "run", "--", "s"], {"sbx.bash"}),
+        (["sbx", "run", "--", "--allow"], {"sbx.bash"}),  # no option of sbx: only files
     ],
 )
 def test_bash_completes(
@@ -195,9 +200,9 @@ def test_bash_completes(
 ) -> None:
     path = script("bash", tmp_path, capsys)
     line = " ".join(f"'{word}'" for word in words)
-    ask = f"source {path}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _sbx"
+    call = f"source {path}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _shtab_sbx"
     show = 'printf "%s\\n" "${COMPREPLY[@]}"'
-    assert asked("bash", "--norc", "-c", f"{ask}; {show}") == wanted
+    assert lines_of("bash", "--norc", "-c", f"{call}; {show}", cwd=tmp_path) == wanted
 
 
 @pytest.mark.parametrize(
@@ -213,17 +218,18 @@ def test_fish_completes(
     line: str, wanted: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = script("fish", tmp_path, capsys)
-    found = asked("fish", "--no-config", "-c", f"source {path}; complete -C '{line}'")
+    found = lines_of("fish", "--no-config", "-c", f"source {path}; complete -C '{line}'")
     assert {text.partition("\t")[0] for text in found} == wanted
 
 
 def test_zsh_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At a terminal of its own, because zsh completes nowhere else."""
-    path = script("zsh", tmp_path, capsys)
+    script("zsh", tmp_path, capsys).rename(tmp_path / "_sbx")
     drive = f"""
 zmodload zsh/zpty
 zpty z 'zsh -f'
-zpty -w z 'PS1=; autoload -U compinit; compinit -u -D; source {path}; bindkey "^I" complete-word'
+zpty -w z 'PS1=; fpath=({tmp_path} $fpath); autoload -U compinit; compinit -u -D'
+zpty -w z 'bindkey "^I" complete-word'
 zpty -w z 'echo be""gun'
 zpty -r z shown '*begun*'
 zpty -w -n z $'sbx run --netw\\t\\t'

@@ -1,4 +1,4 @@
-"""Runs ``sbx`` as its user does: a process of its own."""
+"""Run ``sbx`` as a separate process, as users do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMIT_S = 40.0
 
 
 def sbx(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs it to its end."""
+    """Run ``sbx`` to its end."""
     options.setdefault("stdin", None if "input" in options else subprocess.DEVNULL)
     return subprocess.run(
         [*SBX, *words], check=False, capture_output=True, text=True, timeout=LIMIT_S, **options
@@ -21,13 +21,13 @@ def sbx(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def begin(*words: str, **options: Any) -> subprocess.Popen[str]:
-    """Starts it; the caller ends it."""
+    """Start ``sbx``; the caller ends it."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([*SBX, *words], text=True, **{**pipes, **options})
 
 
 def on_path(directory: str) -> dict[str, str]:
-    """An environment in which ``sbx`` is the one of this tree."""
+    """Return an environment whose PATH has the ``sbx`` of this tree."""
     script = os.path.join(directory, "sbx")
     with open(script, "w", encoding="utf-8") as file:
         file.write(f"#!{sys.executable} -I\n{PROGRAM}\n")

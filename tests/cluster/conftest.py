@@ -1,4 +1,4 @@
-"""What the tests of the cluster share: a home of their own, because the SDK keeps a cache there."""
+"""Fixtures of the cluster tests: a home of their own, because the SDK keeps a cache there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home that nobody has configured, and none of the variables that would."""
+    """Provide a home without configuration, and unset the variables that configure Flyte."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))

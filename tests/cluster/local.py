@@ -1,4 +1,4 @@
-"""What the tests of local process mode ask about servers and processes."""
+"""Helpers of the local process mode tests: servers and their processes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LONG_S = 30.0
 
 
 def server_of(sbx: sb.SandboxSession) -> int:
-    """The process of an owner's server."""
-    hold: Any = sbx._hold
-    assert hold.pid is not None
-    return hold.pid
+    """Return the process id of an owner's server."""
+    handle: Any = sbx._handle
+    assert handle.pid is not None
+    return handle.pid
 
 
 def home_of(sbx: sb.SandboxSession) -> str:
@@ -58,7 +58,7 @@ class _Unix(http.client.HTTPConnection):
 def request(
     sbx: sb.SandboxSession, method: str, path: str, *, token: str | None, body: object = None
 ) -> tuple[int, dict[str, Any]]:
-    """One plain request to the server of a local session."""
+    """Send one plain request to the server of a local session."""
     connection = _Unix(sbx.endpoint.removeprefix("unix://"))
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     data = None if body is None else json.dumps(body).encode()

@@ -1,4 +1,4 @@
-"""unionai-sandbox-deploy, without a cluster: a rehearsal, and what it says when it cannot."""
+"""unionai-sandbox-deploy without a cluster: a dry run, and its errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "import sys; from union.sandbox.cluster._deploy import main; sys.exit(main())"
-# Nobody listens on the discard port of this machine.
+# No process listens on the discard port of this machine.
 DEAD = "http://127.0.0.1:9"
 
 
@@ -28,18 +28,18 @@ def deploy(*argv: str, home: Path, program: str = PROGRAM) -> subprocess.Complet
 
 
 @pytest.mark.spec("I7", "A4")
-def test_a_rehearsal_finds_both_defaults_and_needs_nobody(own_home):
+def test_a_dry_run_finds_both_defaults_without_a_cluster(own_home):
     done = deploy(
         "--dry-run", "--endpoint", DEAD, "--insecure", "-p", "p", "-d", "d", home=own_home
     )
-    told = done.stdout + done.stderr
-    assert done.returncode == 0, told
-    assert "union-sandbox.sandbox_server" in told.replace("\n", "") or "union-sandbox" in told
-    assert "union-sandbox-bwrap" in told
+    shown = done.stdout + done.stderr
+    assert done.returncode == 0, shown
+    assert "union-sandbox.sandbox_server" in shown.replace("\n", "") or "union-sandbox" in shown
+    assert "union-sandbox-bwrap" in shown
 
 
 @pytest.mark.spec("I7")
-def test_without_a_configuration_it_says_how_to_get_one(own_home):
+def test_without_a_configuration_the_error_explains_how_to_create_one(own_home):
     done = deploy(home=own_home)
     assert done.returncode == 2
     assert "not configured" in done.stderr
@@ -49,7 +49,7 @@ def test_without_a_configuration_it_says_how_to_get_one(own_home):
 
 
 @pytest.mark.spec("I7", "A2")
-def test_without_flyte_it_names_the_extra(own_home):
+def test_without_flyte_the_error_names_the_extra(own_home):
     program = (
         f"import sys; sys.modules['flyte'] = None; sys.modules['kubernetes'] = None\n{PROGRAM}"
     )
@@ -59,14 +59,14 @@ def test_without_flyte_it_names_the_extra(own_home):
 
 
 @pytest.mark.spec("I7")
-def test_what_it_does_not_know_goes_to_flyte_and_so_does_the_exit_code(own_home):
+def test_unknown_options_go_to_flyte_and_its_exit_code_is_returned(own_home):
     done = deploy("--endpoint", DEAD, "--insecure", "--no-such-option", home=own_home)
     assert done.returncode not in {0, 2} or "no-such-option" in done.stdout + done.stderr
     assert "no-such-option" in done.stdout + done.stderr
 
 
 @pytest.mark.spec("I7")
-def test_an_environment_of_ones_own_is_deployed_by_the_documented_recipe(own_home):
+def test_a_custom_environment_is_deployed_as_documented(own_home):
     (own_home / "my_sandboxes.py").write_text(
         "import flyte\nfrom union import sandbox as sb\n"
         "ml_sandbox = sb.SandboxEnvironment(name='ml-sandbox', "

@@ -184,7 +184,7 @@ def run(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.spec("I4", "I5", "I8")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_runs_as_written(name, own_home):
+def test_the_program_runs_as_written(name, own_home):
     source, last, printed = PROGRAMS[name]
     done = run(own_home, f"{source}\n{last}\n")
     assert done.returncode == 0, done.stderr

@@ -230,7 +230,7 @@ async def run_block(text: str, session: Any, wheels: str) -> None:
 
 
 def _indented(text: str) -> str:
-    """Indents code, and leaves the lines of multi-line strings as they are."""
+    """Indent code, but not the lines of multi-line strings."""
     if '"""' not in text:
         return textwrap.indent(text, "    ")
     parts = text.split('"""')

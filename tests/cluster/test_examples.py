@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "flyte"
 FLYTE = "from flyte.cli.main import main; main()"
-# What each prints, and how `flyte run` is told to run it.
+# The output of each example, and the arguments of `flyte run` for it.
 RUNS = {
     "on_device_in_a_task.py": ("hello from userns\nhello from bubblewrap\n", ["both"]),
     "remote_session.py": ("6 from a process\n", ["main"]),
@@ -27,7 +27,7 @@ MODULES = {"my_sandboxes.py", "deploy_my_sandboxes.py"}
 
 
 def run(*argv: str) -> subprocess.CompletedProcess[str]:
-    """Runs it to its end, and looks for what it may have left behind."""
+    """Run a program to its end, and check for leftovers."""
     process = subprocess.Popen(
         [sys.executable, *argv],
         stdout=subprocess.PIPE,
@@ -62,7 +62,7 @@ def test_as_a_program(name):
 
 @pytest.mark.spec("I8")
 @pytest.mark.parametrize("name", RUNS)
-def test_by_flyte_run_local(name):
+def test_with_flyte_run_local(name):
     done = run("-c", FLYTE, "run", "--local", name, *RUNS[name][1])
     assert done.returncode == 0, done.stdout + done.stderr
     for line in RUNS[name][0].splitlines():
@@ -70,7 +70,7 @@ def test_by_flyte_run_local(name):
 
 
 @pytest.mark.spec("I7")
-def test_the_environment_of_ones_own_is_found_by_flyte_deploy():
+def test_flyte_deploy_finds_the_custom_environment():
     done = run(
         "-c", FLYTE, "--endpoint", "http://127.0.0.1:9", "--insecure", "deploy", "--dry-run",
         "-p", "p", "-d", "d", "deploy_my_sandboxes.py", "data_sandbox_env",
@@ -80,7 +80,7 @@ def test_the_environment_of_ones_own_is_found_by_flyte_deploy():
 
 
 @pytest.mark.parametrize("name", sorted(set(RUNS) | MODULES))
-def test_an_example_says_how_to_run_it(name):
+def test_every_example_documents_how_to_run_it(name):
     docstring = ast.get_docstring(ast.parse((EXAMPLES / name).read_text()))
     assert docstring
     assert name in docstring or name == "my_sandboxes.py"

@@ -1,4 +1,4 @@
-"""A guest that can write where the server announces itself gets neither key nor traffic."""
+"""A guest that can write to the announcement's sources gets neither token nor traffic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from tests.remote.hostile import HostileServer
 
 from union import sandbox as sb
-from union.sandbox._core.wire import VERSION
+from union.sandbox._wire.frames import VERSION
 from union.sandbox.cluster import _find
 from union.sandbox.cluster._announce import Announcement, announce, new_signing_key
 from union.sandbox.cluster._find import Search
@@ -50,22 +50,22 @@ class Plane:
         async def in_log() -> Any:
             while True:
                 await asyncio.sleep(0.05)
-                if (found := search._heard("\n".join(self.log))) is not None:
+                if (found := search._parse_log("\n".join(self.log))) is not None:
                     return found
 
-        search._watch, search._in_log = watch, in_log  # type: ignore[method-assign]
+        search._watch, search._search_log = watch, in_log  # type: ignore[method-assign]
         return search
 
-    # What an owner has in hand.
+    # The handle of an owner.
 
-    async def found(self) -> Any:
+    async def wait_ready(self) -> Any:
         search = self.search(self.verifier)
         try:
             return await search.find(within_s=4)
         finally:
-            await search.leave()
+            await search.close()
 
-    def take_line(self) -> None:
+    def take_socket(self) -> None:
         return None
 
     async def end(self) -> None:
@@ -74,8 +74,8 @@ class Plane:
 
 @pytest.fixture
 def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plane:
-    monkeypatch.setattr(_find, "_SLOWLY_S", 0.1)
-    monkeypatch.setattr(_find, "_LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(_find, "_SLOW_POLL_S", 0.1)
+    monkeypatch.setattr(_find, "_LOG_WAIT_S", 0.1)
     return Plane(tmp_path)
 
 
@@ -88,13 +88,13 @@ async def owner(plane: Plane) -> AsyncIterator[sb.SandboxSession]:
         expires_at=now + dt.timedelta(hours=1),
         verifier=plane.verifier,
     )
-    session._own(plane)
+    session._become_owner(plane)
     yield session
     await session.close()
 
 
 class Forger(HostileServer):
-    """A server with a certificate of its own, which takes every token that it is sent."""
+    """A server with its own certificate, which records every token that it receives."""
 
     def __init__(self) -> None:
         certificate, key = _self_signed()
@@ -107,8 +107,8 @@ class Forger(HostileServer):
     def line(self, key: str, *, fingerprint: str = "") -> str:
         endpoint = f"{self.endpoint}#sha256={fingerprint or self.fingerprint}"
         expires = time.time() + 600
-        told = Announcement(run=RUN, endpoint=endpoint, protocol=VERSION, expires=expires)
-        return announce(told, key=key)
+        payload = Announcement(run=RUN, endpoint=endpoint, protocol=VERSION, expires=expires)
+        return announce(payload, key=key)
 
 
 async def used(session: sb.SandboxSession) -> BaseException | None:
@@ -119,8 +119,8 @@ async def used(session: sb.SandboxSession) -> BaseException | None:
     return None
 
 
-async def test_the_attack_would_work_for_whoever_can_sign(plane: Plane, owner: sb.SandboxSession):
-    """The control: a line that is believed brings the owner's key to where it points."""
+async def test_the_attack_works_with_the_signing_key(plane: Plane, owner: sb.SandboxSession):
+    """Positive control: an accepted line makes the owner send its token to the named address."""
     async with Forger() as forger:
         plane.place.write_text(forger.line(plane.signing_key))
         assert await used(owner) is None
@@ -129,7 +129,7 @@ async def test_the_attack_would_work_for_whoever_can_sign(plane: Plane, owner: s
 
 
 @pytest.mark.parametrize("where", ["object", "log"])
-async def test_nothing_that_a_reference_holds_signs_a_line(
+async def test_no_value_of_a_reference_can_sign_a_line(
     plane: Plane, owner: sb.SandboxSession, where: str
 ):
     reference = pickle.loads(pickle.dumps(owner))
@@ -150,15 +150,15 @@ async def test_nothing_that_a_reference_holds_signs_a_line(
         assert (forger.requests, forger.tokens) == ({}, [])
 
 
-async def test_other_guests_are_not_led_astray(plane: Plane, owner: sb.SandboxSession):
-    """One that got the session before it was ready looks for the server itself."""
+async def test_other_guests_ignore_a_forged_line(plane: Plane, owner: sb.SandboxSession):
+    """A receiver that gets the session before it is ready searches for the server itself."""
     reference = pickle.loads(pickle.dumps(owner))
     async with Forger() as forger:
         plane.place.write_text(forger.line(reference.verifier))
         search = plane.search(reference.verifier)
         with pytest.raises(sb.SandboxExecutionError):
             await search.find(within_s=1)
-        await search.leave()
+        await search.close()
         assert forger.tokens == []
 
 
@@ -174,27 +174,27 @@ async def test_a_signed_line_with_another_certificate_gets_no_token(
         assert (forger.requests, forger.tokens) == ({}, [])
 
 
-async def test_the_log_comes_before_the_object(plane: Plane, monkeypatch: pytest.MonkeyPatch):
-    """The object may be written by others: until the server had time to log, it is not read."""
+async def test_the_log_wins_over_the_object(plane: Plane, monkeypatch: pytest.MonkeyPatch):
+    """Others may write the object, so it is not read until the server had time to log."""
     async with Forger() as real, Forger() as forger:
         plane.place.write_text(forger.line(plane.signing_key))
         search = plane.search(plane.verifier)
         search._running_since = time.monotonic()
         asyncio.get_running_loop().call_later(1.0, plane.log.append, real.line(plane.signing_key))
         found = await search.find(within_s=20)
-        await search.leave()
+        await search.close()
         assert found.endpoint.startswith(real.endpoint)
         search = plane.search(plane.verifier)
         search._running_since = None
         plane.log.clear()
         with pytest.raises(sb.SandboxExecutionError):
             await search.find(within_s=1)
-        await search.leave()
+        await search.close()
 
 
-async def test_an_object_without_end_is_not_read_to_its_end(plane: Plane):
+async def test_an_endless_object_is_read_up_to_its_limit(plane: Plane):
     plane.place.write_bytes(b"x" * (16 * 1024 * 1024))
     search = plane.search(plane.verifier)
     with pytest.raises(sb.SandboxExecutionError):
         await search.find(within_s=1)
-    await search.leave()
+    await search.close()

@@ -22,7 +22,7 @@ async def dockerfile(
 ) -> str:
     from flyte._internal.imagebuild.docker_builder import DockerImageBuilder
 
-    # Otherwise it insists on a Docker that it can ask.
+    # Otherwise the SDK requires a running Docker.
     patch.setenv("FLYTE_DOCKER_BUILDKIT_BUILDER_NAME", "none")
     await DockerImageBuilder()._build_image(image, push=False, dry_run=True)
     return capfd.readouterr().out
@@ -36,7 +36,7 @@ async def test_a_release_is_pinned(capfd, monkeypatch):
 
 
 @pytest.mark.spec("I6")
-async def test_a_wheel_of_ones_own_is_put_in(capfd, monkeypatch, tmp_path: Path):
+async def test_a_local_wheel_is_installed(capfd, monkeypatch, tmp_path: Path):
     wheels = tmp_path / "dist"
     wheels.mkdir()
     (wheels / f"unionai_sandbox-{VERSION}-py3-none-any.whl").write_bytes(b"a wheel")
@@ -47,13 +47,13 @@ async def test_a_wheel_of_ones_own_is_put_in(capfd, monkeypatch, tmp_path: Path)
     assert "cryptography" in text
     assert "flyte" in text
     assert "==" + VERSION not in text
-    # The tag follows what is in the wheel.
+    # The tag depends on the content of the wheel.
     (wheels / f"unionai_sandbox-{VERSION}-py3-none-any.whl").write_bytes(b"another")
     assert image_with(wheels).uri != image.uri
 
 
 @pytest.mark.spec("I6")
-def test_it_is_an_image_to_build_on():
+def test_the_image_can_be_extended():
     assert isinstance(sb.base_sandbox_image, flyte.Image)
     more = sb.base_sandbox_image.with_pip_packages("numpy")
     assert more.uri != sb.base_sandbox_image.uri

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.spec("I8", "I4")
-async def test_it_is_there_at_once_and_answers_soon():
+async def test_a_session_is_returned_at_once_and_is_soon_ready():
     begun = time.perf_counter()
     sbx = await sb.session()
     submitted = time.perf_counter() - begun
@@ -48,7 +48,7 @@ async def test_it_is_there_at_once_and_answers_soon():
 
 
 @pytest.mark.spec("I4", "B3")
-async def test_the_whole_of_a_session_is_there(tmp_path: Path):
+async def test_the_whole_session_api_works(tmp_path: Path):
     (tmp_path / "a.txt").write_text("a")
     async with await sb.session(name="my-session", environment="anything") as sbx:
         assert sbx.name == "my-session"
@@ -72,7 +72,7 @@ async def test_the_whole_of_a_session_is_there(tmp_path: Path):
 
 
 @pytest.mark.spec("I5")
-async def test_references_use_it_at_once_and_only_the_owner_ends_it():
+async def test_references_work_concurrently_and_only_the_owner_ends_the_session():
     async with await sb.session() as sbx:
         one, two = copy.copy(sbx), pickle.loads(pickle.dumps(sbx))
         assert (one.is_owner, two.is_owner) == (False, False)
@@ -98,7 +98,7 @@ async def test_references_use_it_at_once_and_only_the_owner_ends_it():
 
 
 @pytest.mark.spec("I5")
-async def test_a_references_close_ends_its_own_commands_and_no_others():
+async def test_closing_a_reference_ends_only_its_own_commands():
     async with await sb.session() as sbx:
         other = copy.copy(sbx)
         theirs = await other.run("sleep 1000", background=True)
@@ -122,7 +122,7 @@ async def test_a_reference_that_is_dropped_leaves_no_connection(recwarn):
 
 
 @pytest.mark.spec("I5")
-async def test_one_that_was_passed_before_it_was_ready_waits():
+async def test_a_reference_passed_before_the_server_is_ready_waits():
     sbx = await sb.session()
     early = copy.copy(sbx)
     try:
@@ -133,7 +133,7 @@ async def test_one_that_was_passed_before_it_was_ready_waits():
 
 
 @pytest.mark.spec("I4", "B7")
-async def test_its_time_runs_out_and_everything_with_it():
+async def test_the_timeout_ends_the_session_and_all_its_processes():
     begun = time.monotonic()
     # Long enough for a server to start on a busy machine.
     sbx = await sb.session(timeout=timedelta(seconds=8))
@@ -152,15 +152,15 @@ async def test_its_time_runs_out_and_everything_with_it():
 
 
 @pytest.mark.spec("I4", "B7")
-async def test_one_that_has_no_time_to_start_says_so(holds):
+async def test_a_timeout_before_the_server_is_ready_is_reported(servers):
     sbx = await sb.session(timeout=0.001)
     with pytest.raises(sb.SessionClosedError, match="timeout has passed"):
         await sbx
-    assert nothing_left(holds)
+    assert nothing_left(servers)
 
 
 @pytest.mark.spec("I4")
-async def test_a_server_that_takes_no_notice_is_killed(monkeypatch):
+async def test_a_server_that_ignores_sigterm_is_killed(monkeypatch):
     monkeypatch.setattr("union.sandbox.cluster._supervisor._KILL_AFTER_S", 0.5)
     async with await sb.session() as sbx:
         await sbx.exec("true")
@@ -185,7 +185,7 @@ from union import sandbox as sb
 async def main():
     sbx = await sb.session()
     await sbx.run("sleep 1000 & setsid sleep 1000", background=True)
-    print(sbx._hold.pid, sbx.endpoint, flush=True)
+    print(sbx._handle.pid, sbx.endpoint, flush=True)
     await asyncio.sleep(1000)
 asyncio.run(main())
 """
@@ -193,7 +193,7 @@ asyncio.run(main())
 
 @pytest.mark.spec("I8", "G4")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_nothing_outlives_an_owner_that_ends_without_a_word(number):
+def test_nothing_outlives_an_owner_that_is_killed(number):
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER],
         stdout=subprocess.PIPE,
@@ -217,38 +217,40 @@ def test_nothing_outlives_an_owner_that_ends_without_a_word(number):
 
 
 @pytest.fixture
-def holds(monkeypatch: pytest.MonkeyPatch) -> list[_local.LocalHold]:
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[_local.LocalServer]:
     """Every server that a test starts."""
-    found: list[_local.LocalHold] = []
-    start = _local.LocalHold
+    found: list[_local.LocalServer] = []
+    start = _local.LocalServer
 
-    def recorded(request: object) -> _local.LocalHold:
+    def recorded(request: object) -> _local.LocalServer:
         found.append(start(request))
         return found[-1]
 
-    monkeypatch.setattr(_local, "LocalHold", recorded)
+    monkeypatch.setattr(_local, "LocalServer", recorded)
     return found
 
 
-def nothing_left(holds: list[_local.LocalHold]) -> bool:
-    return all(not is_alive(hold.pid or 0) and not os.path.exists(hold._home) for hold in holds)
+def nothing_left(servers: list[_local.LocalServer]) -> bool:
+    return all(
+        not is_alive(server.pid or 0) and not os.path.exists(server._home) for server in servers
+    )
 
 
 @pytest.mark.spec("I4")
-async def test_it_can_be_closed_while_it_starts(holds):
+async def test_a_session_can_be_closed_while_its_server_starts(servers):
     at_once = await sb.session()
     await at_once.close()
     a_bit_later = await sb.session()
     await asyncio.sleep(0.05)
     await asyncio.gather(a_bit_later.close(), a_bit_later.close())
-    assert nothing_left(holds)
+    assert nothing_left(servers)
     with pytest.raises(sb.SessionClosedError):
         await at_once
 
 
 @pytest.mark.spec("I4")
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.1, 0.2, 0.3, 0.45, 0.7])
-async def test_cancelled_anywhere_it_leaves_nothing(holds, after_s):
+async def test_cancelling_at_any_moment_leaves_nothing_behind(servers, after_s):
     async def whole() -> None:
         async with await sb.session() as sbx:
             await sbx.put_bytes("a", b"a" * 100_000)
@@ -260,12 +262,12 @@ async def test_cancelled_anywhere_it_leaves_nothing(holds, after_s):
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     async with asyncio.timeout(3):
-        while not nothing_left(holds):  # cancelled while it closed, which goes on
+        while not nothing_left(servers):  # Cancelled during close(), which continues.
             await asyncio.sleep(0.01)
 
 
 @pytest.mark.spec("I4")
-async def test_a_close_that_is_cancelled_is_a_close_all_the_same(holds):
+async def test_a_cancelled_close_still_closes(servers):
     sbx = await sb.session()
     await sbx.exec("true")
     closing = asyncio.create_task(sbx.close())
@@ -273,10 +275,10 @@ async def test_a_close_that_is_cancelled_is_a_close_all_the_same(holds):
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
     await sbx.close()
-    assert nothing_left(holds)
+    assert nothing_left(servers)
 
 
-def test_a_loop_that_ends_takes_the_server_along():
+def test_the_end_of_the_event_loop_ends_the_server():
     found = {}
 
     async def careless() -> None:
@@ -290,26 +292,26 @@ def test_a_loop_that_ends_takes_the_server_along():
 
 
 @pytest.mark.spec("I4", "G1")
-async def test_what_the_machine_lacks_is_said_as_what_it_is(monkeypatch, holds):
-    monkeypatch.setitem(BACKENDS, "bwrap", "sandbox-exec")  # of another system
+async def test_a_missing_backend_is_reported_as_unavailable(monkeypatch, servers):
+    monkeypatch.setitem(BACKENDS, "bwrap", "sandbox-exec")  # A backend of another operating system.
     with pytest.raises(sb.BackendUnavailableError) as caught:
         async with await sb.session(sandbox_mode="bwrap"):
             pytest.fail("it was entered")
     assert caught.value.backend == "sandbox-exec"
-    assert nothing_left(holds)
+    assert nothing_left(servers)
     sbx = await sb.session(sandbox_mode="bwrap")
     with pytest.raises(sb.BackendUnavailableError):
         await sbx
-    assert nothing_left(holds)
+    assert nothing_left(servers)
 
 
 @pytest.mark.spec("I4", "J")
-async def test_a_mistake_starts_nothing(holds):
+async def test_an_invalid_argument_starts_nothing(servers):
     with pytest.raises(sb.SandboxUsageError):
         await sb.session(timeout=0)
     with pytest.raises(sb.SandboxUsageError, match="GPU"):
         await sb.session(resources=sb.Resources(gpu=1))
-    assert holds == []
+    assert servers == []
 
 
 @pytest.mark.spec("I4", "C9")

@@ -1,4 +1,4 @@
-"""Who may do what on the server of a session, and what of its keys can be seen from where."""
+"""Access to the server of a session, and where its tokens are visible."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MODES = {
 
 
 @pytest.mark.spec("I5", "I1")
-async def test_without_a_key_or_with_another_there_is_health_and_nothing_else():
+async def test_without_a_valid_token_only_health_is_available():
     async with await sb.session() as sbx:
         name = session_name(sbx.name)
         assert request(sbx, "GET", "/v1/health", token=None)[0] == 200
-        wrong = (None, "", "x" * 43, verifier_of(sbx._hold.keys.owner), sbx.verifier)
+        wrong = (None, "", "x" * 43, verifier_of(sbx._handle.keys.owner), sbx.verifier)
         for token in wrong:
             for method, path in (
                 ("GET", f"/v1/sessions/{name}"),
@@ -45,7 +45,7 @@ async def test_without_a_key_or_with_another_there_is_health_and_nothing_else():
 
 
 @pytest.mark.spec("I5")
-async def test_a_guest_runs_and_moves_files_and_ends_nothing():
+async def test_a_guest_runs_commands_and_moves_files_and_ends_nothing():
     async with await sb.session() as sbx:
         name = session_name(sbx.name)
         guest = sbx.access
@@ -62,12 +62,12 @@ async def test_a_guest_runs_and_moves_files_and_ends_nothing():
             ("POST", "/v1/run"),
             ("GET", "/v1/console/sessions"),
         ):
-            status, told = request(sbx, method, path, token=guest, body={})
-            assert status == 403, (method, path, told)
+            status, payload = request(sbx, method, path, token=guest, body={})
+            assert status == 403, (method, path, payload)
         other = copy.copy(sbx)
         await other.put_bytes("a", b"1")
         assert (await sbx.exec("cat a")).stdout == "1"
-        # It asks to close, as an owner would: the server hangs up, and goes on.
+        # It requests CLOSE like an owner: the server drops the connection and continues.
         link = (await other._live()._connected()) if hasattr(other._live(), "_connected") else None
         assert link is not None
         await link.close(within_s=0.5)
@@ -78,13 +78,13 @@ async def test_a_guest_runs_and_moves_files_and_ends_nothing():
 @pytest.mark.spec("I5")
 async def test_even_the_owner_opens_no_second_session():
     async with await sb.session() as sbx:
-        owner = sbx._hold.keys.owner
-        status, told = request(sbx, "PUT", f"/v1/sessions/{'ab' * 16}", token=owner, body={})
-        assert (status, "one session" in str(told)) == (403, True)
+        owner = sbx._handle.keys.owner
+        status, payload = request(sbx, "PUT", f"/v1/sessions/{'ab' * 16}", token=owner, body={})
+        assert (status, "one session" in str(payload)) == (403, True)
 
 
 @pytest.mark.spec("I5", "I8")
-async def test_the_socket_is_for_this_user_alone():
+async def test_only_this_user_can_reach_the_socket():
     async with await sb.session() as sbx:
         await sbx
         assert os.stat(home_of(sbx)).st_mode & 0o777 == 0o700
@@ -94,11 +94,11 @@ async def test_the_socket_is_for_this_user_alone():
 @pytest.mark.spec("I5")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("sandbox_mode", ["userns", "bwrap"])
-async def test_what_runs_inside_never_reaches_its_own_server(mode, sandbox_mode):
+async def test_sandboxed_code_cannot_reach_its_own_server(mode, sandbox_mode):
     async with await sb.session(sandbox_mode=sandbox_mode, **MODES[mode]) as sbx:
         await sbx
         path = f"{home_of(sbx)}/s"
-        said = await sbx.run_code(f"""
+        printed = await sbx.run_code(f"""
             import glob, os, socket
             s = socket.socket(socket.AF_UNIX)
             for name in ({path!r}, "\\0" + {path!r}):
@@ -109,19 +109,19 @@ async def test_what_runs_inside_never_reaches_its_own_server(mode, sandbox_mode)
                     print(type(exc).__name__)
             print(os.path.exists({home_of(sbx)!r}), glob.glob("/var/tmp/sandbox-*"))
             """)
-        assert "reached" not in said
-        assert said.endswith("False []\n"), said
+        assert "reached" not in printed
+        assert printed.endswith("False []\n"), printed
 
 
 @pytest.mark.spec("I5", "C5")
-async def test_no_key_and_no_secret_of_the_owner_is_in_sight(monkeypatch):
+async def test_no_token_or_secret_of_the_owner_is_visible(monkeypatch):
     monkeypatch.setenv("MY_API_KEY", "a secret of the owner's")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     async with await sb.session(environment=Environment()) as sbx:
         inside = (
             await sbx.exec("env; cat /proc/*/environ /proc/*/cmdline | tr '\\0' '\\n'")
         ).stdout
-        keys = sbx._hold.keys
+        keys = sbx._handle.keys
         seen = inside
         for pid in family(server_of(sbx)):
             for name in ("environ", "cmdline"):
@@ -130,7 +130,7 @@ async def test_no_key_and_no_secret_of_the_owner_is_in_sight(monkeypatch):
                 except OSError:
                     continue
                 seen += text.decode("utf-8", "replace")
-        seen += sbx._hold._supervisor._tail.decode()
+        seen += sbx._handle._supervisor._tail.decode()
         for secret in (
             keys.owner, keys.guest, verifier_of(keys.owner), "a secret of", "10.0.0.1",
         ):  # fmt: skip
@@ -139,7 +139,7 @@ async def test_no_key_and_no_secret_of_the_owner_is_in_sight(monkeypatch):
 
 
 class Environment:
-    """As much of a SandboxEnvironment as a session without a pod looks at."""
+    """The attributes of a SandboxEnvironment that a session without a pod reads."""
 
     name = "mine"
     sandbox_mode = "userns"

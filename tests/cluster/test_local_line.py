@@ -1,4 +1,4 @@
-"""The line of an owner to its local server: the first result without HTTP, and nothing less."""
+"""The socket between an owner and its local server: the first result needs no HTTP."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.cluster.local import LONG_S, home_of, request, server_of
 from tests.conftest import eventually
 
 from union import sandbox as sb
-from union.sandbox._core import wire
-from union.sandbox._core.wire import Kind, to_json
-from union.sandbox._session.line import Line
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import Kind, to_json
+from union.sandbox._wire.message_stream import SocketStream
 from union.sandbox.cluster._keys import session_name
 from union.sandbox.remote._websocket import WebSocket
 
@@ -29,14 +29,14 @@ def has_loaded_http(pid: int) -> bool:
     return "/aiohttp/" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def carrier_of(sbx: sb.SandboxSession) -> object:
+def stream_of(sbx: sb.SandboxSession) -> object:
     transport: Any = sbx._transport
-    return transport._link._carrier
+    return transport._connection._stream
 
 
 def cut(sbx: sb.SandboxSession) -> None:
-    line: Any = carrier_of(sbx)
-    line._writer.transport.abort()
+    stream: Any = stream_of(sbx)
+    stream._writer.transport.abort()
 
 
 PROGRAM = """
@@ -46,7 +46,7 @@ async def main():
     async with await sb.session() as sbx:
         assert (await sbx.exec("echo hi")).stdout == "hi\\n"
         client = "aiohttp" in sys.modules
-        server = "/aiohttp/" in open(f"/proc/{sbx._hold.pid}/maps").read()
+        server = "/aiohttp/" in open(f"/proc/{sbx._handle.pid}/maps").read()
         await sbx.put_bytes("a", b"x")
         assert await sbx.get_bytes("a") == b"x"
         print(json.dumps([client, server]))
@@ -55,7 +55,7 @@ asyncio.run(main())
 
 
 @pytest.mark.spec("A5")
-def test_neither_side_loads_http_for_a_command():
+def test_neither_side_imports_http_for_a_command():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         check=True,
@@ -66,15 +66,15 @@ def test_neither_side_loads_http_for_a_command():
     assert json.loads(done.stdout) == [False, False]
 
 
-async def test_it_is_loaded_when_somebody_asks_and_commands_go_on_meanwhile():
+async def test_an_http_request_imports_http_while_commands_continue():
     async with await sb.session() as sbx:
         proc = await sbx.run("while sleep 0.01; do echo .; done", stdout=True)
         assert not has_loaded_http(server_of(sbx))
         calls = [asyncio.to_thread(request, sbx, "GET", "/v1/health", token=None) for _ in range(8)]
-        for status, told in await asyncio.gather(*calls):
-            assert (status, told["status"]) == (200, "ok")
+        for status, payload in await asyncio.gather(*calls):
+            assert (status, payload["status"]) == (200, "ok")
         assert has_loaded_http(server_of(sbx))
-        assert isinstance(carrier_of(sbx), Line)
+        assert isinstance(stream_of(sbx), SocketStream)
         proc.kill()
         await proc.wait()
 
@@ -88,56 +88,60 @@ async def test_it_is_loaded_when_somebody_asks_and_commands_go_on_meanwhile():
         ({"protocol": 2}, "version"),
     ],
 )
-async def test_it_asks_for_the_same_as_a_request_does(change, code):
+async def test_the_socket_requires_the_same_credentials_as_http(change, code):
     async with await sb.session() as sbx:
-        assert sbx._hold is not None
-        sock = sbx._hold.take_line()
+        assert sbx._handle is not None
+        sock = sbx._handle.take_socket()
         assert sock is not None
-        line = await Line.over(sock)
-        hello = {"protocol": 1, "session": session_name(sbx.name), "token": sbx._hold.keys.owner}
-        await line.send((to_json(hello | change),))
+        stream = await SocketStream.from_socket(sock)
+        opening = {
+            "protocol": 1,
+            "session": session_name(sbx.name),
+            "token": sbx._handle.keys.owner,
+        }
+        await stream.send((to_json(opening | change),))
         async with asyncio.timeout(LONG_S):
-            told = json.loads(await anext(line))
-            assert told["error"]["code"] == code
-            assert [message async for message in line] == []
-        await line.close()
-        # The session is as good as before, without it.
+            payload = json.loads(await anext(stream))
+            assert payload["error"]["code"] == code
+            assert [message async for message in stream] == []
+        await stream.close()
+        # The session still works without the socket.
         assert (await sbx.exec("echo hi")).stdout == "hi\n"
-        assert isinstance(carrier_of(sbx), WebSocket)
+        assert isinstance(stream_of(sbx), WebSocket)
 
 
-@pytest.mark.parametrize("hello", [b"{", b"[]", b'{"protocol":1}', b'{"protocol":1,"session":7}'])
-async def test_what_is_no_greeting_ends_it(hello):
+@pytest.mark.parametrize("opening", [b"{", b"[]", b'{"protocol":1}', b'{"protocol":1,"session":7}'])
+async def test_a_malformed_first_message_ends_the_connection(opening):
     async with await sb.session() as sbx:
-        assert sbx._hold is not None
-        sock = sbx._hold.take_line()
+        assert sbx._handle is not None
+        sock = sbx._handle.take_socket()
         assert sock is not None
-        line = await Line.over(sock)
-        await line.send((hello,))
+        stream = await SocketStream.from_socket(sock)
+        await stream.send((opening,))
         async with asyncio.timeout(LONG_S):
-            assert [message async for message in line] == []
-        await line.close()
+            assert [message async for message in stream] == []
+        await stream.close()
         assert (await sbx.exec("echo hi")).stdout == "hi\n"
 
 
-async def test_with_the_key_of_a_guest_the_session_cannot_be_ended():
+async def test_a_guest_token_cannot_end_the_session():
     async with await sb.session() as sbx:
-        assert sbx._hold is not None
-        sock = sbx._hold.take_line()
+        assert sbx._handle is not None
+        sock = sbx._handle.take_socket()
         assert sock is not None
-        line = await Line.over(sock)
-        hello = {"protocol": 1, "session": session_name(sbx.name), "token": sbx.access}
-        await line.send((to_json(hello),))
+        stream = await SocketStream.from_socket(sock)
+        opening = {"protocol": 1, "session": session_name(sbx.name), "token": sbx.access}
+        await stream.send((to_json(opening),))
         async with asyncio.timeout(LONG_S):
-            assert "error" not in json.loads(await anext(line))
-            await line.send((wire.encode(Kind.CLOSE),))
-            assert [message async for message in line] == []
-        await line.close()
+            assert "error" not in json.loads(await anext(stream))
+            await stream.send((wire.encode(Kind.CLOSE),))
+            assert [message async for message in stream] == []
+        await stream.close()
         assert (await sbx.exec("echo hi")).stdout == "hi\n"
 
 
 @pytest.mark.spec("I3")
-async def test_when_it_breaks_a_command_goes_on_where_it_was():
+async def test_a_command_resumes_after_the_socket_breaks():
     async with await sb.session() as sbx:
         proc = await sbx.run("for i in $(seq 300); do echo $i; sleep 0.005; done", stdout=True)
         found = b""
@@ -147,29 +151,29 @@ async def test_when_it_breaks_a_command_goes_on_where_it_was():
             found += piece
         assert found.split() == [str(i).encode() for i in range(1, 301)]
         assert await proc.wait() == 0
-        assert isinstance(carrier_of(sbx), WebSocket)
+        assert isinstance(stream_of(sbx), WebSocket)
         assert (await sbx.exec("echo hi")).stdout == "hi\n"
 
 
 @pytest.mark.spec("I3")
-async def test_a_server_that_hangs_is_noticed_and_found_again(monkeypatch):
-    monkeypatch.setattr("union.sandbox.remote._attached._ASKS_EVERY_S", 0.2)
+async def test_a_hung_server_is_noticed_and_reconnected(monkeypatch):
+    monkeypatch.setattr("union.sandbox.remote._attached._PING_EVERY_S", 0.2)
     async with await sb.session() as sbx:
         await sbx.put_bytes("a", b"x")
-        line = carrier_of(sbx)
+        stream = stream_of(sbx)
         pid = server_of(sbx)
         os.kill(pid, signal.SIGSTOP)
         try:
             async with asyncio.timeout(LONG_S):
-                while carrier_of(sbx) is line:
+                while stream_of(sbx) is stream:
                     await asyncio.sleep(0.05)
         finally:
             os.kill(pid, signal.SIGCONT)
         assert (await sbx.exec("echo hi")).stdout == "hi\n"
-        assert isinstance(carrier_of(sbx), WebSocket)
+        assert isinstance(stream_of(sbx), WebSocket)
 
 
-async def test_much_goes_through_it_in_both_directions():
+async def test_large_transfers_in_both_directions():
     size = 20_000_000
     async with await sb.session() as sbx:
         many = [sbx.exec("wc -c", stdin=bytes(size)) for _ in range(2)]
@@ -177,20 +181,20 @@ async def test_much_goes_through_it_in_both_directions():
         done = await asyncio.gather(*many)
         assert [int(result.stdout) for result in done[:2]] == [size, size]
         assert {len(result.stdout) for result in done[2:]} == {3_000_000}
-        assert isinstance(carrier_of(sbx), Line)
+        assert isinstance(stream_of(sbx), SocketStream)
 
 
-async def test_one_that_was_never_used_goes_with_its_session():
+async def test_an_unused_socket_is_closed_with_its_session():
     before = set(os.listdir("/proc/self/fd"))
     sbx = await sb.session()
     await sbx
-    async with asyncio.timeout(4):  # nobody waits for a word over it
+    async with asyncio.timeout(4):  # Closing must not wait for data on the socket.
         await sbx.close()
     assert eventually(lambda: not os.path.exists(home_of(sbx)), within_s=LONG_S)
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
-async def test_what_runs_inside_has_no_part_of_it():
+async def test_sandboxed_code_does_not_inherit_the_socket():
     async with await sb.session() as sbx:
         listed = await sbx.exec("ls -l /proc/self/fd")
         assert "socket:" not in listed.stdout

@@ -1,4 +1,4 @@
-"""Where a session runs: never in a weaker place than asked for without the caller knowing."""
+"""Where a session runs: never in a weaker place than requested without a warning."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ pytestmark = [pytest.mark.threat(171), pytest.mark.spec("P6", "I8")]
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory in which nothing configures Flyte."""
+    """Change to a directory in which nothing configures Flyte."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The sessions that were started as a process of this machine."""
+    """Record the sessions that are started as a process of this machine."""
     found: list[object] = []
-    real = _local.LocalHold
+    real = _local.LocalServer
 
     def recorded(request: object) -> object:
         found.append(request)
         return real(request)
 
-    monkeypatch.setattr(_local, "LocalHold", recorded)
+    monkeypatch.setattr(_local, "LocalServer", recorded)
     return found
 
 
-async def test_a_process_of_this_machine_is_announced_with_the_reason(started):
+async def test_running_on_this_machine_warns_with_the_reason(started):
     with pytest.warns(SandboxWarning, match="neither configured nor initialised") as seen:
         async with sb.session() as sbx:
             assert (await sbx.exec("echo here")).stdout == "here\n"
@@ -52,7 +52,7 @@ async def test_a_process_of_this_machine_is_announced_with_the_reason(started):
     assert len(started) == 1
 
 
-async def test_who_accepts_it_is_not_warned(started):
+async def test_local_true_does_not_warn(started):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         async with sb.session(local=True) as sbx:
@@ -60,7 +60,7 @@ async def test_who_accepts_it_is_not_warned(started):
     assert len(started) == 1
 
 
-async def test_who_requires_a_cluster_gets_none(started):
+async def test_local_false_without_a_cluster_is_an_error(started):
     with pytest.raises(sb.SandboxUsageError, match="requires a cluster") as caught:
         await sb.session(local=False)
     assert (caught.value.code, caught.value.argument) == ("no-cluster", "local")
@@ -69,7 +69,7 @@ async def test_who_requires_a_cluster_gets_none(started):
 
 
 @pytest.mark.parametrize("name", ["config.yaml", ".flyte/config.yaml"])
-async def test_a_configuration_that_is_not_used_is_named(name: str, tmp_path: Path):
+async def test_an_unused_configuration_file_is_named(name: str, tmp_path: Path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("admin:\n  endpoint: dns:///nowhere.example\n")
     with pytest.raises(sb.SandboxUsageError, match=f"configured by {name}") as caught:
@@ -79,7 +79,7 @@ async def test_a_configuration_that_is_not_used_is_named(name: str, tmp_path: Pa
         sb.session().close()
 
 
-async def test_a_variable_that_is_not_used_is_named(monkeypatch):
+async def test_an_unused_variable_is_named(monkeypatch):
     monkeypatch.setenv("FLYTE_API_KEY", "secret")
     with pytest.raises(sb.SandboxUsageError, match="the variable FLYTE_API_KEY") as caught:
         await sb.session(local=False)
@@ -100,12 +100,12 @@ async def test_gvisor_is_not_replaced_by_a_process_of_this_machine(started, loca
         assert (await sbx.exec("true")).ok, "the control"
 
 
-async def test_an_environment_that_is_not_known_here_is_named():
+async def test_an_environment_not_declared_here_is_named():
     with pytest.warns(SandboxWarning, match="isolation of the environment 'theirs' is not known"):
         sb.session("theirs").close()
 
 
-async def test_a_task_in_local_mode_is_told_how_to_get_a_cluster():
+async def test_the_warning_in_local_mode_explains_how_to_use_a_cluster():
     env = flyte.TaskEnvironment(name="place-task")
 
     @env.task
@@ -117,13 +117,13 @@ async def test_a_task_in_local_mode_is_told_how_to_get_a_cluster():
         return "started"
 
     run = await flyte.with_runcontext(mode="local").run.aio(required)
-    said = (await run.outputs.aio())[0]
-    assert "Flyte's local mode" in said
-    assert "flyte run" in said
+    warning = (await run.outputs.aio())[0]
+    assert "Flyte's local mode" in warning
+    assert "flyte run" in warning
 
 
 @pytest.mark.parametrize("local", ["yes", 1, 0, [], "false"])
-def test_local_is_one_of_three(local):
+def test_local_must_be_none_true_or_false(local):
     with pytest.raises(sb.SandboxUsageError, match="local must be None"):
         sb.session(local=local)
 
@@ -169,7 +169,7 @@ async def test_a_block_that_fails_closes_its_session():
         await sbx.exec("true")
 
 
-def test_one_that_is_never_awaited_is_reported(tmp_path: Path):
+def test_a_launch_that_is_never_awaited_is_reported(tmp_path: Path):
     program = "from union import sandbox as sb\nsb.session(local=True)\n"
     done = subprocess.run(
         [sys.executable, "-c", program],

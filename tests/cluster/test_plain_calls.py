@@ -44,14 +44,14 @@ async def parent() -> list[str]:
 
 
 @pytest.mark.threat(175)
-def test_a_child_closes_only_its_own_way_in():
+def test_a_child_closes_only_its_own_connection():
     found = asyncio.run(parent())
     assert found == ["one\n", "two\n", "three\n", "[False, False]", "still here\n"]
 
 
 @pytest.mark.threat(175)
-async def test_what_would_end_it_without_the_reference():
-    """The control: the owner's own session, closed by whichever function holds it, is closed."""
+async def test_the_owners_session_would_end_without_the_reference():
+    """Positive control: any function that closes the owner's own session ends it."""
     async with sb.session(local=True) as sbx:
         reference = _plain_calls._passed(sbx)
         assert reference is not sbx
@@ -64,7 +64,7 @@ async def test_what_would_end_it_without_the_reference():
             await sbx.exec("true")
 
 
-async def test_what_is_no_session_is_passed_as_it_is():
+async def test_other_arguments_are_passed_unchanged():
     values = [1, "x", [1, 2], (3,), {"a": 1}, None, object()]
     assert all(_plain_calls._passed(value) is value for value in values)
     async with sb.session(local=True) as sbx:
@@ -74,7 +74,7 @@ async def test_what_is_no_session_is_passed_as_it_is():
         assert passed["b"][0] == 1
 
 
-async def test_it_is_installed_once():
+async def test_the_wrapper_is_installed_once():
     for _ in range(3):
         sb.session(local=True).close()
     from flyte._task import AsyncFunctionTaskTemplate
@@ -82,7 +82,7 @@ async def test_it_is_installed_once():
     assert not hasattr(AsyncFunctionTaskTemplate.forward.__wrapped__, "__wrapped__")
 
 
-# References that are dead.
+# References to sessions that have ended.
 
 
 @pytest.mark.spec("I2")

@@ -41,7 +41,7 @@ def every_run_is_over(plane: Plane) -> Iterator[None]:
 
 
 def plane_sessions() -> Any:
-    """Tasks that use sessions; known to this process once a plane is there."""
+    """Tasks that use sessions; defined in this process once a plane is running."""
     import plane_sessions
 
     return plane_sessions
@@ -69,7 +69,7 @@ async def test_a_session_is_a_run_and_the_owner_ends_it(plane: Plane):
     assert pod.orphans == set()
 
 
-async def test_a_name_is_made_up_if_none_is_given(plane: Plane):
+async def test_a_name_is_generated_if_none_is_given(plane: Plane):
     plane.faults.start_delay_s = LONG_S
     sbx = await sb.session()
     assert re.fullmatch(r"sbx-[0-9a-f]{16}", sbx.name)
@@ -94,7 +94,7 @@ async def test_resources_reach_the_pod_and_the_ceiling_inside(plane: Plane):
             "cpu": "1",
             "memory": "600Mi",
         }
-        # What overriding must not lose.
+        # Overriding must keep these fields.
         assert "POD_IP" in {entry["name"] for entry in primary_of(manifest["spec"])["env"]}
         assert manifest["metadata"]["labels"]["union-sandbox"]
         too_much = await sbx.exec("python3 -c 'bytearray(700 * 2**20)'")
@@ -112,10 +112,10 @@ async def test_a_call_cannot_have_more_network_than_its_session(plane: Plane):
         assert done.returncode != 0
 
 
-async def test_no_key_is_in_anything_that_the_platform_keeps(plane: Plane):
+async def test_the_platform_stores_no_token(plane: Plane):
     async with asyncio.timeout(LONG_S), await sb.session(name="no-key") as sbx:
         assert (await sbx.exec("echo hello")).returncode == 0
-        keys = [sbx._hold.keys.owner, sbx._hold.keys.guest]
+        keys = [sbx._handle.keys.owner, sbx._handle.keys.guest]
         action, pod = plane.action("no-key"), plane.pod("no-key")
         kept = {
             "details": MessageToJson(action.details),
@@ -127,7 +127,7 @@ async def test_no_key_is_in_anything_that_the_platform_keeps(plane: Plane):
         assert [what for what, text in kept.items() for key in keys if key in text] == []
 
 
-async def test_a_taken_name_is_an_error_that_says_so(plane: Plane):
+async def test_a_name_in_use_is_a_clear_error(plane: Plane):
     plane.faults.start_delay_s = LONG_S
     first = await sb.session(name="taken")
     with pytest.raises(sb.SandboxError, match="taken"):
@@ -137,7 +137,7 @@ async def test_a_taken_name_is_an_error_that_says_so(plane: Plane):
     assert phase(plane, "taken") == "ABORTED"
 
 
-async def test_of_two_owners_with_one_name_one_wins(plane: Plane):
+async def test_one_of_two_owners_with_the_same_name_wins(plane: Plane):
     plane.faults.start_delay_s = LONG_S
     both = await asyncio.gather(
         *(sb.session(name="contested") for _ in range(2)), return_exceptions=True
@@ -154,22 +154,22 @@ async def test_an_environment_that_is_not_deployed_is_named(plane: Plane):
         await sb.session("nonesuch")
 
 
-async def test_a_failure_before_there_is_a_pod_is_told_at_once(plane: Plane):
+async def test_a_failure_before_the_pod_exists_is_reported_at_once(plane: Plane):
     plane.faults.no_pod = NoPod()
     sbx = await sb.session(name="no-image")
     begun = time.monotonic()
     with pytest.raises(sb.SandboxError) as caught:
         await sbx
     assert time.monotonic() - begun < 3
-    told = str(caught.value)
+    message = str(caught.value)
     for part in ("failed", "the image could not be pulled", "Back-off pulling image"):
-        assert part in told, told
+        assert part in message, message
     await sbx.close()
     with pytest.raises(sb.SandboxError):
         await sbx.exec("true")
 
 
-async def test_a_task_that_ends_before_it_serves_is_told(plane: Plane):
+async def test_a_task_that_ends_before_it_serves_is_reported(plane: Plane):
     plane.faults.pod_delay_s = LONG_S
     sbx = await sb.session(name="ends-early")
     await until(lambda: plane.action("ends-early").pod is not None)
@@ -189,7 +189,7 @@ async def _abort(plane: Plane, run: str) -> None:
     plane._executor.abort(plane.action(run), "by somebody else")
 
 
-async def test_a_server_that_does_not_come_is_given_up(plane: Plane):
+async def test_a_server_that_never_becomes_ready_is_given_up(plane: Plane):
     plane.faults.start_delay_s = LONG_S
     sbx = await sb.session(name="too-slow", ready_timeout=0.5)
     begun = time.monotonic()
@@ -201,7 +201,7 @@ async def test_a_server_that_does_not_come_is_given_up(plane: Plane):
 
 
 @pytest.mark.parametrize("how", ["watches", "connections"])
-async def test_a_watch_that_is_cut_is_taken_up_again(plane: Plane, how: str):
+async def test_an_interrupted_watch_resumes(plane: Plane, how: str):
     sbx = await sb.session(name=f"cut-{how}")
     opening = asyncio.create_task(sbx.open())
     name = f"cut-{how}"
@@ -218,7 +218,7 @@ async def test_a_watch_that_is_cut_is_taken_up_again(plane: Plane, how: str):
 
 
 @pytest.mark.parametrize("way", ["log only", "object only", "object, and no log service"])
-async def test_one_way_to_be_found_is_enough(plane: Plane, way: str):
+async def test_one_source_of_the_announcement_is_enough(plane: Plane, way: str):
     """The announcement is in the log, and in an object of the caller's task; either may lag."""
     name = f"by-{way.replace(', and', '').replace(' ', '-')}"
     if way == "log only":
@@ -231,7 +231,7 @@ async def test_one_way_to_be_found_is_enough(plane: Plane, way: str):
     assert plane.action(name).is_over
 
 
-async def test_it_can_be_passed_on_before_it_is_ready(plane: Plane):
+async def test_a_session_can_be_passed_on_before_it_is_ready(plane: Plane):
     plane.faults.start_delay_s = 1
     sbx = await sb.session(name="passed-early")
     passed = pickle.loads(pickle.dumps(sbx))

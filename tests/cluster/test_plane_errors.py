@@ -39,7 +39,7 @@ async def test_a_control_plane_that_cannot_be_reached_is_named():
 
 
 @pytest.mark.usefixtures("dead_plane")
-async def test_a_reference_that_has_to_ask_it_fails_in_the_same_way():
+async def test_a_reference_that_needs_the_control_plane_fails_the_same_way():
     now = dt.datetime.now(dt.UTC)
     reference = sb.SandboxSession(
         name="sbx-nowhere", created_at=now, expires_at=now + dt.timedelta(hours=1)
@@ -75,7 +75,7 @@ async def test_the_service_account_of_a_session_reaches_the_run(plane: Plane):
     settled(plane)
 
 
-async def test_a_cluster_is_used_without_a_warning_and_satisfies_who_requires_one(plane: Plane):
+async def test_a_cluster_is_used_without_a_warning_and_satisfies_local_false(plane: Plane):
     async with asyncio.timeout(LONG_S), sb.session(local=False, name="required") as sbx:
         assert sbx.ip == plane.pod("required").ip
     settled(plane)

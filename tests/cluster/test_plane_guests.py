@@ -1,4 +1,4 @@
-"""Who may do what with a session on the stand-in: guests, strangers, and the code inside."""
+"""Access to a session on the stand-in: guests, strangers, and sandboxed code."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 from tests.plane.sandboxes import LONG_S, in_task, sandbox_plane, settled, until
 
 from union import sandbox as sb
-from union.sandbox._core.endpoint import parse_endpoint
-from union.sandbox.remote._http import Http
+from union.sandbox._wire.endpoint import parse_endpoint
+from union.sandbox.remote._http import HttpClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,16 +40,16 @@ def every_run_is_over(plane: Plane) -> Iterator[None]:
 
 
 async def asked(endpoint: str, token: str | None, method: str, path: str) -> Any:
-    http = Http(parse_endpoint(endpoint), token=token, ca=None)
+    http = HttpClient(parse_endpoint(endpoint), token=token, ca=None)
     try:
         return await http.call(method, path)
     finally:
         await http.close()
 
 
-async def test_strangers_are_refused_and_guests_cannot_end_it(plane: Plane):
+async def test_strangers_are_refused_and_guests_cannot_end_the_session(plane: Plane):
     async with asyncio.timeout(LONG_S), await sb.session(timeout=timedelta(minutes=5)) as sbx:
-        keys = sbx._hold.keys
+        keys = sbx._handle.keys
         for token in (None, "", "wrong", keys.owner[:-1], sbx.verifier):
             for method, path in (("GET", "sessions"), ("POST", "shutdown")):
                 with pytest.raises(sb.SandboxError) as caught:
@@ -62,7 +62,7 @@ async def test_strangers_are_refused_and_guests_cannot_end_it(plane: Plane):
         assert (await sbx.exec("echo still here")).stdout == "still here\n"
 
 
-async def test_another_certificate_is_not_believed(plane: Plane):
+async def test_another_certificate_is_refused(plane: Plane):
     async with asyncio.timeout(LONG_S), await sb.session(timeout=timedelta(minutes=5)) as sbx:
         base, mark, digest = sbx.endpoint.partition("#sha256=")
         assert base.startswith("https://")
@@ -70,12 +70,12 @@ async def test_another_certificate_is_not_believed(plane: Plane):
         other = f"{base}{mark}{'0' * 64}"
         assert len(other) == len(f"{base}{mark}{digest}")
         with pytest.raises(sb.SandboxError):
-            await asked(other, sbx._hold.keys.owner, "GET", "sessions")
+            await asked(other, sbx._handle.keys.owner, "GET", "sessions")
 
 
-async def test_what_others_announce_is_not_believed(plane: Plane):
+async def test_announcements_of_others_are_refused(plane: Plane):
     """A line of another run, an old one, one for this run with another key, and an edited one."""
-    from union.sandbox._core.wire import VERSION
+    from union.sandbox._wire.frames import VERSION
     from union.sandbox.cluster._announce import PREFIX, Announcement, announce, new_signing_key
 
     elsewhere = f"https://127.0.0.1:9#sha256={'0' * 64}"
@@ -97,11 +97,11 @@ async def test_what_others_announce_is_not_believed(plane: Plane):
         assert (await sbx.exec("echo hello")).stdout == "hello\n"
 
 
-async def test_what_is_passed_on_is_a_guest(plane: Plane):
+async def test_a_passed_session_has_the_rights_of_a_guest(plane: Plane):
     async with asyncio.timeout(LONG_S), await sb.session(timeout=timedelta(minutes=5)) as sbx:
         passed = pickle.loads(pickle.dumps(sbx))
         assert not passed.is_owner
-        assert sbx._hold.keys.owner not in repr(passed.__dict__)
+        assert sbx._handle.keys.owner not in repr(passed.__dict__)
         async with passed:
             assert (await passed.exec("echo hello")).stdout == "hello\n"
             await passed.put_bytes(f"{passed.work_dir}/x", b"1")
@@ -142,7 +142,7 @@ for way, proxy in sorted(ways.items()):
 
 
 @pytest.mark.parametrize("mode", ["blocked", "allowlist", "open"])
-async def test_the_code_inside_cannot_dial_its_own_server(plane: Plane, mode: str):
+async def test_sandboxed_code_cannot_connect_to_its_own_server(plane: Plane, mode: str):
     options: dict[str, Any] = {"network_mode": mode}
     if mode == "allowlist":
         options["network_allowlist"] = ["127.0.0.0/8", "example.com"]
@@ -162,18 +162,18 @@ async def test_the_code_inside_cannot_dial_its_own_server(plane: Plane, mode: st
         assert mode == "blocked" or "proxy refused" in done.stdout, done.stdout
 
 
-async def test_the_code_inside_sees_nothing_of_the_platform(plane: Plane):
+async def test_sandboxed_code_sees_nothing_of_the_platform(plane: Plane):
     async with asyncio.timeout(LONG_S), await sb.session(timeout=timedelta(minutes=5)) as sbx:
         assert "KUBERNETES_SERVICE_HOST" in plane.pod(sbx.name).environment
         seen = await sbx.exec("env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'; true")
         names = {line.partition("=")[0] for line in seen.stdout.splitlines()}
         foreign = {n for n in names if n.startswith(("KUBERNETES_", "FLYTE_", "_U_", "POD_"))}
         assert foreign == set()
-        for key in (sbx._hold.keys.owner, sbx._hold.keys.guest):
+        for key in (sbx._handle.keys.owner, sbx._handle.keys.guest):
             assert key not in seen.stdout
 
 
-async def test_two_children_use_it_at_once_and_do_not_end_it(plane: Plane):
+async def test_two_children_use_a_session_concurrently_and_do_not_end_it(plane: Plane):
     import plane_sessions
 
     assert await in_task(plane_sessions.shares, name="shared") == [
@@ -185,7 +185,7 @@ async def test_two_children_use_it_at_once_and_do_not_end_it(plane: Plane):
     await until(lambda: not plane.pod("shared").processes())
 
 
-async def test_a_child_that_gets_it_early_finds_it(plane: Plane):
+async def test_a_child_that_gets_the_session_early_finds_its_server(plane: Plane):
     import plane_sessions
 
     assert await in_task(plane_sessions.passes_early, name="early") == "found"

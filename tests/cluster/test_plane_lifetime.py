@@ -1,4 +1,4 @@
-"""How a session on the stand-in ends: by its owner, its time, its pod, or an accident."""
+"""How a session on the stand-in ends: by its owner, its timeout, its pod, or a crash."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("I4")]
 
 SOFT_S = 10.0
 LEASE_S = 3.0
-"""Long enough for a server to come up on a busy machine."""
+"""Long enough for a server to start on a busy machine."""
 LATE_S = 15.0
-"""How much later than promised an end may be, on a busy machine."""
+"""How late an end may be on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def every_run_is_over(plane: Plane) -> Iterator[None]:
 
 
 def server_of(plane: Plane, run: str) -> int:
-    """The process of the server in a pod."""
+    """Return the process id of the server in a pod."""
     for pid in descendants(plane.pod(run).pid):
         if b"--supervised" in Path(f"/proc/{pid}/cmdline").read_bytes():
             return pid
@@ -56,17 +56,17 @@ def server_of(plane: Plane, run: str) -> int:
 
 
 async def over(plane: Plane, run: str, begun: float, *, by_s: float) -> float:
-    """Wait for the end of a run; when that was, from ``begun`` on."""
+    """Wait for the end of a run; return the seconds since ``begun``."""
     await until(lambda: plane.action(run).is_over, within_s=by_s + LATE_S)
     return time.monotonic() - begun
 
 
 async def was_ended(process: sb.SandboxProcess) -> None:
-    """A command that its session's end took along: its real end, or an error, and never a 0."""
+    """Check a command whose session has ended: its real exit code or an error, never 0."""
     with contextlib.suppress(sb.SandboxError):
         await process.communicate()
-        told = (process.returncode, process.termination_reason)
-        assert told in {(143, "timeout"), (143, "closed"), (137, "timeout"), (137, "closed")}
+        outcome = (process.returncode, process.termination_reason)
+        assert outcome in {(143, "timeout"), (143, "closed"), (137, "timeout"), (137, "closed")}
 
 
 async def test_the_soft_timeout_ends_the_run_in_order(plane: Plane):
@@ -99,7 +99,7 @@ async def test_a_server_that_does_not_end_is_killed_ten_seconds_later(plane: Pla
     await sbx.close()
 
 
-async def test_a_run_whose_time_is_over_before_it_has_a_pod_does_not_serve(plane: Plane):
+async def test_a_run_that_expires_before_it_has_a_pod_does_not_serve(plane: Plane):
     plane.faults.start_delay_s = 2
     begun = time.monotonic()
     sbx = await sb.session(name="late", timeout=1)
@@ -111,7 +111,7 @@ async def test_a_run_whose_time_is_over_before_it_has_a_pod_does_not_serve(plane
     await sbx.close()
 
 
-async def test_a_pod_that_is_made_again_ends_with_the_time_of_the_first(plane: Plane):
+async def test_a_restarted_pod_keeps_the_expiry_of_the_first(plane: Plane):
     begun = time.monotonic()
     sbx = await sb.session(name="again", timeout=SOFT_S)
     await asyncio.wait_for(sbx.open(), LONG_S)
@@ -166,7 +166,7 @@ async def test_an_owner_that_is_killed_leaves_a_run_that_ends_by_itself(plane: P
     assert not plane.pod("orphaned").processes()
 
 
-async def test_an_owner_with_a_lease_that_is_killed_leaves_nothing_for_long(plane: Plane):
+async def test_a_killed_owner_with_a_lease_leaves_no_run_after_the_lease(plane: Plane):
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, plane.endpoint, "3600", str(LEASE_S)],
         stdout=subprocess.PIPE,
@@ -184,7 +184,7 @@ async def test_an_owner_with_a_lease_that_is_killed_leaves_nothing_for_long(plan
     assert not plane.pod("leased").processes()
 
 
-async def test_a_pod_that_is_killed_takes_its_server_with_it(plane: Plane):
+async def test_a_killed_pod_ends_its_server(plane: Plane):
     sbx = await sb.session(name="shot", timeout=timedelta(minutes=5))
     async with asyncio.timeout(LONG_S):
         await sbx
@@ -198,7 +198,7 @@ async def test_a_pod_that_is_killed_takes_its_server_with_it(plane: Plane):
     assert phase(plane, "shot") == "FAILED"
 
 
-async def test_an_abort_from_elsewhere_is_no_invented_exit_code(plane: Plane):
+async def test_an_abort_from_elsewhere_is_not_reported_as_an_exit_code(plane: Plane):
     sbx = await sb.session(name="elsewhere", timeout=timedelta(minutes=5))
     async with asyncio.timeout(LONG_S):
         await sbx
@@ -216,7 +216,7 @@ async def test_an_abort_from_elsewhere_is_no_invented_exit_code(plane: Plane):
 
 
 class CancelledAt:
-    """Runs a coroutine in a task that is cancelled at its n-th suspension, and nowhere else."""
+    """Run a coroutine in a task that is cancelled at its n-th suspension, and nowhere else."""
 
     def __init__(self, work: Coroutine[Any, Any, object], at: int) -> None:
         self._work, self._at, self.suspensions = work, at, 0
@@ -243,14 +243,14 @@ class CancelledAt:
                 asyncio.get_running_loop().call_soon(task.cancel)
             try:
                 yield waited
-            except BaseException as exc:  # noqa: BLE001  # handed on to where it belongs
+            except BaseException as exc:  # noqa: BLE001  # Raised again by the caller.
                 throw = exc
             else:
                 throw = None
 
 
 @pytest.mark.parametrize("held", ["async with", "await and close"])
-async def test_a_cancelled_owner_leaves_no_run_wherever_that_happens(plane: Plane, held: str):
+async def test_an_owner_cancelled_at_any_moment_leaves_no_run(plane: Plane, held: str):
     plane.faults.start_delay_s = LONG_S
 
     async def with_block() -> None:

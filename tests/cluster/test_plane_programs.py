@@ -39,7 +39,7 @@ def every_run_is_over(plane: Plane) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["run_userns", "run_bwrap", "main", "serve_user_session"])
-async def test_a_program_of_the_page_runs(plane: Plane, name: str):
+async def test_a_documented_program_runs(plane: Plane, name: str):
     import deployment_page
 
     inputs = {"user_id": "alice"} if name == "serve_user_session" else {}
@@ -66,7 +66,7 @@ async def test_a_parent_passes_its_session_to_children(plane: Plane):
 
 
 def command(plane: Plane, *words: str) -> str:
-    """Run a command of the SDK, or of ours, as somebody with a configuration file would."""
+    """Run a command of the SDK, or of ours, with a configuration file."""
     environment = {**os.environ, "FLYTECTL_CONFIG": str(plane.config_file())}
     done = subprocess.run(
         [str(BIN / words[0]), *words[1:]],
@@ -91,7 +91,7 @@ def test_the_defaults_are_deployed_by_one_command(plane: Plane):
     }
 
 
-def test_the_page_runs_from_the_command_line(plane: Plane):
+def test_the_documented_program_runs_from_the_command_line(plane: Plane):
     before = set(plane.state.runs)
     command(plane, "flyte", "run", "--follow", "deployment_page.py", "main")
     fresh = [plane.state.runs[key] for key in plane.state.runs if key not in before]

@@ -1,4 +1,4 @@
-"""``session()`` takes what ``on_device.session()`` takes, by the same rules."""
+"""``session()`` accepts the arguments of ``on_device.session()``, under the same rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.spec("I4", "I8"), pytest.mark.timeout(60)]
 
 @pytest.mark.spec("B3", "C5", "E4")
 @pytest.mark.parametrize("backend", ["userns", "bubblewrap"])
-async def test_everything_at_once(backend: str, tmp_path: Path):
+async def test_all_arguments_together(backend: str, tmp_path: Path):
     work, shown, shared = (tmp_path / name for name in ("work", "shown", "shared"))
     for path in (work, shown, shared):
         path.mkdir()
@@ -57,7 +57,7 @@ async def test_a_path_that_is_missing_is_an_error_that_names_it(tmp_path: Path):
             pytest.fail("it was opened")
 
 
-async def test_an_upstream_proxy_is_handed_to_open_commands():
+async def test_an_upstream_proxy_is_passed_to_open_commands():
     proxy = "http://proxy.example:3128"
     async with sb.session(local=True, network_mode="open", network_proxy_url=proxy) as sbx:
         assert (await sbx.exec("echo $HTTPS_PROXY")).stdout.strip() == proxy
@@ -87,7 +87,7 @@ async def test_an_upstream_proxy_is_handed_to_open_commands():
     ],
     ids=str,
 )
-def test_a_mistake_is_named_when_the_call_is_made(wrong, argument):
+def test_an_invalid_argument_is_named_by_the_call(wrong, argument):
     with pytest.raises(sb.SandboxUsageError) as caught:
         sb.session(local=True, **wrong)
     assert caught.value.argument == argument
@@ -95,7 +95,7 @@ def test_a_mistake_is_named_when_the_call_is_made(wrong, argument):
         sb.session(time_out=3)
 
 
-async def test_both_spellings_of_a_backend_are_one():
+async def test_both_spellings_of_a_backend_are_equivalent():
     for given in ({"backend": "bwrap"}, {"backend": "bubblewrap", "sandbox_mode": "bwrap"}):
         launch = sb.session(local=True, **given)
         async with launch as sbx:
@@ -104,7 +104,7 @@ async def test_both_spellings_of_a_backend_are_one():
 
 
 @pytest.mark.spec("E3")
-async def test_a_tree_can_be_the_first_thing_that_is_copied(tmp_path: Path):
+async def test_the_first_call_can_copy_a_tree(tmp_path: Path):
     (tmp_path / "f").write_text("x")
     async with sb.session(local=True) as sbx:
         assert (await sbx.upload(tmp_path, "in")).files == 1

@@ -1,4 +1,4 @@
-"""Tier 0: what a deployment would send, without anybody to send it to."""
+"""Tier 0: the content of a deployment, without a control plane."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def wire(made: sb.SandboxEnvironment) -> dict[str, Any]:
 
 
 def whole(value: Any) -> Any:
-    """Numbers travel in a Struct, as floats; a cluster reads them as what they are."""
+    """Convert the floats of a Struct to integers where they are whole, as a cluster does."""
     if isinstance(value, dict):
         return {key: whole(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -67,7 +67,7 @@ def pod_of(made: sb.SandboxEnvironment) -> dict[str, Any]:
     template = wire(made)["taskTemplate"]
     pod = whole(template["k8sPod"])
     primary = pod["podSpec"]["containers"][0]
-    # What stands before is the SDK's own, and changes with it.
+    # The arguments before it belong to the SDK and change with its version.
     primary["args"] = primary["args"][primary["args"].index("--resolver") :]
     return {
         "timeout": template["metadata"]["timeout"],
@@ -79,7 +79,7 @@ def pod_of(made: sb.SandboxEnvironment) -> dict[str, Any]:
 
 @pytest.mark.spec("I6")
 @pytest.mark.parametrize("mode, runtime, cap, gpu", COMBINATIONS)
-def test_the_pod_is_as_written_down_and_kubernetes_knows_every_field(mode, runtime, cap, gpu):
+def test_the_pod_matches_its_golden_file_and_the_kubernetes_api(mode, runtime, cap, gpu):
     found = pod_of(environment(mode, runtime, cap, gpu))
     path = GOLDEN / f"{called(mode, runtime, cap, gpu)}.json"
     if os.environ.get(UPDATE):
@@ -89,7 +89,7 @@ def test_the_pod_is_as_written_down_and_kubernetes_knows_every_field(mode, runti
     client = ApiClient()
     body = {"metadata": found["metadata"], "spec": found["podSpec"]}
     read = client.deserialize(json.dumps(body), "V1Pod", "application/json")
-    # What the client's models do not know is lost on the way; so nothing may be.
+    # The client's models drop unknown fields, so nothing may be missing.
     assert client.sanitize_for_serialization(read) == without_empty(body)
 
 
@@ -101,7 +101,7 @@ def without_empty(value: Any) -> Any:
 
 @pytest.mark.spec("I6", "J")
 @pytest.mark.parametrize("runtime", ["container", "gvisor"])
-def test_a_gpu_that_the_mode_does_not_show_is_refused_when_the_environment_is_made(runtime):
+def test_a_gpu_without_bwrap_is_refused_when_the_environment_is_declared(runtime):
     with pytest.raises(sb.SandboxUsageError, match="sandbox_mode='userns' shows no GPU") as caught:
         environment("userns", runtime, None, 1)
     assert caught.value.argument == "resources"
@@ -116,7 +116,7 @@ def test_the_service_account_is_the_pods_and_its_token_is_not_mounted():
     assert whole(template["k8sPod"])["podSpec"]["automountServiceAccountToken"] is False
 
 
-def test_there_is_a_file_for_every_combination_and_no_other():
+def test_every_combination_has_a_golden_file_and_no_other_exists():
     assert {path.stem for path in GOLDEN.iterdir()} == {called(*one) for one in COMBINATIONS}
 
 
@@ -140,7 +140,7 @@ def test_a_pod_is_granted_what_its_mode_needs_and_never_more(mode, runtime, cap,
 
 
 @pytest.mark.spec("I4", "I6")
-def test_the_ceiling_is_a_day_and_nothing_is_tried_twice():
+def test_the_timeout_is_at_most_a_day_and_nothing_is_retried():
     metadata = wire(sb.DEFAULT_SANDBOX_ENV)["taskTemplate"]["metadata"]
     assert metadata["timeout"] == metadata["timeouts"]["deadline"] == "86400s"
     assert metadata["retries"] == {}
@@ -148,7 +148,7 @@ def test_the_ceiling_is_a_day_and_nothing_is_tried_twice():
 
 
 @pytest.mark.spec("I6")
-def test_the_defaults_are_named_and_know_their_mode():
+def test_the_defaults_have_their_name_and_mode():
     names = {
         sb.DEFAULT_SANDBOX_ENV.name: sb.DEFAULT_SANDBOX_ENV.sandbox_mode,
         sb.DEFAULT_SANDBOX_ENV_BWRAP.name: sb.DEFAULT_SANDBOX_ENV_BWRAP.sandbox_mode,
@@ -160,7 +160,7 @@ def test_the_defaults_are_named_and_know_their_mode():
 
 
 @pytest.mark.spec("I6")
-def test_variables_and_secrets_are_the_environments_to_forward():
+def test_variables_and_secrets_of_the_environment_are_forwarded():
     made = sb.SandboxEnvironment(
         name="golden-forward",
         image="registry.example/sandbox:1",
@@ -187,7 +187,7 @@ def test_a_pod_loads_its_task_from_its_arguments_alone():
     assert set(loaded.native_interface.inputs) == set(made.server_task.native_interface.inputs)
 
 
-def test_a_pod_template_needs_kubernetes_only_when_it_is_looked_at():
+def test_a_pod_template_imports_kubernetes_only_when_it_is_read():
     import subprocess
     import sys
 
@@ -211,21 +211,21 @@ def test_a_pod_template_needs_kubernetes_only_when_it_is_looked_at():
         {"pod_template": flyte.PodTemplate()},
     ],
 )
-def test_an_environment_that_is_none(change):
+def test_invalid_environments(change):
     with pytest.raises(sb.SandboxUsageError) as caught:
         sb.SandboxEnvironment(name="golden-wrong", image="x", **change)
     assert caught.value.argument == next(iter(change))
 
 
 @pytest.mark.spec("I6")
-def test_one_name_has_one_posture():
+def test_one_name_has_one_profile():
     sb.SandboxEnvironment(name="golden-twice", image="x")
     sb.SandboxEnvironment(name="golden-twice", image="y")
     with pytest.raises(sb.SandboxUsageError, match="golden-twice"):
         sb.SandboxEnvironment(name="golden-twice", image="x", sandbox_mode="bwrap")
 
 
-def test_it_can_be_cloned():
+def test_an_environment_can_be_cloned():
     made = sb.SandboxEnvironment(name="golden-first", image="x", sandbox_mode="bwrap")
     other = made.clone_with("golden-second", env_vars={"A": "1"})
     assert (other.sandbox_mode, other.forwarded) == ("bwrap", ("A",))

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pipe by its own protocol: no port, no further package."""
+"""A headless Chromium, driven by the DevTools protocol over a pipe."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _OPTIONS = (
     "--no-proxy-server",
     "--password-store=basic",
     "--use-mock-keychain",
-    # Names lead nowhere: a request that would leave this machine cannot.
+    # No name resolves, so no request can leave this machine.
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1 , EXCLUDE localhost",
 )
-# The protocol wants its pipe at 3 and 4.
+# Chromium expects the pipe at file descriptors 3 and 4.
 _BECOME = (
     "import os, sys; r, w, *argv = sys.argv[1:]; os.dup2(int(r), 3); os.dup2(int(w), 4);"
     "os.execv(argv[0], argv)"
@@ -49,11 +49,11 @@ _BECOME = (
 
 
 class BrowserError(Exception):
-    """The browser could not do what it was asked."""
+    """A command of the browser failed."""
 
 
 class Browser:
-    """One browser process, in a directory of its own; `page()` opens pages in it."""
+    """One browser process, in a directory of its own; `page()` opens pages."""
 
     def __init__(self) -> None:
         assert PROGRAM is not None
@@ -63,7 +63,7 @@ class Browser:
             options.append("--no-sandbox")  # its own sandbox does not start for root
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        # Above 4, so that neither stands where the other has to go.
+        # Above 4, so that neither is overwritten by dup2.
         far = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (theirs_in, theirs_out)]
         with (self.place / "log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -90,20 +90,20 @@ class Browser:
         while data := os.read(self._in, 1 << 20):
             *messages, rest = (rest + data).split(b"\0")
             for message in messages:
-                told = json.loads(message)
-                if "id" in told:
-                    self._answers.pop(told["id"]).put(told)
-                elif (page := self.pages.get(told.get("sessionId", ""))) is not None:
-                    page.events.append(told)
+                event = json.loads(message)
+                if "id" in event:
+                    self._answers.pop(event["id"]).put(event)
+                elif (page := self.pages.get(event.get("sessionId", ""))) is not None:
+                    page.events.append(event)
 
     def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
         number = next(self._numbers)
         answer: queue.Queue[dict[str, Any]] = queue.Queue()
         self._answers[number] = answer
-        told = {"id": number, "method": method, "params": params}
+        message = {"id": number, "method": method, "params": params}
         if session is not None:
-            told["sessionId"] = session
-        data = json.dumps(told).encode() + b"\0"
+            message["sessionId"] = session
+        data = json.dumps(message).encode() + b"\0"
         while data:
             data = data[os.write(self._out, data) :]
         try:
@@ -115,7 +115,7 @@ class Browser:
         return found["result"]
 
     def page(self) -> Page:
-        """An empty page."""
+        """Open an empty page."""
         target = self.call("Target.createTarget", url="about:blank")
         attached = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         page = Page(self, attached["sessionId"], target["targetId"])
@@ -146,7 +146,7 @@ class Browser:
 
 
 class Page:
-    """One page: scripts are evaluated in it, and what it did is remembered."""
+    """One page: evaluates scripts and records events."""
 
     def __init__(self, browser: Browser, session: str, target: str) -> None:
         self.browser = browser
@@ -167,39 +167,39 @@ class Page:
         )
 
     def go(self, url: str) -> None:
-        """Loads a page and waits for it, also where the one before was at the same address."""
+        """Load a page and wait for it, also if the address is unchanged."""
         self.do("void (window.before = true)")
         self.call("Page.navigate", url=url)
         self.until("!window.before && document.readyState === 'complete'", moving=True)
 
     def do(self, script: str) -> Any:
-        """The value of an expression; promises are awaited."""
-        told = self.call(
+        """Return the value of an expression; promises are awaited."""
+        message = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        assert "exceptionDetails" not in message, message["exceptionDetails"]
+        return message["result"].get("value")
 
     def until(self, script: str, *, moving: bool = False) -> Any:
-        """Waits for an expression to be true; ``moving``: the page may be about to be another."""
+        """Wait until an expression is true; ``moving``: the page may be navigating."""
         end = time.monotonic() + WAIT_S
         while True:
             try:
                 if found := self.do(script):
                     return found
             except BrowserError:
-                # Asked between two pages.
+                # Evaluated between two pages.
                 if not moving or time.monotonic() > end:
                     raise
             assert time.monotonic() < end, (script, self.text())
             time.sleep(0.03)
 
     def text(self) -> str:
-        """What can be seen."""
+        """Return the visible text."""
         return self.do("document.body.innerText")
 
     def click(self, selector: str) -> None:
-        """As a person does: with the mouse, where it is."""
+        """Click an element with the mouse."""
         at = self.do(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
@@ -213,19 +213,21 @@ class Page:
     def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)
 
-    def told(self, method: str) -> list[dict[str, Any]]:
+    def events_of(self, method: str) -> list[dict[str, Any]]:
         return [event["params"] for event in list(self.events) if event["method"] == method]
 
     def requests(self) -> list[str]:
-        return [told["request"]["url"] for told in self.told("Network.requestWillBeSent")]
+        return [
+            message["request"]["url"] for message in self.events_of("Network.requestWillBeSent")
+        ]
 
     def complaints(self) -> list[str]:
-        """What went wrong in the page: exceptions, and what the browser held against it."""
+        """Return exceptions and log entries of the page."""
         thrown = [
             str(t["exceptionDetails"].get("exception", {}).get("description"))
-            for t in self.told("Runtime.exceptionThrown")
+            for t in self.events_of("Runtime.exceptionThrown")
         ]
-        logged = [t["entry"]["text"] for t in self.told("Log.entryAdded")]
+        logged = [t["entry"]["text"] for t in self.events_of("Log.entryAdded")]
         return thrown + logged
 
     def picture(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A server with something to look at, and a browser to look with; one of each per module."""
+"""A server and a browser for each module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ClientRun:
-    """A run whose client takes everything, in a thread, as fast as it comes."""
+    """A run whose client reads all output, in a thread."""
 
     def __init__(self, server: ServerProcess, session: str, command: str) -> None:
         self.server = server
@@ -58,7 +58,7 @@ class ClientRun:
 
 
 class Console:
-    """A server, the sessions that a test opens on it, and what it tells a console."""
+    """A server, the sessions of a test, and the requests of a console."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
@@ -75,27 +75,27 @@ class Console:
         return name
 
     def run(self, session: str, command: str) -> ClientRun:
-        """Starts a command; returns when a console can see it."""
+        """Start a command; return when the console API lists it."""
         before = len(self.runs(session))
         run = ClientRun(self.server, session, command)
         assert eventually(lambda: len(self.runs(session)) > before, within_s=20)
         return run
 
     def detail(self, session: str) -> dict[str, Any]:
-        return self.server.told(f"/v1/console/{session}")
+        return self.server.get_json(f"/v1/console/{session}")
 
     def runs(self, session: str) -> list[dict[str, Any]]:
         return self.detail(session)["recorded"]
 
     def follow(self, session: str, run: int) -> list[dict[str, Any]]:
-        """Everything that an observer is told, to the end of the run."""
+        """Return all lines that an observer receives, to the end of the run."""
         status, body = self.server.request("GET", f"/v1/console/{session}/runs/{run}")
         assert status == 200, body
         return [json.loads(line) for line in body.splitlines() if line]
 
     def is_open(self, session: str) -> bool:
-        told = self.server.told("/v1/console")["sessions"]
-        return session in {found["session"] for found in told}
+        listed = self.server.get_json("/v1/console")["sessions"]
+        return session in {found["session"] for found in listed}
 
     def clear(self) -> None:
         while self._opened:
@@ -116,7 +116,7 @@ def console(own_server: ServerProcess) -> Iterator[Console]:
 
 
 def processes_of(place: Path) -> list[str]:
-    """Command lines that name a place."""
+    """Return the command lines that contain a path."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -145,7 +145,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def tab(browser: Browser) -> Iterator[Page]:
-    """One page for all tests of a module: to start another takes longer than to load it anew."""
+    """Open one page for all tests of a module; loading it again is faster than a new one."""
     found = browser.page()
     yield found
     found.close()

@@ -1,6 +1,6 @@
 """Wrong calls: refused before anything starts, naming the argument and what is accepted.
 
-Most of them are refused by the session itself, before its transport is asked for anything: that is
+Most of them are rejected by the session itself, before it calls its transport: that is
 proven once, with a transport that must not be used, and holds over every way. The others are tried
 over every way.
 """
@@ -51,7 +51,7 @@ class Untouchable:
 
     def __getattr__(self, name: str) -> NoReturn:
         self.used.append(name)
-        raise AssertionError(f"the transport was asked for {name!r}")
+        raise AssertionError(f"the transport was called: {name!r}")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -64,7 +64,7 @@ async def refusing() -> AsyncIterator[sb.Session]:
 
 @pytest.fixture
 def untouched(refusing: sb.Session) -> Iterator[sb.Session]:
-    """The same, with the proof that the transport was asked for nothing."""
+    """The same, with the proof that the transport was not called."""
     yield refusing
     assert refusing._transport.used == []  # type: ignore[union-attr]  # ours
     assert not refusing._processes
@@ -196,7 +196,7 @@ async def test_a_refused_call_starts_nothing(sbx: sb.Session) -> None:
 @in_one_loop
 @pytest.mark.spec("C10")
 async def test_control_a_right_call_does_ask_the_transport(refusing: sb.Session) -> None:
-    with pytest.raises(AssertionError, match="asked for 'start'"):
+    with pytest.raises(AssertionError, match="called: 'start'"):
         await refusing.run("touch started")
     assert refusing._transport.used.pop() == "start"  # type: ignore[union-attr]  # ours
 

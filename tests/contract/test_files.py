@@ -78,14 +78,14 @@ async def test_relative_absolute_and_path_objects_are_the_same_file(sbx: sb.Sess
 
 
 @pytest.mark.spec("E1")
-async def test_what_is_put_belongs_to_the_sandbox(sbx: sb.Session) -> None:
+async def test_a_written_file_belongs_to_the_sandbox(sbx: sb.Session) -> None:
     await sbx.put_bytes("made/here/f", b"x")
     result = await sbx.exec("echo y >> made/here/f && rm made/here/f && rmdir made/here made")
     assert result.ok, result.stderr
 
 
 @pytest.mark.spec("E1")
-async def test_what_the_sandbox_made_can_be_fetched(sbx: sb.Session) -> None:
+async def test_a_file_of_the_sandbox_can_be_read(sbx: sb.Session) -> None:
     await sbx.run("umask 077; mkdir -p d; echo secret > d/f; chmod 600 d/f; chmod 700 d")
     assert await sbx.get_bytes("d/f") == b"secret\n"
 
@@ -214,7 +214,7 @@ async def test_files_move_beside_running_commands(sbx: sb.Session) -> None:
 
 
 @pytest.mark.spec("E4")
-async def test_what_is_visible_by_default(jail: sb.Session, tmp_path: Path) -> None:
+async def test_paths_visible_by_default(jail: sb.Session, tmp_path: Path) -> None:
     (tmp_path / "host").write_text("x")
     assert not (await jail.exec(["test", "-e", str(tmp_path)])).ok
     for place in ("/root/.ssh", "/home", "/var/log", "/etc/shadow", "/boot"):

@@ -47,7 +47,7 @@ async def test_a_directory_is_listed_by_name_with_what_each_entry_is(sbx: sb.Ses
         assert await sbx.stat(info.path) == info
 
 
-async def test_what_is_known_of_a_file(sbx: sb.Session) -> None:
+async def test_the_description_of_a_file(sbx: sb.Session) -> None:
     await make_all_kinds(sbx)
     info = await sbx.stat("d/file")
     assert isinstance(info, sb.FileInfo)
@@ -95,7 +95,7 @@ async def test_directories_are_made_with_those_above_them(sbx: sb.Session) -> No
     assert result.ok, result.stderr
 
 
-async def test_what_is_removed_is_gone_and_nothing_else(sbx: sb.Session) -> None:
+async def test_remove_removes_exactly_the_path(sbx: sb.Session) -> None:
     await make_all_kinds(sbx)
     for name in ("file", "link", "dangling", "fifo", "linkdir", "new\nline", RAW):
         await sbx.remove(f"d/{name}")

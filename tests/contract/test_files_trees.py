@@ -66,7 +66,7 @@ async def test_a_tree_goes_in_and_comes_back(sbx: sb.Session, tmp_path: Path) ->
     assert tree_of(target) == {**CONTENT, "bare": None}
 
 
-async def test_what_the_sandbox_made_comes_out(sbx: sb.Session, tmp_path: Path) -> None:
+async def test_files_of_the_sandbox_can_be_downloaded(sbx: sb.Session, tmp_path: Path) -> None:
     await sbx.run(
         "umask 077; mkdir -p out/d; echo a > out/a; seq 200000 > out/d/big; chmod 755 out/a"
     )
@@ -125,7 +125,7 @@ async def test_modes_arrive_without_set_id_bits(sbx: sb.Session, tmp_path: Path)
     make_tree(source, {"run": b"", "shut": b"", "set": b""})
     for name, mode in {"run": 0o751, "shut": 0o000, "set": 0o6755}.items():
         (source / name).chmod(mode)
-    if os.geteuid():  # nobody else can read it
+    if os.geteuid():  # only root can read it otherwise
         (source / "shut").unlink()
     await sbx.upload(source, "t")
     found = {info.name: info.mode for info in await sbx.list_dir("t")}

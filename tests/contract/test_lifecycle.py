@@ -253,7 +253,7 @@ async def test_a_path_object_pins_too(open_session: OpenSession, tmp_path: Path)
 async def test_the_private_work_dir_is_private(sbx: sb.Session) -> None:
     found = os.stat(host_dir(sbx))
     assert stat.S_IMODE(found.st_mode) == 0o700
-    # Root without id-mapped mounts gives it to the id that sandboxed code has, and to nobody else.
+    # Root without id-mapped mounts gives it to the id that sandboxed code has, and to no other.
     given = sbx.isolation.ids == "unprivileged" and found.st_uid >= 2_000_000_000
     assert found.st_uid == os.geteuid() or given
     assert (await sbx.exec("pwd")).stdout == sbx.work_dir + "\n"

@@ -54,11 +54,11 @@ class Screen:
 
 
 async def shown(sbx: sb.Session, cmd: str, **options: object) -> str:
-    """What a command shows on a terminal, run to its end."""
+    """Return the terminal output of a command that ran to its end."""
     proc = await sbx.run(cmd, pty=options.pop("pty", True), timeout_s=15, **options)  # type: ignore[arg-type]
     out, err = await proc.communicate_text()
     assert err == ""
-    await asyncio.sleep(0)  # whoever waits is told first, and then all is closed
+    await asyncio.sleep(0)  # the waiter is woken first, then the session closes
     return out.replace("\r\n", "\n")
 
 
@@ -106,7 +106,7 @@ async def test_a_resize_is_signalled_and_seen(sbx: sb.Session) -> None:
     proc.resize(10, 10)  # after the end: nothing to do, no error
 
 
-async def test_what_is_typed_is_read_and_echoed(sbx: sb.Session) -> None:
+async def test_typed_input_is_read_and_echoed(sbx: sb.Session) -> None:
     proc = await sbx.run("read a; echo got $a", pty=True, stdin=True, stdout=True)
     screen = Screen(proc)
     screen.type("hello\n")
@@ -161,7 +161,7 @@ async def test_job_control_stops_and_continues(sbx: sb.Session) -> None:
     assert await proc.wait() == 0
 
 
-async def test_ctrl_z_does_not_stop_a_command_that_nobody_could_continue(sbx: sb.Session) -> None:
+async def test_ctrl_z_does_not_stop_a_command_without_job_control(sbx: sb.Session) -> None:
     proc = await sbx.run("echo begun; read x; echo $x", pty=True, stdin=True, stdout=True)
     screen = Screen(proc)
     await screen.until("begun")
@@ -245,7 +245,7 @@ async def test_without_pty_there_is_no_terminal(sbx: sb.Session) -> None:
     ],
 )
 @pytest.mark.spec("C10")
-async def test_what_makes_no_sense_is_refused(
+async def test_contradictory_arguments_are_rejected(
     sbx: sb.Session, options: dict[str, object], argument: str
 ) -> None:
     with pytest.raises(sb.SandboxUsageError) as caught:

@@ -1,4 +1,4 @@
-"""What is known of a command that ended, and which errors say that none did."""
+"""Results of commands that ended, and errors of commands that did not."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ async def test_the_error_names_the_program(sbx: sb.Session) -> None:
 
 @pytest.mark.spec("D4")
 @pytest.mark.parametrize("program", ["./data", "./dir", "./text"])
-async def test_what_cannot_be_executed(sbx: sb.Session, program: str) -> None:
+async def test_a_program_that_cannot_be_executed(sbx: sb.Session, program: str) -> None:
     await sbx.put_bytes("data", b"\x7fnothing", mode=0o755)
     await sbx.put_bytes("dir/f", b"")
     await sbx.put_bytes("text", b"echo hi", mode=0o644)

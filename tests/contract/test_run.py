@@ -103,7 +103,7 @@ async def test_background_ends_at_close(open_session: OpenSession) -> None:
         "trap '' TERM HUP; sleep 60 &",
     ],
 )
-async def test_what_a_command_leaves_behind_ends_with_it(sbx: sb.Session, leave: str) -> None:
+async def test_background_processes_end_with_their_command(sbx: sb.Session, leave: str) -> None:
     began = time.monotonic()
     result = await sbx.exec(f"{leave} echo done")
     assert (result.stdout, result.returncode) == ("done\n", 0)
@@ -152,7 +152,7 @@ async def test_common_indentation_is_removed(sbx: sb.Session) -> None:
 async def test_tracebacks_show_source_lines(sbx: sb.Session) -> None:
     code = """
         def inner():
-            raise ValueError("told so")
+            raise ValueError("as planned")
 
         inner()
     """
@@ -160,7 +160,7 @@ async def test_tracebacks_show_source_lines(sbx: sb.Session) -> None:
     assert result.returncode == 1
     assert "in inner\n    raise ValueError" in result.stderr
     assert "line 5, in <module>\n    inner()" in result.stderr
-    assert result.stderr.endswith("ValueError: told so\n")
+    assert result.stderr.endswith("ValueError: as planned\n")
 
 
 @pytest.mark.spec("C4")

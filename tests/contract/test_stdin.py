@@ -59,7 +59,7 @@ async def test_a_pipe_is_a_conversation(sbx: sb.Session, value: object) -> None:
 
 
 @pytest.mark.spec("D3")
-async def test_what_was_written_before_close_arrives(sbx: sb.Session) -> None:
+async def test_bytes_written_before_close_arrive(sbx: sb.Session) -> None:
     proc = await sbx.run("sleep 0.2; sha256sum", stdin=sb.PIPE, stdout=True)
     data = bytes(range(256)) * (16 * 1024)
     assert proc.stdin is not None

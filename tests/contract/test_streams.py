@@ -1,4 +1,4 @@
-"""Output: live, whole, in order, bounded in memory; whoever reads it, in whatever way."""
+"""Output: live, complete, in order, bounded in memory, for every way to read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import eventually, host_dir, sandbox_processes
 
 from union import sandbox as sb
 from union.sandbox import constants
-from union.sandbox._core.wire import WINDOW
+from union.sandbox._wire.frames import WINDOW
 
 if TYPE_CHECKING:
     from tests.conftest import OpenSession
@@ -33,7 +33,7 @@ def resident() -> int:
 
 
 def ahead(way: str) -> int:
-    """How many MiB a command can be ahead of its full buffer: its pipe, and what is on the wire."""
+    """Return the MiB beyond the full buffer that pipes and connections can hold."""
     return 2 + (WINDOW // MIB if way.startswith("remote") else 0)
 
 
@@ -241,7 +241,7 @@ async def test_a_slow_reader_costs_no_memory(sbx: sb.Session) -> None:
 
 @pytest.mark.spec("D6")
 @pytest.mark.parametrize("streams", [{"stdout": True, "stderr": True}, {}])
-async def test_output_is_cut_at_the_cap_and_said_so(sbx: sb.Session, streams: dict) -> None:
+async def test_output_beyond_the_limit_is_cut_and_reported(sbx: sb.Session, streams: dict) -> None:
     text = "head -c 3000000 /dev/zero; echo short >&2; exit 2"
     if streams:
         proc = await sbx.run(text, **streams)
@@ -424,10 +424,10 @@ async def test_waiting_with_a_limit_does_not_kill(sbx: sb.Session) -> None:
 
 
 @pytest.mark.spec("D6")
-async def test_what_was_not_read_when_the_session_closed_can_still_be_read(
+async def test_unread_output_can_be_read_after_the_session_closed(
     open_session: OpenSession,
 ) -> None:
-    size = 1_200_000  # more than is read ahead
+    size = 1_100_000  # more than is read ahead, by less than a pipe holds
     async with open_session() as sbx:
         proc = await sbx.run(f"head -c {size} /dev/zero", stdout=True)
         chunks = proc.iter_stdout()

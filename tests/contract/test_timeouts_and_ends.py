@@ -1,4 +1,4 @@
-"""How commands end: time limits, signals, limits; the causes and codes that are reported."""
+"""Ends of commands: timeouts, signals and limits, with the reasons and codes reported."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_a_time_limit_on_a_streamed_command(sbx: sb.Session) -> None:
 
 
 @pytest.mark.spec("C7", "D6")
-async def test_a_time_limit_on_a_command_that_nobody_reads(sbx: sb.Session) -> None:
+async def test_a_timeout_of_a_command_whose_output_is_not_read(sbx: sb.Session) -> None:
     proc = await sbx.run("yes", stdout=True, timeout_s=0.4)
     began = time.monotonic()
     while proc.returncode is None and time.monotonic() - began < 3:

@@ -1,4 +1,4 @@
-"""Finds the code in a Markdown page, and what the page says that it prints."""
+"""Find the code blocks of a Markdown page and their expected output."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```[ \t]*$", re.DOTALL | re.M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One fenced block of Python. ``output`` is None where the page shows none."""
+    """One fenced block of Python. ``output`` is None if the page shows none."""
 
     page: str
     line: int
-    """Of its first line of code."""
+    """Line number of its first line of code."""
     source: str
     output: str | None
 
     @property
     def is_program(self) -> bool:
-        """Whether it starts its own event loop."""
+        """Return whether it starts its own event loop."""
         return "asyncio.run(" in self.source
 
 
 def blocks_in(text: str, *, page: str) -> list[Block]:
-    """The Python blocks of a page; a ``text`` block right after one is what it prints."""
+    """Return the Python blocks of a page; a ``text`` block right after one is its output."""
     found = []
     fences = list(_FENCE.finditer(text))
     for fence, following in itertools.pairwise([*fences, None]):
@@ -47,6 +47,6 @@ def blocks_in(text: str, *, page: str) -> list[Block]:
 
 
 def links_in(text: str) -> list[str]:
-    """Targets of links that are not addresses elsewhere."""
+    """Return the targets of links to local files."""
     targets = re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", text))
     return [t.partition("#")[0] for t in targets if not re.match(r"[a-z]+:|#", t)]

@@ -1,4 +1,4 @@
-"""What the pages type at a prompt is typed here, and must answer what they say."""
+"""The console sessions in the pages run and print the output that the pages show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def sessions_in(text: str) -> list[tuple[str, str]]:
-    """(command, what it prints) of every line that begins with a prompt."""
+    """Return (command, output) of every line that begins with a prompt."""
     found = []
     for block in _BLOCK.findall(text):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -44,7 +44,7 @@ def test_the_finder_sees_commands_and_outputs() -> None:
 @pytest.mark.parametrize("page", TYPED)
 def test_what_is_typed_answers_what_the_page_shows(page: str, tmp_path: Path) -> None:
     python, *arguments = SBX
-    # Any backend does: the pages leave it to the default, which may not be installed here.
+    # The pages use the default backend, which may not be installed; any backend is fine.
     chosen = f'run) shift; set -- run --backend {ISOLATED[0]} "$@" ;;'
     call = " ".join(f"'{word}'" for word in (python, *arguments))
     (tmp_path / "sbx").write_text(f'#!/bin/sh\ncase $1 in {chosen} esac\nexec {call} "$@"\n')

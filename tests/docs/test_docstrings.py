@@ -1,4 +1,4 @@
-"""The examples in docstrings are true."""
+"""The examples in docstrings print what they show."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts.reference.docstrings import prose
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 MODULES = [
@@ -20,8 +21,8 @@ def test_there_are_examples():
     assert {"union.sandbox", "union.sandbox.on_device", "union.sandbox.testing"} <= set(MODULES)
 
 
-# In a fresh process: a class that was touched by its public name belongs to the package from then
-# on, and doctest leaves out what seems to come from elsewhere.
+# In a new process: a class that was used by its public name gets the package as its module, and
+# doctest skips objects of other modules.
 PROGRAM = """\
 import doctest, importlib, sys
 done = doctest.testmod(importlib.import_module(sys.argv[1]))
@@ -39,3 +40,40 @@ def test_examples_of(name: str):
         timeout=50,
     )
     assert done.returncode == 0, done.stdout + done.stderr or "no example was found"
+
+
+def test_google_sections_become_lists():
+    text = """Open it.
+
+    Args:
+        path: The file, ``"x"`` by default.
+            It must exist.
+        mode (int): Permission bits.
+
+    Returns:
+        The content,
+        as bytes.
+
+    Raises:
+        OSError: It cannot be read.
+
+    The end.
+    """
+    assert prose(text).splitlines() == [
+        "Open it.",
+        "",
+        "Arguments:",
+        "",
+        '- `path`: The file, `"x"` by default. It must exist.',
+        "- `mode`: Permission bits.",
+        "",
+        "Returns:",
+        "",
+        "- The content, as bytes.",
+        "",
+        "Raises:",
+        "",
+        "- `OSError`: It cannot be read.",
+        "",
+        "The end.",
+    ]

@@ -1,4 +1,4 @@
-"""Each example, run alone as its reader would, prints what it says and leaves nothing behind."""
+"""Each example prints the output in its docstring and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXAMPLES = ROOT / "examples"
 LIMIT_S = 50
 LEFTOVERS = 99
 
-# Runs a program and adopts what outlives it. A sandbox may take a moment to be gone.
+# Run a program as a subreaper, to find processes that outlive it. Sandboxes may end a bit later.
 WATCHED = f"""
 import ctypes, fcntl, glob, os, signal, subprocess, sys, termios, time
 
@@ -67,13 +67,13 @@ sys.exit({LEFTOVERS} if left else code)
 """
 
 
-def watched(name: str, *words: str) -> list[str]:
-    return [sys.executable, "-c", WATCHED, sys.executable, str(EXAMPLES / name), *words]
+def watched(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", WATCHED, sys.executable, str(EXAMPLES / name), *arguments]
 
 
-def run(name: str, *words: str, where: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run(name: str, *arguments: str, where: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        watched(name, *words),
+        watched(name, *arguments),
         check=False,
         capture_output=True,
         text=True,
@@ -84,13 +84,13 @@ def run(name: str, *words: str, where: Path, **env: str) -> subprocess.Completed
 
 
 def promised(name: str) -> str:
-    """What the docstring of an example says that it prints."""
+    """Return the expected output from the docstring of an example."""
     docstring = ast.get_docstring(ast.parse((EXAMPLES / name).read_text(encoding="utf-8")))
     return textwrap.dedent((docstring or "").partition("Prints::\n\n")[2]) + "\n"
 
 
 def assert_as_promised(name: str, printed: str) -> None:
-    """Compare; three dots in the docstring stand for anything."""
+    """Compare the output; three dots in the docstring match anything."""
     checker = doctest.OutputChecker()
     assert checker.check_output(promised(name), printed, doctest.ELLIPSIS), (
         f"{name} promises:\n{promised(name)}\nand prints:\n{printed}"
@@ -105,7 +105,7 @@ PLAIN = [
     "plugin_runner.py",
     "agent/agent.py",
 ]
-WITH_A_TEST_OF_ITS_OWN = ["demo.py", "agent/model_server.py", "locked_packages.py", "web_app.py"]
+WITH_A_SEPARATE_TEST = ["demo.py", "agent/model_server.py", "locked_packages.py", "web_app.py"]
 NO_PROGRAM = ["agent/tools.py"]
 
 
@@ -113,13 +113,13 @@ def test_every_example_is_run():
     found = {
         path.relative_to(EXAMPLES).as_posix()
         for path in EXAMPLES.rglob("*.py")
-        if "flyte" not in path.parts  # these have tests of their own
+        if "flyte" not in path.parts  # These have separate tests.
     }
-    assert found == {*PLAIN, *WITH_A_TEST_OF_ITS_OWN, *NO_PROGRAM}
+    assert found == {*PLAIN, *WITH_A_SEPARATE_TEST, *NO_PROGRAM}
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_it_prints_what_it_says(name: str, tmp_path: Path):
+def test_output_matches_the_docstring(name: str, tmp_path: Path):
     done = run(name, where=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert_as_promised(name, done.stdout)
@@ -134,7 +134,7 @@ def test_another_backend_can_be_chosen(tmp_path: Path):
     assert_as_promised("quickstart.py", done.stdout)
 
 
-def test_leftovers_would_be_noticed(tmp_path: Path):
+def test_leftovers_are_detected(tmp_path: Path):
     program = tmp_path / "leaves.py"
     program.write_text(
         "import subprocess as s; s.Popen(['sleep', '2'], stdout=s.DEVNULL, stderr=s.DEVNULL)"
@@ -146,7 +146,7 @@ def test_leftovers_would_be_noticed(tmp_path: Path):
 # The agent.
 
 
-def test_the_agent_gives_up_on_a_model_that_it_does_not_reach(tmp_path: Path):
+def test_the_agent_gives_up_on_an_unreachable_model(tmp_path: Path):
     url = "http://127.0.0.1:1/v1/chat/completions"
     done = run("agent/agent.py", where=tmp_path, MODEL_URL=url, MODEL_NAME="m", MODEL_KEY="k")
     assert (done.returncode, done.stderr) == (1, "")
@@ -154,7 +154,7 @@ def test_the_agent_gives_up_on_a_model_that_it_does_not_reach(tmp_path: Path):
     assert done.stdout.endswith("gave up: no answer in 4 tries\n")
 
 
-def test_the_agent_sends_name_and_key_to_the_model_that_is_configured(tmp_path: Path):
+def test_the_agent_sends_name_and_key_to_the_configured_model(tmp_path: Path):
     seen: list[tuple[str | None, dict]] = []
 
     class Real(http.server.BaseHTTPRequestHandler):
@@ -168,12 +168,14 @@ def test_the_agent_sends_name_and_key_to_the_model_that_is_configured(tmp_path: 
             self.wfile.write(answer)
 
         def log_message(self, *args):
-            """Quiet."""
+            """Log nothing."""
 
     with serving(Real, "127.0.0.1") as address:
         url = f"http://{address}/chat"
-        words = ("agent/agent.py", "What is the answer?")
-        done = run(*words, where=tmp_path, MODEL_URL=url, MODEL_NAME="large", MODEL_KEY="secret")
+        arguments = ("agent/agent.py", "What is the answer?")
+        done = run(
+            *arguments, where=tmp_path, MODEL_URL=url, MODEL_NAME="large", MODEL_KEY="secret"
+        )
     assert (done.returncode, done.stdout, done.stderr) == (0, "answer: 42\n", "")
     [(key, body)] = seen
     assert (key, body["model"]) == ("Bearer secret", "large")
@@ -182,19 +184,19 @@ def test_the_agent_sends_name_and_key_to_the_model_that_is_configured(tmp_path: 
     assert names == ["run_python", "run_shell", "write_file", "read_file"]
 
 
-def test_the_model_server_plays_only_to_who_feeds_errors_back(tmp_path: Path):
+def test_the_model_server_requires_errors_to_be_returned(tmp_path: Path):
     with begun("agent/model_server.py", where=tmp_path) as program:
         line = program.stdout.readline()
         assert_as_promised("agent/model_server.py", line)
         host, _, path = line.split("//")[1].strip().partition("/")
         statuses = []
-        for said in ("euros", "euros", "", "nothing of what was seen"):
+        for content in ("euros", "euros", "", "unrelated text"):
             connection = http.client.HTTPConnection(host, timeout=10)
-            body = {"messages": [{"role": "user", "content": said}], "tools": [1]}
+            body = {"messages": [{"role": "user", "content": content}], "tools": [1]}
             connection.request("POST", f"/{path}", json.dumps(body))
             statuses.append(connection.getresponse().status)
             connection.close()
-        # A failure to retry, the first turn, an answer cut short (to retry), and then it insists.
+        # A failure to retry, the first turn, a truncated reply (to retry), then the missing text.
         assert statuses == [500, 200, 200, 400]
         program.send_signal(signal.SIGINT)
         assert program.wait(10) == 0
@@ -203,17 +205,19 @@ def test_the_model_server_plays_only_to_who_feeds_errors_back(tmp_path: Path):
 # Live output.
 
 
-def at_a_terminal(*words: str, where: Path, keys: bytes = b"", after: str = "") -> tuple[int, str]:
-    """Run it on a terminal; press ``keys`` once ``after`` has been seen."""
+def at_a_terminal(
+    *arguments: str, where: Path, keys: bytes = b"", after: str = ""
+) -> tuple[int, str]:
+    """Run it on a terminal; send ``keys`` after the output contains ``after``."""
     terminal, far = pty.openpty()
-    # The window of a new terminal has no size at all.
+    # A new terminal has the window size 0.
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     program = subprocess.Popen(
-        watched(*words), stdin=far, stdout=far, stderr=far, cwd=where, start_new_session=True
+        watched(*arguments), stdin=far, stdout=far, stderr=far, cwd=where, start_new_session=True
     )
     os.close(far)
     seen, end = b"", time.monotonic() + LIMIT_S
-    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error
+    with contextlib.suppress(OSError):  # Linux reports the end of a terminal as an error.
         while time.monotonic() < end:
             if select.select([terminal], [], [], 1)[0]:
                 seen += os.read(terminal, 65536)
@@ -234,8 +238,8 @@ def test_live_output_is_redrawn_on_a_terminal(tmp_path: Path):
 
 
 def test_ctrl_c_ends_all_commands_of_live_output(tmp_path: Path):
-    words = ("live_output.py", "echo begun; setsid sleep 600", "trap '' INT TERM; sleep 600")
-    code, seen = at_a_terminal(*words, where=tmp_path, keys=b"\x03", after="  begun")
+    arguments = ("live_output.py", "echo begun; setsid sleep 600", "trap '' INT TERM; sleep 600")
+    code, seen = at_a_terminal(*arguments, where=tmp_path, keys=b"\x03", after="  begun")
     assert code == 130
     assert len(re.findall("ended  ", seen.rpartition("\x1b[2F")[2])) == 2
 
@@ -264,21 +268,21 @@ def serving(handler, address: str) -> Iterator[str]:
 
 class _Files(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args):
-        """Quiet."""
+        """Log nothing."""
 
 
-def test_packages_come_from_the_allowed_index_as_the_lock_says(
+def test_packages_come_from_the_allowed_index_with_the_locked_hashes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    # As the example would find it on the public index.
+    # The package that the example installs from the public index.
     monkeypatch.setattr(services, "PACKAGE", "six")
     services.make_index(tmp_path / "web")
     files = functools.partial(_Files, directory=str(tmp_path / "web"))
-    # 127.0.0.1 is the sandbox's own, inside; another loopback address is reached if allowed.
+    # Inside, 127.0.0.1 is the sandbox's own; other loopback addresses can be allowed.
     with serving(files, "127.0.0.2") as index:
-        words = ("locked_packages.py", "--index-url", f"http://{index}/simple")
-        done = run(*words, "--allow", index, "six", where=tmp_path)
-        refused = run(*words, "--allow", "index.test", "six", where=tmp_path)
+        arguments = ("locked_packages.py", "--index-url", f"http://{index}/simple")
+        done = run(*arguments, "--allow", index, "six", where=tmp_path)
+        refused = run(*arguments, "--allow", "index.test", "six", where=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert_as_promised("locked_packages.py", done.stdout)
     assert refused.returncode == 1
@@ -289,10 +293,10 @@ def test_packages_come_from_the_allowed_index_as_the_lock_says(
 
 
 @contextlib.contextmanager
-def begun(name: str, *words: str, where: Path) -> Iterator[subprocess.Popen[str]]:
-    """A program that runs until it is told to end."""
+def begun(name: str, *arguments: str, where: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a program until the block ends."""
     program = subprocess.Popen(
-        watched(name, *words),
+        watched(name, *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -311,14 +315,14 @@ class Browser:
     def __init__(self, host: str) -> None:
         self._host = host
         self.cookie = ""
-        response, text = self._ask("GET", "/")
+        response, text = self._request("GET", "/")
         assert response.status == 200
         assert "http" not in text.replace(host, ""), "the page loads nothing from elsewhere"
         self.cookie = response.headers["Set-Cookie"].partition(";")[0]
         assert "HttpOnly" in response.headers["Set-Cookie"]
         assert "default-src 'none'" in response.headers["Content-Security-Policy"]
 
-    def _ask(self, method, path, body=None, **headers):
+    def _request(self, method, path, body=None, **headers):
         connection = http.client.HTTPConnection(self._host, timeout=LIMIT_S)
         with contextlib.closing(connection):
             connection.request(method, path, body, {"Cookie": self.cookie, **headers})
@@ -327,11 +331,11 @@ class Browser:
 
     def post(self, code: str, kind: str = "shell", **headers: str) -> tuple[int, str]:
         body = json.dumps({"code": code, "kind": kind})
-        response, text = self._ask("POST", "/run", body, **headers)
+        response, text = self._request("POST", "/run", body, **headers)
         return response.status, text
 
     def run(self, code: str, kind: str = "shell") -> tuple[str, dict]:
-        """What it wrote, and its end."""
+        """Return the output and the end event."""
         status, text = self.post(code, kind)
         assert status == 200, text
         events = re.findall(r"event: (\w+)\ndata: (.*)\n\n", text)
@@ -341,7 +345,7 @@ class Browser:
 
 
 def test_visitors_of_the_web_app_have_their_own_files_and_limits(tmp_path: Path):
-    with begun("web_app.py", "--port", "0", "--most", "2", where=tmp_path) as program:
+    with begun("web_app.py", "--port", "0", "--max-visitors", "2", where=tmp_path) as program:
         first = program.stdout.readline()
         host = first.strip().removeprefix("open http://").strip("/")
         ann, ben, third = Browser(host), Browser(host), Browser(host)
@@ -368,7 +372,7 @@ def test_visitors_of_the_web_app_have_their_own_files_and_limits(tmp_path: Path)
     assert_as_promised("web_app.py", first + rest)
 
 
-def test_a_visitor_who_is_away_loses_the_session_and_one_who_leaves_the_command(tmp_path: Path):
+def test_idle_sessions_and_abandoned_commands_end(tmp_path: Path):
     with begun("web_app.py", "--port", "0", "--idle", "0.4", where=tmp_path) as program:
         host = program.stdout.readline().strip().removeprefix("open http://").strip("/")
         ann = Browser(host)

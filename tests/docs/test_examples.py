@@ -1,4 +1,4 @@
-"""The shipped programs run from any directory and say what they should."""
+"""The shipped programs run from any directory and print the expected output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def demo(
     return done, time.monotonic() - begun
 
 
-def test_the_demo_ends_well_and_soon(demo):
+def test_the_demo_succeeds_quickly(demo):
     done, taken = demo
     assert (done.returncode, done.stderr) == (0, "")
     assert taken < DEMO_LIMIT_S
@@ -54,9 +54,9 @@ def test_the_demo_is_plain_text_when_not_on_a_terminal(demo):
     assert "\x1b" not in demo[0].stdout
 
 
-def test_the_demo_tells_the_whole_story(demo):
+def test_the_demo_shows_every_step(demo):
     text = demo[0].stdout
-    for told in (
+    for expected in (
         "ValueError: could not convert string to float: '1,310.25'",
         "+ tinytable==1.0",
         '{"best": "South", "totals": {"North": 2184.5, "South": 2416.0, "West": 1342.5}}',
@@ -64,17 +64,17 @@ def test_the_demo_tells_the_whole_story(demo):
         "no_new_privs  yes",
         "the work dir is gone",
     ):
-        assert told in text
+        assert expected in text
     assert re.findall(r"^(\d+)\. ", text, re.MULTILINE) == [str(n) for n in range(1, 11)]
 
 
-def test_every_attack_of_the_demo_is_refused_for_the_right_reason(demo):
+def test_every_attack_of_the_demo_is_blocked_for_the_right_reason(demo):
     text = demo[0].stdout
-    assert "BROKE" not in text
-    verdicts = re.findall(r"^   held +(.{34}) (.*)$", text, re.MULTILINE)
-    assert [said.rpartition(": ")[2] for _, said in verdicts] == [
+    assert "ESCAPED" not in text
+    verdicts = re.findall(r"^   blocked +(.{34}) (.*)$", text, re.MULTILINE)
+    assert [reason.rpartition(": ")[2] for _, reason in verdicts] == [
         "No such file or directory",
-        "nothing there",
+        "not visible",
         "[Errno 111] Connection refused",
         "[Errno 101] Network is unreachable",
         "No such process",

@@ -1,4 +1,4 @@
-"""The guide to Flyte: every program on the page, saved under its name and run."""
+"""Every program in the Flyte guide runs, saved under its name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def name_of(source: str) -> str:
 
 @pytest.mark.spec("I4", "I5", "I8")
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: name_of(block.source))
-def test_a_program_of_the_page_prints_what_is_shown(block, tmp_path: Path):
+def test_a_program_of_the_page_prints_the_shown_output(block, tmp_path: Path):
     for other in BLOCKS:
         (tmp_path / name_of(other.source)).write_text(other.source, encoding="utf-8")
     done = subprocess.run(

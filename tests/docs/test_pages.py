@@ -1,4 +1,4 @@
-"""Every block of Python in the pages runs and prints what the page says; links lead somewhere."""
+"""Every Python block in the pages runs and prints the shown output; links resolve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from union import sandbox as sb
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Their code is run by tests of its own.
+# Separate tests run their code.
 ELSEWHERE = {"docs/guides/flyte.md", "docs/guides/remote.md"}
 WITH_CODE = {
     page.relative_to(ROOT).as_posix(): found
@@ -33,8 +33,8 @@ WITH_CODE = {
 
 
 async def run_block(block: Block, names: dict[str, object]) -> None:
-    """Runs a block that awaits at its top level, with the page's names."""
-    # Blank lines in front, so that a traceback shows the line of the page.
+    """Run a block with top-level await, with the names of the page."""
+    # Leading blank lines make a traceback show the line of the page.
     code = compile(
         "\n" * (block.line - 1) + block.source,
         block.page,
@@ -48,7 +48,7 @@ async def run_block(block: Block, names: dict[str, object]) -> None:
 
 
 def run_program(block: Block, where: Path) -> str:
-    """Runs a block that is a whole program, as its reader would."""
+    """Run a block that is a whole program; return its output."""
     script = where / f"line{block.line}.py"
     script.write_text(block.source, encoding="utf-8")
     done = subprocess.run(
@@ -63,7 +63,7 @@ def run_program(block: Block, where: Path) -> str:
     return done.stdout
 
 
-def test_the_finder_sees_blocks_lines_and_outputs():
+def test_blocks_lines_and_outputs_are_found():
     text = "a\n```python\nx = 1\n```\n\n```text\n1\n```\n\n```sh\nls\n```\n"
     text += "```py\ny\n```\nb\n```text\nz\n```\n"
     assert blocks_in(text, page="p") == [
@@ -94,17 +94,17 @@ def test_the_readme_has_a_quickstart_that_is_the_example():
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
-async def test_the_code_of_a_page_runs_and_prints_what_is_shown(
+async def test_the_code_of_a_page_prints_the_shown_output(
     page: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.chdir(tmp_path)  # a page may write files
+    monkeypatch.chdir(tmp_path)  # A page may write files.
     names: dict[str, object] = {"__name__": "__main__", "asyncio": asyncio, "sb": sb}
     async with sb.on_device.session(backend="userns") as sbx:
-        names["sbx"] = sbx
         for block in WITH_CODE[page]:
+            names["sbx"] = sbx  # A block may have opened a session of the same name.
             capsys.readouterr()
             if block.is_program:
                 printed = await asyncio.to_thread(run_program, block, tmp_path)
@@ -116,7 +116,7 @@ async def test_the_code_of_a_page_runs_and_prints_what_is_shown(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_links_lead_to_files_that_exist(page: Path):
+def test_linked_files_exist(page: Path):
     missing = [
         target
         for target in links_in(page.read_text(encoding="utf-8"))
@@ -151,8 +151,9 @@ def test_the_architecture_page_is_one_page():
     assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_pages_name_no_place_of_this_machine():
+def test_pages_contain_no_local_path():
     here = [str(ROOT), os.path.expanduser("~")]
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        assert [place for place in here if len(place) > 4 and place in text] == [], page
+        found = [p for p in here if len(p) > 4 and re.search(rf"{re.escape(p)}(?!\w)", text)]
+        assert found == [], page

@@ -1,4 +1,4 @@
-"""What draws the pictures of a terminal; the pictures themselves say nothing about a machine."""
+"""The terminal pictures are drawn correctly and contain no details of a machine."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_the_picture_is_svg_with_every_piece_in_its_place():
 
 
 def test_nothing_of_the_machine_is_shown():
-    told = "launcher yes: /srv/tree/a/b/program\nuv /opt/x\nLinux 6.1.2-build.7+x x86_64"
-    assert pictures.neutral(told, hidden=("/srv/tree",)) == (
+    text = "launcher yes: /srv/tree/a/b/program\nuv /opt/x\nLinux 6.1.2-build.7+x x86_64"
+    assert pictures.neutral(text, hidden=("/srv/tree",)) == (
         "launcher yes: .../program\nuv /opt/x\nLinux 6.1.2 x86_64"
     )
 

@@ -1,4 +1,4 @@
-"""The reference knows every public name, every code and every variable, and is not out of date."""
+"""The reference has every public name, error code and variable, and is up to date."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_public_name_is_documented(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(ALIASES))
-def test_other_spelling_is_documented(name: str):
+def test_alias_is_documented(name: str):
     value = getattr(sb, name)
-    assert inspect.ismodule(value) or f"- `{name}` is `{value.__name__}`." in text_of(
+    assert inspect.ismodule(value) or f"- `{name}` is an alias of `{value.__name__}`." in text_of(
         "reference/api.md"
     )
 
@@ -72,8 +72,8 @@ def members(cls: type) -> list[str]:
 
 @pytest.mark.parametrize("cls", [sb.Session, sb.SandboxProcess], ids=lambda c: c.__name__)
 def test_every_member_is_documented_and_has_a_docstring(cls: type):
-    told = headings("reference/api.md")
-    assert {f"{cls.__name__}.{name}" for name in members(cls)} <= told
+    documented = headings("reference/api.md")
+    assert {f"{cls.__name__}.{name}" for name in members(cls)} <= documented
     callables = [
         n for n in members(cls) if callable(v := getattr(cls, n)) or isinstance(v, property)
     ]
@@ -83,6 +83,9 @@ def test_every_member_is_documented_and_has_a_docstring(cls: type):
 def test_docstrings_become_markdown():
     assert prose("A ``b``.\n\n>>> 1\n1\n\nC::\n\n::\n\n    x\n") == (
         "A `b`.\n\n```pycon\n>>> 1\n1\n```\n\nC::\n\n```text\nx\n```"
+    )
+    assert prose("A.\n\nArgs:\n    a: one\n        two ``c``.\n    b: three: four.\n\nB.") == (
+        "A.\n\nArguments:\n\n- `a`: one two `c`.\n- `b`: three: four.\n\nB."
     )
 
     async def call(a: int, *, b: str = "x") -> bool: ...
@@ -126,9 +129,9 @@ def entries() -> dict[str, str]:
 @pytest.mark.spec("D8")
 @pytest.mark.parametrize("code", sorted(all_codes()))
 def test_code_has_a_cause_and_a_remedy(code: str):
-    told = {name.lower(): text for name, text in entries().items()}[anchor(code)]
-    assert re.search(r"^\*\*Cause\.\*\* \S.{15,}", told, re.MULTILINE)
-    assert re.search(r"^\*\*Remedy\.\*\* \S.{5,}", told, re.MULTILINE)
+    entry = {name.lower(): text for name, text in entries().items()}[anchor(code)]
+    assert re.search(r"^\*\*Cause\.\*\* \S.{15,}", entry, re.MULTILINE)
+    assert re.search(r"^\*\*Remedy\.\*\* \S.{5,}", entry, re.MULTILINE)
 
 
 def test_no_entry_is_about_a_code_that_is_gone():
@@ -136,8 +139,8 @@ def test_no_entry_is_about_a_code_that_is_gone():
 
 
 def test_every_class_of_error_is_in_the_reference():
-    told = headings("reference/errors.md")
-    assert {cls.__name__ for cls in classes()} <= told
+    documented = headings("reference/errors.md")
+    assert {cls.__name__ for cls in classes()} <= documented
     defined = {
         node.name
         for path in SRC.rglob("*.py")
@@ -146,14 +149,14 @@ def test_every_class_of_error_is_in_the_reference():
         and any(ast.unparse(base).startswith("Sandbox") for base in node.bases)
         and node.name.endswith("Error")
     }
-    assert defined <= told
+    assert defined <= documented
 
 
 # Variables.
 
 
 def variables_in(path: Path) -> set[str]:
-    """The variables that a file looks up by their names, in any mapping called environ."""
+    """Return the environment variables that a file reads."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         looked_up: list[ast.expr] = []
@@ -171,6 +174,6 @@ def test_every_variable_is_in_the_reference():
     found = {name for path in SRC.rglob("*.py") for name in variables_in(path)}
     found |= variables_in(ROOT / "hatch_build.py") | set(CA_VARIABLES)
     assert {"SANDBOX_SERVER_TOKEN", "UNION_SANDBOX_CC", "SHELL"} <= found
-    told = set(re.findall(r"`([A-Z0-9_]+)`", text_of("reference/environment.md")))
-    # The build's own environment, and what only the inside of a sandbox is told.
-    assert found - told - {"HOME"} == set()
+    documented = set(re.findall(r"`([A-Z0-9_]+)`", text_of("reference/environment.md")))
+    # HOME is only read inside a sandbox.
+    assert found - documented - {"HOME"} == set()

@@ -1,4 +1,4 @@
-"""The guide to remote sessions, typed as it is written: one server, every block, in order."""
+"""Every block of the guide to remote sessions runs in order, with one server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether a page's output is what was printed; ``...`` stands for what differs each time."""
+    """Return whether the output matches the page, where ``...`` matches anything."""
     return (
         re.fullmatch(".*".join(map(re.escape, shown.split("..."))), printed, re.DOTALL) is not None
     )
@@ -87,11 +87,11 @@ def test_every_block_does_what_the_page_says(tmp_path: Path):
         server.stdout.close()
 
 
-def test_the_page_on_the_wire_names_what_there_is():
-    from union.sandbox._core.wire import PROTOCOL, Kind
+def test_the_wire_protocol_page_lists_every_frame_kind():
+    from union.sandbox._wire.frames import PROTOCOL, Kind
 
     text = (ROOT / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) ([A-Z_]+) \|", text, re.MULTILINE)
-    told = {(int(number), name) for number, name in rows}
-    assert told == {(kind.value, kind.name) for kind in Kind}
+    listed = {(int(number), name) for number, name in rows}
+    assert listed == {(kind.value, kind.name) for kind in Kind}
     assert PROTOCOL in text

@@ -1,4 +1,4 @@
-"""The site builds, leads nowhere wrong, and needs nothing from elsewhere to be read."""
+"""The site builds, its links resolve, and it loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
-# What a browser follows by itself; the others only name an address.
+# Links that a browser loads automatically; the others are only references.
 LOADED_LINKS = {"stylesheet", "icon", "preload", "preconnect", "dns-prefetch", "modulepreload"}
 
 
 class Page(HTMLParser):
-    """What a page is made of: its anchors, what it loads, where it leads."""
+    """The anchors, loaded resources and links of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -33,18 +33,20 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = {name: value or "" for name, value in attrs}
-        self.anchors |= {told[name] for name in ("id", "name") if name in told}
-        if tag == "nav" and (self._in_navigation or "md-nav--primary" in told.get("class", "")):
+        attributes = {name: value or "" for name, value in attrs}
+        self.anchors |= {attributes[name] for name in ("id", "name") if name in attributes}
+        if tag == "nav" and (
+            self._in_navigation or "md-nav--primary" in attributes.get("class", "")
+        ):
             self._in_navigation += 1
-        if (source := told.get(LOADED.get(tag, ""))) is not None:
+        if (source := attributes.get(LOADED.get(tag, ""))) is not None:
             self.loads.append(source)
-        if tag == "link" and set(told.get("rel", "").split()) & LOADED_LINKS:
-            self.loads.append(told["href"])
-        if tag == "a" and "href" in told:
-            self.links.append(told["href"])
+        if tag == "link" and set(attributes.get("rel", "").split()) & LOADED_LINKS:
+            self.loads.append(attributes["href"])
+        if tag == "a" and "href" in attributes:
+            self.links.append(attributes["href"])
             if self._in_navigation:
-                self.navigation.append(told["href"])
+                self.navigation.append(attributes["href"])
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "nav" and self._in_navigation:
@@ -68,7 +70,7 @@ def pages(site: Path) -> dict[Path, Page]:
         path: Page(path.read_text(encoding="utf-8"))
         for path in sorted(site.rglob("*.html"))
         if path.name
-        != "404.html"  # for a server that has lost something; its links are from the top
+        != "404.html"  # The error page for servers; its links are relative to the root.
     }
 
 

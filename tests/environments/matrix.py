@@ -30,7 +30,7 @@ SYS_ADMIN = (*pod.DEFAULT_CAPABILITIES, "CAP_SYS_ADMIN")
 # Without a network stack of its own to set up and without cgroups, which it cannot make here.
 RUNSC = ("runsc", "--platform=ptrace", "--network=none", "--ignore-cgroups")
 
-# One Python for each place: what doctor says, what opening says, and a pinned work dir.
+# One Python for each place: the report of doctor, the result of open(), a given work dir.
 LOOK = """\
 import asyncio, json, os
 from union import sandbox as sb
@@ -39,8 +39,8 @@ async def opened(backend, **options):
     try:
         async with sb.on_device.session(backend=backend, **options) as sbx:
             # More than the smallest /dev/shm of the places: it must be the sandbox's own.
-            said = (await sbx.exec("head -c 1000000 /dev/zero >/dev/shm/x && echo inside")).stdout
-            return {"isolation": sbx.isolation.to_dict(), "said": said}
+            stdout = (await sbx.exec("head -c 1000000 /dev/zero >/dev/shm/x && echo inside")).stdout
+            return {"isolation": sbx.isolation.to_dict(), "stdout": stdout}
     except sb.SandboxError as error:
         return {"code": error.code, "message": str(error.args[0]), "hint": error.hint}
 
@@ -66,7 +66,7 @@ BACKENDS = ISOLATED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One kind of place: how the page calls it, and how it is made."""
+    """One kind of place: its name on the page, and how it is created."""
 
     title: str
     shape: pod.Pod | None = None
@@ -127,7 +127,7 @@ ROWS = {
 
 
 def lacking(name: str) -> str | None:
-    """What this machine lacks for a row, or None."""
+    """Return what this machine lacks for a row, or None."""
     shape = ROWS[name].shape
     found = missing("unprivileged" if shape is None else "pod-user")
     if found is None and shape is not None and shutil.which(shape.runtime[0]) is None:
@@ -136,7 +136,7 @@ def lacking(name: str) -> str | None:
 
 
 def look(name: str) -> dict[str, Any]:
-    """What is found in one place."""
+    """Return the results of one place."""
     row, venv = ROWS[name], user_venv()
     program = [str(venv / "bin" / "python"), "-c", f"BACKENDS = {BACKENDS!r}\n{LOOK}"]
     env = {"PATH": f"{venv / 'bin'}:/usr/local/bin:/usr/bin:/bin", "VIRTUAL_ENV": str(venv)}
@@ -178,7 +178,7 @@ HEAD = (
 
 
 def line(name: str, found: dict[str, Any]) -> str:
-    """The row of the table."""
+    """Return the row of the table."""
     cells = [_cell(found["opened"][backend]) for backend in BACKENDS]
     return f"| {ROWS[name].title} | " + " | ".join(cells) + " |\n"
 
@@ -189,7 +189,7 @@ def _cell(found: dict[str, Any]) -> str:
         pinned = found["pinned"].get("isolation")
         if pinned is not None:
             return f"with `host_work_dir=`: {_works(pinned)}"
-        # What the kernel and other programs said about it, in brackets, is not the cause.
+        # Messages of the kernel and of other programs, in brackets, are not the cause.
         cause = found["plain"]["message"].partition(" here: ")[2] or found["plain"]["message"]
         return f"no: {cause.partition(' (')[0]}"
     return f"{_works(report)}, memory {_memory(found['limited']['isolation'])}"

@@ -41,7 +41,7 @@ NAMES = ("unprivileged", *PODS)
 
 
 class Runner(Protocol):
-    """Runs one command in a place."""
+    """Run one command in a place."""
 
     def __call__(
         self,
@@ -65,7 +65,7 @@ class Place:
 
 
 def missing(name: str) -> str | None:
-    """Say what this machine lacks for the place `name`, or None when it can be made."""
+    """Return what this machine lacks for the place `name`, or None if it can be created."""
     if os.geteuid() != 0:
         return "making other users and containers needs root: run the tests as root"
     tool, package = ("setpriv", "util-linux") if name == "unprivileged" else ("runc", "runc")

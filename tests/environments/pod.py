@@ -67,7 +67,7 @@ class Pod:
 
 
 # The part of the engines' default profile that nested sandboxes meet. By capability, as there: who
-# has SYS_ADMIN may make namespaces and mounts, but pivot_root is for nobody.
+# has SYS_ADMIN may create namespaces and mounts, but pivot_root is always refused.
 _OF_SYS_ADMIN = (
     "unshare",
     "setns",
@@ -86,7 +86,7 @@ _OF_SYS_ADMIN = (
     "bpf",
     "perf_event_open",
 )
-_FOR_NOBODY = ("pivot_root", "kexec_load", "keyctl", "add_key", "request_key", "userfaultfd")
+_ALWAYS_REFUSED = ("pivot_root", "kexec_load", "keyctl", "add_key", "request_key", "userfaultfd")
 _ANY_NEW_NAMESPACE = 0x7E020000
 _EPERM, _ENOSYS = 1, 38
 _ARCHITECTURES = {
@@ -97,7 +97,7 @@ _ARCHITECTURES = {
 
 def default_profile(capabilities: Sequence[str]) -> dict[str, Any]:
     """The system-call filter of an engine for a container with these capabilities."""
-    refused = list(_FOR_NOBODY)
+    refused = list(_ALWAYS_REFUSED)
     rules: list[dict[str, Any]] = []
     if "CAP_SYS_CHROOT" not in capabilities:
         refused.append("chroot")

@@ -37,7 +37,7 @@ class Outcome(subprocess.CompletedProcess[str]):
     def __init__(
         self, args: Sequence[str], *, returncode: int, stdout: str, stderr: str, left_behind: int
     ) -> None:
-        """Record what came back."""
+        """Record the result."""
         super().__init__(list(args), returncode, stdout, stderr)
         self.left_behind = left_behind
 
@@ -86,11 +86,11 @@ def run_supervised(
             if supervisor.poll() is None:
                 supervisor.terminate()
                 supervisor.wait(timeout=3 * REAP_LIMIT_S)
-        stdout, stderr, told = _text(out), _text(err), _text(report)
-    if not told:
+        stdout, stderr, text = _text(out), _text(err), _text(report)
+    if not text:
         message = f"the supervisor of {list(argv)!r} ended with {supervisor.returncode}: {stderr}"
         raise RuntimeError(message)
-    result = _Report(**json.loads(told))
+    result = _Report(**json.loads(text))
     if result.error:
         message = f"{list(argv)!r}: {result.error}\n{stderr}"
         raise RuntimeError(message)

@@ -1,4 +1,4 @@
-"""In every kind of place a session works as reported, or says why not and what to do."""
+"""In every kind of place a session works as reported, or the error has cause and remedy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.environments import matrix
 
-# Why nothing can be opened, in the words of the error; the other rows work.
+# The error text of places where no session opens; the other rows work.
 REFUSED = {
     "pod-root-bare": "root without CAP_SETFCAP",
     "default-user": "seccomp profile refuses user namespaces",
@@ -31,7 +31,7 @@ HIDDEN = "processes"
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", matrix.ROWS)
 def test_place(name: str) -> None:
-    """One container for all that is asked of it: making one is what takes the time."""
+    """One container for all checks, because creating one takes most of the time."""
     if (reason := matrix.lacking(name)) is not None:
         pytest.skip(reason)
     found = matrix.look(name)
@@ -45,7 +45,7 @@ def test_place(name: str) -> None:
     assert not backends["sandbox-exec"]["available"]
     works = backends[doctor["default"]]["available"]
     assert doctor["ok"] == works
-    assert found["text"].splitlines()[-1].startswith("Well" if works else "Not well")
+    assert found["text"].splitlines()[-1].startswith("OK: " if works else "NOT OK: ")
     assert matrix.line(name, found) in matrix.PAGE.read_text(encoding="utf-8"), (
         "the page is out of date: python -m tests.environments.matrix --write"
     )
@@ -65,16 +65,21 @@ def _check_layers(name: str, layers: dict[str, dict[str, Any]]) -> None:
         assert REMEDY[name] in cause["hint"]
 
 
-def _check_backend(name: str, told: dict[str, Any], opened: dict[str, dict[str, Any]]) -> None:
-    """Doctor and ``open`` say the same, and what they say is so."""
+def _check_backend(name: str, status: dict[str, Any], opened: dict[str, dict[str, Any]]) -> None:
+    """Doctor and ``open()`` agree with each other and with the live sandbox."""
     plain = opened["plain"]
-    assert told["available"] == ("said" in plain)
-    if told["available"]:
-        assert plain["said"] == opened["limited"]["said"] == opened["pinned"]["said"] == "inside\n"
-        assert told["isolation"] == plain["isolation"]
-        _check_report(name, told, opened)
+    assert status["available"] == ("stdout" in plain)
+    if status["available"]:
+        assert (
+            plain["stdout"]
+            == opened["limited"]["stdout"]
+            == opened["pinned"]["stdout"]
+            == "inside\n"
+        )
+        assert status["isolation"] == plain["isolation"]
+        _check_report(name, status, opened)
         return
-    assert (told["reason"], told["hint"]) == (plain["message"], plain["hint"])
+    assert (status["reason"], status["hint"]) == (plain["message"], plain["hint"])
     assert plain["hint"]
     if name in REFUSED:
         assert plain["code"] == "backend-unavailable"
@@ -82,19 +87,19 @@ def _check_backend(name: str, told: dict[str, Any], opened: dict[str, dict[str, 
         assert REMEDY[name] in plain["hint"]
     elif name == NO_WORK_DIR:
         assert plain["code"] == "usage"
-        assert "no work dir could be made" in plain["message"]
-        assert opened["pinned"]["said"] == "inside\n"
+        assert "no work dir could be created" in plain["message"]
+        assert opened["pinned"]["stdout"] == "inside\n"
     else:
         assert name in NO_PIVOT
-        assert told["name"] != "userns"
+        assert status["name"] != "userns"
         assert "refuses pivot_root" in plain["message"]
         assert "backend='userns'" in plain["hint"]
 
 
-def _check_report(name: str, told: dict[str, Any], opened: dict[str, dict[str, Any]]) -> None:
-    report = told["isolation"]
+def _check_report(name: str, status: dict[str, Any], opened: dict[str, dict[str, Any]]) -> None:
+    report = status["isolation"]
     assert report["proc"] == ("fresh" if name in FRESH_PROC else "inherited")
-    outcomes = {attack["name"]: attack["outcome"] for attack in told["attacks"]}
+    outcomes = {attack["name"]: attack["outcome"] for attack in status["attacks"]}
     seen = outcomes.pop(HIDDEN)
     assert seen == ("held" if report["proc"] == "fresh" else "weaker")
     assert set(outcomes.values()) == {"held"}
@@ -102,7 +107,7 @@ def _check_report(name: str, told: dict[str, Any], opened: dict[str, dict[str, A
     assert limited.startswith("cgroup") == (name in CGROUPS)
     strict = opened["strict"]
     if report["proc"] == "fresh" and report["root"] == "pivot":
-        assert strict["said"] == "inside\n"
+        assert strict["stdout"] == "inside\n"
     else:
         weaker = "refuses pivot_root" if report["root"] == "move" else "masks /proc"
         assert weaker in strict["message"]
@@ -111,7 +116,7 @@ def _check_report(name: str, told: dict[str, Any], opened: dict[str, dict[str, A
 
 @pytest.mark.parametrize("name", NO_PIVOT)
 def test_userns_is_where_a_moved_root_is_needed(name: str) -> None:
-    """The page says so, and the test above holds the page to what was found."""
+    """The page lists it, and the test above compares the page with the results."""
     page = matrix.PAGE.read_text(encoding="utf-8")
     row = next(
         line for line in page.splitlines() if line.startswith(f"| {matrix.ROWS[name].title} |")

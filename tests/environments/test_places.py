@@ -30,7 +30,7 @@ from tests.environments.supervise import run_supervised
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Tells what the place allows. Raw system calls, because mount(8) refuses by itself when its user
+# Reports what the place allows. Raw system calls, because mount(8) refuses by itself when its user
 # id is not 0, which would look like the kernel's refusal.
 PROBE = r"""
 import ctypes, json, os
@@ -46,7 +46,7 @@ def put(path, text):
         os.close(fd)
 
 def nested(*, map_self, fstype):
-    # The answer is the first step that the kernel refused, or "done".
+    # The result is the first step that the kernel refused, or "done".
     read, write = os.pipe()
     if os.fork() == 0:
         uid, gid, answer = os.getuid(), os.getgid(), "done"

@@ -49,10 +49,10 @@ from union import sandbox as sb
 async def main():
     try:
         async with sb.on_device.session(backend="userns") as sbx:
-            told = {"opened": (await sbx.exec("echo inside")).stdout}
+            found = {"opened": (await sbx.exec("echo inside")).stdout}
     except sb.BackendUnavailableError as error:
-        told = {"message": str(error), "hint": error.hint, "code": error.code}
-    print(json.dumps(told))
+        found = {"message": str(error), "hint": error.hint, "code": error.code}
+    print(json.dumps(found))
 
 asyncio.run(main())
 """
@@ -90,8 +90,8 @@ def test_suite_passes_in(name: str, suite: Suite, capsys: pytest.CaptureFixture[
     found = counts(done.stdout)
     with capsys.disabled():
         sys.stdout.write(f"\n  {name}: {found}\n")
-    assert found.get("passed", 0) > 0, _told(name, done)
-    assert done.left_behind == 0, _told(name, done)
+    assert found.get("passed", 0) > 0, _summary(name, done)
+    assert done.left_behind == 0, _summary(name, done)
     if done.returncode == SOME_FAILED:
         # Once more, alone, to tell a flaky test from one that does not hold in this place.
         failed = set(FAILED.findall(done.stdout))
@@ -100,10 +100,10 @@ def test_suite_passes_in(name: str, suite: Suite, capsys: pytest.CaptureFixture[
         with capsys.disabled():
             for test in flaky:
                 sys.stdout.write(f"flaky: {name}: {test}: failed beside others, passed alone\n")
-    assert done.returncode == 0, _told(name, done)
+    assert done.returncode == 0, _summary(name, done)
 
 
-def _told(name: str, done: Outcome) -> str:
+def _summary(name: str, done: Outcome) -> str:
     return f"{name}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
@@ -114,8 +114,8 @@ def _run_in(name: str, suite: Suite, arguments: list[str]) -> Outcome:
         try:
             return place.run(command, env=suite.environment(), cwd=suite.root, timeout_s=LIMIT_S)
         except subprocess.TimeoutExpired as expired:
-            told = f"{expired.output!s}\n{expired.stderr!s}"
-            pytest.fail(f"{name}: no end after {LIMIT_S:g} s\n{told}")
+            found = f"{expired.output!s}\n{expired.stderr!s}"
+            pytest.fail(f"{name}: no end after {LIMIT_S:g} s\n{found}")
 
 
 def _opened_in(name: str, suite: Suite) -> dict[str, str]:
@@ -124,16 +124,16 @@ def _opened_in(name: str, suite: Suite) -> dict[str, str]:
         done = place.run([suite.python, "-c", OPENING], env=suite.environment(), timeout_s=30)
     assert done.returncode == 0, done.stderr
     assert done.left_behind == 0
-    told: dict[str, str] = json.loads(done.stdout)
-    return told
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
 
 
 @pytest.mark.spec("G1")
 @pytest.mark.timeout(60 + BUILD_LIMIT_S)
-def test_where_no_id_can_be_mapped_opening_says_why_and_what_to_do(suite: Suite) -> None:
+def test_where_no_id_can_be_mapped_the_error_has_cause_and_remedy(suite: Suite) -> None:
     """With root that has the capability as the control."""
-    told = _opened_in(REFUSING, suite)
-    assert "CAP_SETFCAP" in told["message"]
-    assert told["hint"]
-    assert told["code"]
+    found = _opened_in(REFUSING, suite)
+    assert "CAP_SETFCAP" in found["message"]
+    assert found["hint"]
+    assert found["code"]
     assert _opened_in("pod-default-caps", suite) == {"opened": "inside\n"}

@@ -83,7 +83,7 @@ def test_a_cache_of_another_user_is_refused(
         suite.user_venv(project, cache=tmp_path / "cache")
 
 
-def test_a_failing_build_shows_what_the_tool_said() -> None:
+def test_a_failing_build_shows_the_output_of_the_tool() -> None:
     with pytest.raises(suite.SuiteError, match=r"ended with 3. do this\n(.|\n)*no compiler"):
         suite._step(["sh", "-c", "echo no compiler >&2; exit 3"], hint="do this")
 

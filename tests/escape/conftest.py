@@ -1,4 +1,4 @@
-"""Fixtures of the attacks: sessions of every isolating way, and what they must not reach."""
+"""Fixtures of the attacks: sessions of every isolating backend, and targets on the host."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=ISOLATED)
 def cell(request: pytest.FixtureRequest) -> str:
-    """The name of an isolating way."""
+    """The name of an isolating backend."""
     return request.param
 
 
 @pytest.fixture
 def jailed(cell: str) -> OpenSession:
-    """Makes sessions of an isolating way; the test opens and closes them."""
+    """Return a factory of isolated sessions, which the test opens and closes."""
     return lambda **options: session_of(cell, **options)
 
 
 @pytest.fixture
 def plant(tmp_path: Path) -> Path:
-    """A directory of the host that anybody may change, with a file and a directory in it."""
+    """A world-writable directory of the host, with a file and a directory in it."""
     tree = tmp_path / "plant"
     (tree / "inner").mkdir(parents=True)
     (tree / "secret").write_text(SECRET)
@@ -41,7 +41,7 @@ def plant(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def work(tmp_path: Path) -> str:
-    """A work dir that stays after the session, beside the plant and on its file system."""
+    """A work dir that outlives the session, beside the plant and on its file system."""
     path = tmp_path / "work"
     path.mkdir()
     return str(path)

@@ -11,7 +11,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from union.sandbox._core.syscalls import numbers
+from union.sandbox._seccomp.syscalls import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,11 +58,11 @@ def write(path, text="changed", flags=os.O_WRONLY | os.O_CREAT):
 
 
 def program(code: str, *, given: Mapping[str, Any] | None = None) -> str:
-    """The whole source: what attacks share, `given` as a dict, the attack, and its report."""
-    facts = json.dumps(json.dumps(dict(given or {})))
+    """Return the whole source: shared helpers, `given` as a dict, the attack, and its report."""
+    encoded = json.dumps(json.dumps(dict(given or {})))
     table = dict(numbers(machine=platform.machine()))
     return (
-        f"{_PRELUDE}\nNR = {table!r}\ngiven = json.loads({facts})\n"
+        f"{_PRELUDE}\nNR = {table!r}\ngiven = json.loads({encoded})\n"
         f"{textwrap.dedent(code)}\nprint(json.dumps(out), flush=True)\n"
     )
 
@@ -70,7 +70,7 @@ def program(code: str, *, given: Mapping[str, Any] | None = None) -> str:
 async def attack(
     sbx: sb.Session, code: str, *, given: Mapping[str, Any] | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Runs the attack in the sandbox; returns what it put into `out`."""
+    """Run the attack in the sandbox; return its `out`."""
     options.setdefault("timeout_s", LIMIT_S)
     text = await sbx.run_code(program(code, given=given), **options)
     found: dict[str, Any] = json.loads(text.splitlines()[-1])
@@ -78,7 +78,7 @@ async def attack(
 
 
 async def outside(code: str, *, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The same program as a bare child of the test: the attack where nothing stops it."""
+    """Run the same program as an unconfined child of the test, as a positive control."""
     done = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-I", "-c", program(code, given=given)],
@@ -92,6 +92,6 @@ async def outside(code: str, *, given: Mapping[str, Any] | None = None) -> dict[
 
 
 def outside_is_filtered() -> bool:
-    """Whether this test itself runs under a seccomp filter, so that a bare child proves less."""
+    """Return whether this test itself runs under a seccomp filter, which weakens controls."""
     with open("/proc/self/status", encoding="ascii") as status:
         return "Seccomp:\t2" in status.read()

@@ -1,6 +1,5 @@
-"""What the host has and a sandbox must not reach: a process, files, and programs that own sessions."""
+"""Targets on the host that a sandbox must not reach, and programs that own sessions."""
 
-# ruff: noqa: E501 - an attack program keeps each try on one line
 from __future__ import annotations
 
 import json
@@ -44,7 +43,7 @@ class Victim:
     fd: int
     directory: Path
 
-    def facts(self) -> dict[str, Any]:
+    def as_given(self) -> dict[str, Any]:
         return {
             "pid": self.pid,
             "address": self.address,
@@ -54,7 +53,7 @@ class Victim:
         }
 
     def report(self) -> dict[str, Any]:
-        """What the process says of itself; fails if it is not alive."""
+        """Return what the process reports about itself; fails if it is not alive."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
@@ -62,7 +61,7 @@ class Victim:
         found: dict[str, Any] = json.loads(self.process.stdout.readline())
         return found
 
-    def hears(self, number: int) -> bool:
+    def receives(self, number: int) -> bool:
         """Positive control: a signal of the host does arrive."""
         os.kill(self.pid, number)
         # The handler runs between two lines of the victim's loop, so the second one shows it.
@@ -82,12 +81,12 @@ def start_victim(directory: Path) -> Victim:
         text=True,
     )
     assert process.stdout is not None
-    told = json.loads(process.stdout.readline())
-    return Victim(process, told["pid"], told["address"], told["fd"], directory)
+    started = json.loads(process.stdout.readline())
+    return Victim(process, started["pid"], started["address"], started["fd"], directory)
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Kills one process that a test started, and lets go of its pipes."""
+    """Kill one process that a test started, and close its pipes."""
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
     process.wait(timeout=10)
@@ -111,7 +110,7 @@ asyncio.run(main())
 
 
 def driver_source(way: str, body: str) -> str:
-    """A program of its own that drives sessions; `body` is the inside of an async function."""
+    """Return a program that owns sessions; `body` is the body of an async function."""
     return _DRIVER.format(way=way, body=textwrap.indent(textwrap.dedent(body).strip("\n"), "    "))
 
 
@@ -123,7 +122,7 @@ def start_driver(
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> subprocess.Popen[str]:
-    """Starts such a program; the caller ends it."""
+    """Start such a program; the caller ends it."""
     return subprocess.Popen(
         [sys.executable, "-I", "-c", driver_source(way, body), *args],
         env={**os.environ, **(env or {})},
@@ -142,7 +141,7 @@ def drive(
     env: Mapping[str, str] | None = None,
     **options: Any,
 ) -> str:
-    """Runs such a program to its end; returns its stdout."""
+    """Run such a program to its end; return its stdout."""
     stdin = options.pop("feed", None)
     if stdin is not None:
         options["stdin"] = subprocess.PIPE
@@ -156,7 +155,7 @@ def drive(
 
 
 def command_lines() -> dict[int, bytes]:
-    """Every process this user can see, with its command line."""
+    """Return the command lines of all processes that this user can see."""
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -168,12 +167,12 @@ def command_lines() -> dict[int, bytes]:
 
 
 def marked(mark: str) -> set[int]:
-    """Processes of the host's view whose command line holds `mark`."""
+    """Return the host pids of processes whose command line contains `mark`."""
     return {pid for pid, line in command_lines().items() if mark.encode() in line}
 
 
 def snapshot(root: Path) -> dict[str, tuple[Any, ...]]:
-    """Everything about a tree that an attack could change."""
+    """Return every property of a tree that an attack could change."""
     found: dict[str, tuple[Any, ...]] = {}
     for path in (root, *sorted(root.rglob("*"))):
         s = path.lstat()

@@ -46,7 +46,7 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("spelling", ["itself", "below", "link", "link below"])
-async def test_a_call_writes_to_nothing_that_its_session_shows_read_only(
+async def test_a_call_cannot_write_to_read_only_paths_of_its_session(
     jailed: OpenSession, plant: Path, tmp_path: Path, spelling: str
 ) -> None:
     (tmp_path / "alias").symlink_to(plant)
@@ -78,13 +78,13 @@ async def test_a_read_only_path_is_not_writable_under_another_name(
             await jail.exec("true", read_only_paths=[alias])
         assert str(place) in caught.value.hint
         below = f"echo x > {place}/dir/x; echo x > {alias}/dir/x"
-        told = await jail.exec(below, read_only_paths=[f"{alias}/dir"])
-        assert told.stderr.count("Read-only") == 2
+        result = await jail.exec(below, read_only_paths=[f"{alias}/dir"])
+        assert result.stderr.count("Read-only") == 2
         # The remedy of the hint.
         both = [alias, str(place)]
-        told = await jail.exec(f"cat {alias}/dir/own; echo x > {place}/x", read_only_paths=both)
-        assert told.stdout == "fine"
-        assert "Read-only" in told.stderr
+        result = await jail.exec(f"cat {alias}/dir/own; echo x > {place}/x", read_only_paths=both)
+        assert result.stdout == "fine"
+        assert "Read-only" in result.stderr
     assert not (place / "x").exists()
 
 
@@ -244,7 +244,7 @@ async def test_no_waiting_sandbox_has_the_path_of_a_call(jailed: OpenSession, pl
         launcher = Launcher.current().pid
         running = await jail.run("sleep 30", background=True, read_only_paths=[str(plant)])
         assert eventually(lambda: str(plant) in mounts_below(launcher)), "found where it is"
-        # Others are started, and made ready, while the path is in use.
+        # Other commands and spares are started while the path is in use.
         for number in range(8):
             await jail.exec(f"echo {number}")
             assert await jail.run_code("print(1)") == "1\n"
@@ -254,9 +254,7 @@ async def test_no_waiting_sandbox_has_the_path_of_a_call(jailed: OpenSession, pl
         assert children_of(launcher), "sandboxes wait"
 
 
-async def test_what_a_call_left_behind_does_not_outlive_it(
-    jailed: OpenSession, plant: Path
-) -> None:
+async def test_processes_of_a_call_do_not_outlive_it(jailed: OpenSession, plant: Path) -> None:
     """A child that keeps a descriptor of the path, to pass it to the next call by a socket."""
     async with jailed() as jail:
         keep = (

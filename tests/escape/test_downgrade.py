@@ -1,4 +1,4 @@
-"""Attacks on what the product chooses by itself: another program, another process, a weaker way."""
+"""Attacks on automatic choices: another program, another process, a weaker backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.escape.plants import Victim
 
 _BARE = """#!/bin/sh
-# In the place of bwrap: it says that it can do everything, and runs the rest of its words bare.
+# A fake bwrap: it claims to support every option, and runs its command without isolation.
 : > {marker}
 case "$1" in --version) echo "bubblewrap 9.9.9"; exit;; --help) exec {real} --help;; esac
 while [ "$#" -gt 0 ]; do
@@ -30,7 +30,7 @@ done
 
 @pytest.mark.threat(44, 47, 114)
 def test_a_bwrap_in_the_work_dir_is_not_found(plant: Path, work: str) -> None:
-    """By a relative entry of PATH, while the owner stands in the work dir."""
+    """By a relative entry of PATH, while the owner's current directory is the work dir."""
     marker = plant / "ran-outside"
     fake = Path(work, "bwrap")
     fake.write_text(_BARE.format(marker=marker, real="bwrap"))
@@ -40,39 +40,39 @@ def test_a_bwrap_in_the_work_dir_is_not_found(plant: Path, work: str) -> None:
         print((await sbx.exec("echo fine")).stdout.strip())
     """
     for path in (".:", ":", "./:"):
-        told = drive("bubblewrap", body, cwd=work, env={"PATH": path + os.environ["PATH"]})
-        assert told == "fine\n"
+        output = drive("bubblewrap", body, cwd=work, env={"PATH": path + os.environ["PATH"]})
+        assert output == "fine\n"
     assert not marker.exists()
-    told = drive("bubblewrap", body.replace("os.getcwd()", repr(work)), cwd="/")
-    assert told == "fine\n"
+    output = drive("bubblewrap", body.replace("os.getcwd()", repr(work)), cwd="/")
+    assert output == "fine\n"
 
 
 @pytest.mark.threat(114)
-def test_a_bwrap_that_isolates_nothing_is_found_out(plant: Path, tmp_path: Path) -> None:
-    """First on PATH, with the right words and without any effect: no session, no bare run."""
+def test_a_bwrap_that_isolates_nothing_is_detected(plant: Path, tmp_path: Path) -> None:
+    """First on PATH, with the right options and no effect: no session opens, nothing runs bare."""
     real = shutil.which("bwrap")
     assert real is not None
     (tmp_path / "bin").mkdir()
     fake = tmp_path / "bin" / "bwrap"
     fake.write_text(_BARE.format(marker=tmp_path / "asked", real=real))
     fake.chmod(0o755)
-    # Below /tmp no program is trusted; here the plant is taken for one that is.
+    # Programs below /tmp are not trusted; the test makes an exception for the plant.
     body = """
     from union.sandbox._linux import host_programs
     host_programs._require_safe = host_programs._accept
     try:
         async with session() as sbx:
-            told = await sbx.exec(["cat", sys.argv[1]])
-            print("opened", told.stdout)
+            output = await sbx.exec(["cat", sys.argv[1]])
+            print("opened", output.stdout)
     except sb.SandboxError as exc:
         print("refused", type(exc).__name__)
     """
     path = f"{fake.parent}:{os.environ['PATH']}"
-    told = drive("bubblewrap", body, args=[str(plant / "secret")], env={"PATH": path})
-    assert told == "refused BackendUnavailableError\n"
-    assert (tmp_path / "asked").exists(), "the plant was asked"
-    told = drive("bubblewrap", body, args=["/etc/hostname-of-nobody"])
-    assert told.startswith("opened")
+    output = drive("bubblewrap", body, args=[str(plant / "secret")], env={"PATH": path})
+    assert output == "refused BackendUnavailableError\n"
+    assert (tmp_path / "asked").exists(), "the plant was executed"
+    output = drive("bubblewrap", body, args=["/etc/no-such-file"])
+    assert output.startswith("opened")
 
 
 @pytest.mark.threat(114)
@@ -85,10 +85,10 @@ async def test_an_unknown_backend_is_refused(backend: object) -> None:
 
 
 @pytest.mark.threat(53)
-async def test_a_handle_of_an_ended_run_signals_nobody(
+async def test_a_handle_of_an_ended_run_signals_no_process(
     jailed: OpenSession, victim: Victim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its number belongs to somebody else by now: to a process of the host."""
+    """Its pid has been reused by a process of the host."""
     async with jailed() as jail:
         proc = await jail.run("true")
         assert proc.returncode == 0
@@ -104,18 +104,18 @@ async def test_a_handle_of_an_ended_run_signals_nobody(
         await asyncio.sleep(0.1)
         assert victim.report()["signals"] == []
     assert victim.report()["signals"] == []
-    assert victim.hears(signal.SIGUSR1), "the control"
+    assert victim.receives(signal.SIGUSR1), "the control"
 
 
 @pytest.mark.threat(53)
-async def test_numbers_used_again_inside_are_not_mixed_up(jailed: OpenSession) -> None:
-    """Every run has the same number inside; ending one leaves the others alone."""
+async def test_reused_pids_inside_are_not_confused(jailed: OpenSession) -> None:
+    """Every run has the same pid inside; ending one does not affect the others."""
     async with jailed() as jail:
         mark = f"sbx-number-{os.getpid()}"
         loop = ["sh", "-c", "while :; do sleep 0.1; done"]
         ended = await jail.run("true")
         runs = [await jail.run([*loop, f"{mark}-{n}"], background=True) for n in range(3)]
-        assert len({run.pid for run in (ended, *runs)}) == 1, "the number says nothing"
+        assert len({run.pid for run in (ended, *runs)}) == 1, "all pids are equal"
         ended.kill()
         runs[1].kill()
         assert await runs[1].wait() == 137

@@ -26,7 +26,7 @@ _TOKEN = "host-token-91ab"
 @pytest.mark.threat(41)
 @pytest.mark.spec("C5", "G2")
 def test_the_environment_of_the_owner_is_not_inherited(cell: str) -> None:
-    """Not in the command's, nor in that of any process it can look at."""
+    """Neither in the command's environment nor in that of any process it can inspect."""
     code = """
     texts = [json.dumps(dict(os.environ))]
     for entry in os.listdir("/proc"):
@@ -52,7 +52,7 @@ def test_the_environment_of_the_owner_is_not_inherited(cell: str) -> None:
 @pytest.mark.threat(41)
 @pytest.mark.spec("G2")
 async def test_the_launcher_carries_no_environment(jail: sb.Session) -> None:
-    """Looked at from the host: it is what the sandbox is forked from."""
+    """Inspected from the host, because sandboxes are forked from it."""
     launcher = Launcher._current
     assert launcher is not None
     assert Path(f"/proc/{launcher.pid}/environ").read_bytes() == b""
@@ -128,7 +128,7 @@ async def test_values_with_a_dash_are_never_options(jail: sb.Session) -> None:
 @pytest.mark.threat(45)
 @pytest.mark.spec("C2")
 def test_the_owners_stdin_is_not_read(cell: str) -> None:
-    """Inside it is at its end at once; the owner's line is still there afterwards."""
+    """Inside it is at its end at once; the owner's input is still unread afterwards."""
     body = """
     async with session() as sbx:
         for kind in ("shell", "python"):
@@ -189,7 +189,7 @@ def test_nothing_can_be_typed_into_the_owners_terminal(cell: str) -> None:
 @pytest.mark.threat(39)
 @pytest.mark.spec("G2")
 async def test_streams_passed_on_are_no_terminal(jail: sb.Session) -> None:
-    """INHERIT copies output; it does not hand the descriptor over."""
+    """INHERIT copies output; it does not pass the file descriptor on."""
     proc = await jail.run(
         "test -t 0 || test -t 1 || test -t 2; echo $? > answer",
         stdout=sb.INHERIT,

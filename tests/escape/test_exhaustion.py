@@ -1,4 +1,4 @@
-"""Attacks by using too much: processes, memory, scratch space, files, output."""
+"""Attacks by resource exhaustion: processes, memory, scratch space, files, output."""
 
 # ruff: noqa: E501 - an attack program keeps each try on one line
 from __future__ import annotations
@@ -135,7 +135,7 @@ async def test_one_process_beyond_the_limit_is_reported_as_out_of_memory(
 @pytest.mark.threat(103)
 @pytest.mark.parametrize("place, size", [("/tmp", 24), ("/dev/shm", 12)])
 async def test_scratch_space_is_bounded(jailed: OpenSession, place: str, size: int) -> None:
-    """By bytes, as asked, and by number of files."""
+    """By bytes, as requested, and by number of files."""
     code = """
     written = 0
     try:
@@ -220,7 +220,7 @@ async def test_open_files_are_limited(jail: sb.Session) -> None:
 @pytest.mark.alone
 @pytest.mark.spec("D6")
 async def test_endless_output_leaves_the_host_flat(jail: sb.Session) -> None:
-    """Collected under a cap, and in a pipe that nobody reads."""
+    """Collected under a cap, and in a pipe without a reader."""
     await jail.exec("yes | head -c 4000000", max_output_bytes=_MIB)  # warm
     before, begun = _rss(), time.monotonic()
     result = await jail.exec("yes", timeout_s=1, max_output_bytes=_MIB)
@@ -230,10 +230,10 @@ async def test_endless_output_leaves_the_host_flat(jail: sb.Session) -> None:
     assert _rss() - before < 24 * _MIB
     unread = await jail.run("yes", stdout=True, timeout_s=1)
     await asyncio.sleep(0.6)
-    assert _rss() - before < 24 * _MIB, "a pipe that nobody reads slows its writer"
+    assert _rss() - before < 24 * _MIB, "a pipe without a reader blocks its writer"
     assert await unread.wait() in {137, 143}
     assert unread.termination_reason == "timeout"
-    kept = UNREAD_STREAM_BYTES  # wait() takes that much, so that a talkative command can end
+    kept = UNREAD_STREAM_BYTES  # wait() buffers that much, so that a verbose command can end
     assert _rss() - before < kept + 24 * _MIB
     assert (await jail.exec("echo alive")).stdout == "alive\n"
 

@@ -49,7 +49,7 @@ while time.monotonic() < end:
 
 
 async def _race(jail: sb.Session, flip: str, target: str, plant: Path, *, seconds: float) -> None:
-    """Reads and writes `target` while the sandbox flips it; nothing outside is touched.
+    """Read and write `target` while the sandbox flips it; nothing outside is touched.
 
     For so many seconds, and on a busy machine for as many more as it takes to see both sides.
     """
@@ -171,7 +171,7 @@ async def test_an_impossible_name_is_a_clean_error(
 
 @pytest.mark.threat(12)
 @pytest.mark.parametrize("kind", ["fifo", "socket", "device", "directory"])
-async def test_what_is_no_file_answers_at_once(jail: sb.Session, kind: str) -> None:
+async def test_special_files_are_refused_at_once(jail: sb.Session, kind: str) -> None:
     """Nothing waits for a writer that never comes, or reads a device."""
     code = """
     os.mkfifo("fifo")
@@ -216,7 +216,7 @@ async def test_a_sparse_file_is_refused_without_reading_it(jailed: OpenSession, 
 
 @pytest.mark.threat(13)
 async def test_a_growing_file_never_exceeds_the_cap(jail: sb.Session) -> None:
-    """The size is right when asked and wrong when read."""
+    """The size is right when checked and wrong when read."""
     code = """
     fd = os.open("grows", os.O_WRONLY | os.O_CREAT, 0o644)
     print("growing", flush=True)
@@ -235,7 +235,7 @@ async def test_a_growing_file_never_exceeds_the_cap(jail: sb.Session) -> None:
             data = await jail.get_bytes("grows", max_bytes=100_000)
         except _REFUSED:
             refused += 1
-            await asyncio.sleep(0.001)  # else, where cores are few, the writer never gets its turn
+            await asyncio.sleep(0.001)  # lets the writer run on a machine with few cores
             continue
         assert len(data) <= 100_000
         sizes.add(len(data))
@@ -278,7 +278,7 @@ async def test_a_file_hard_linked_to_the_host_is_replaced_not_written(
 async def test_a_socket_of_the_host_in_the_tree_is_not_opened(
     jailed: OpenSession, work: str
 ) -> None:
-    """A socket made by the host answers at once too, and hears nothing."""
+    """A socket of the host is refused at once too, and receives nothing."""
     listener = socket.socket(socket.AF_UNIX)
     here = os.getcwd()
     os.chdir(work)  # the name of a socket is short

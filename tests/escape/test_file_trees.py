@@ -1,4 +1,4 @@
-"""Attacks on listing, removing, upload and download: a tree that is hostile at that very moment."""
+"""Attacks on listing, removing, upload and download by a tree that changes meanwhile."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ while True:
 
 @contextlib.asynccontextmanager
 async def attacked(jail: sb.Session, code: str, plant: Path) -> AsyncIterator[None]:
-    """Runs the attack beside what the test does; the plant is the same afterwards."""
+    """Run the attack during the test; check that the plant is unchanged afterwards."""
     before = snapshot(plant)
     source = program(code, given={"target": str(plant / "secret")})
     proc = await jail.run(source, script_type="python", stdout=True, timeout_s=60)
@@ -57,7 +57,7 @@ async def attacked(jail: sb.Session, code: str, plant: Path) -> AsyncIterator[No
 
 
 def content_of(top: Path) -> set[bytes]:
-    """What arrived. No link, FIFO or unfinished file may be among it."""
+    """Return the contents of copied files; fails on a link, a FIFO or an unfinished file."""
     found = set()
     for path in top.rglob("*"):
         mode = path.lstat().st_mode
@@ -148,7 +148,7 @@ async def test_an_upload_into_a_swap_writes_nothing_outside(
 async def test_control_a_plain_copy_is_fooled_by_the_swap(
     jail: sb.Session, plant: Path, tmp_path: Path
 ) -> None:
-    """What the attack does to a program that goes by names."""
+    """The attack succeeds against a program that opens files by name."""
     await jail.put_bytes("t/d/secret", b"inside")
     await jail.run(["ln", "-s", str(plant), "l"])
     seen: set[bytes] = set()
@@ -183,7 +183,7 @@ async def test_a_growing_file_never_exceeds_the_cap(jail: sb.Session, tmp_path: 
         except sb.SandboxError as exc:
             assert exc.code == "file-too-large"  # noqa: PT017 - either outcome is right
             refused += 1
-            await asyncio.sleep(0.001)  # else, where cores are few, the writer never gets its turn
+            await asyncio.sleep(0.001)  # lets the writer run on a machine with few cores
         else:
             assert got.bytes == (tmp_path / "target" / "grows").stat().st_size <= 100_000
             served += 1
@@ -242,7 +242,7 @@ async def test_a_file_that_changes_between_counting_and_copying(
 
 
 @pytest.mark.threat(16)
-async def test_a_tree_without_bottom_is_given_up(jail: sb.Session, tmp_path: Path) -> None:
+async def test_a_tree_that_is_too_deep_is_refused(jail: sb.Session, tmp_path: Path) -> None:
     """Depth costs neither stack nor descriptors, and has an end."""
     code = """
     for top, name, depth in (("deep", "d", 300), ("long", "d" * 200, 30), ("fine", "d", 100)):
@@ -253,7 +253,7 @@ async def test_a_tree_without_bottom_is_given_up(jail: sb.Session, tmp_path: Pat
         os.chdir(here)
     """
     await attack(jail, code)
-    await asyncio.sleep(0)  # whoever waits is told first, and then all is closed
+    await asyncio.sleep(0)  # waiters are resumed before descriptors are closed
     descriptors = len(os.listdir("/proc/self/fd"))
     for top in ("deep", "long"):
         with pytest.raises(sb.SandboxError) as caught:
@@ -267,7 +267,7 @@ async def test_a_tree_without_bottom_is_given_up(jail: sb.Session, tmp_path: Pat
 
 
 @pytest.mark.threat(16)
-async def test_a_crowded_tree_is_given_up(jail: sb.Session, tmp_path: Path) -> None:
+async def test_a_tree_with_too_many_entries_is_refused(jail: sb.Session, tmp_path: Path) -> None:
     """Entries of any kind count, before a byte is copied."""
     code = """
     os.makedirs("t/d")
@@ -302,7 +302,7 @@ async def test_a_sparse_file_is_refused_without_reading_it(
 async def test_links_in_the_target_are_not_followed(
     jail: sb.Session, plant: Path, tmp_path: Path
 ) -> None:
-    """What an earlier visitor left in the caller's directory."""
+    """Left in the caller's directory by an earlier program."""
     before = snapshot(plant)
     await attack(jail, 'os.makedirs("t/inner"); write("t/secret"); write("t/inner/deep")')
     for name, target in (("secret", plant / "secret"), ("inner", plant / "inner")):

@@ -19,8 +19,8 @@ from tests.escape.inside import attack, outside, program
 from tests.escape.plants import SECRET, drive, snapshot
 
 from union import sandbox as sb
-from union.sandbox._core.view import HELD_DIR
 from union.sandbox._linux.launcher import BINARY
+from union.sandbox._plan.rootfs import HELD_DIR
 
 if TYPE_CHECKING:
     from tests.conftest import OpenSession
@@ -82,11 +82,11 @@ async def test_a_cwd_that_leads_out_is_not_entered(
         )  # fmt: skip
         for cwd in places:
             try:
-                told = await jail.exec("cat secret deep 2>&1; ls 2>&1", cwd=cwd)
+                result = await jail.exec("cat secret deep 2>&1; ls 2>&1", cwd=cwd)
             except sb.SandboxError:
                 continue
-            assert SECRET not in told.stdout, cwd
-            assert "secret" not in told.stdout.split(), cwd
+            assert SECRET not in result.stdout, cwd
+            assert "secret" not in result.stdout.split(), cwd
         assert (await jail.exec("pwd", cwd="sub")).stdout == f"{work}/sub\n"
 
 
@@ -223,7 +223,7 @@ out["control"] = [attempt(os.chmod, "own", 0o600), attempt(os.utime, "own", (1, 
 
 @pytest.mark.threat(7, 19, 20)
 async def test_metadata_verbs_do_not_reach_a_host_file(jail: sb.Session, plant: Path) -> None:
-    """A world-writable plant: no verb changes it or tells that it is there."""
+    """A world-writable plant: no call changes it or reveals its existence."""
     before = snapshot(plant)
     statx = 332 if os.uname().machine == "x86_64" else 291
     given = {"path": str(plant / "secret"), "statx": statx}
@@ -232,14 +232,14 @@ async def test_metadata_verbs_do_not_reach_a_host_file(jail: sb.Session, plant: 
     assert set(found["tries"].values()) == {"ENOENT"}, found
     assert snapshot(plant) == before
     missing = await attack(jail, _METADATA, given=given | {"path": str(plant / "not-there")})
-    assert missing["tries"] == found["tries"], "a file that exists is told from one that does not"
+    assert missing["tries"] == found["tries"], "the results reveal whether the file exists"
     bare = await outside(_METADATA.replace("write(", "(lambda *a: 0)("), given=given)
     assert bare["tries"]["stat"] == bare["tries"]["chmod"] == bare["tries"]["truncate"] == "ok"
 
 
 @pytest.mark.threat(7, 19, 24)
 async def test_nodes_of_dev_keep_their_metadata(jail: sb.Session) -> None:
-    """Even a change to what is there already must be refused."""
+    """Even a change to the present value must be refused."""
     code = """
     for name in ("null", "zero", "full", "random", "urandom", "tty"):
         path = "/dev/" + name
@@ -255,7 +255,7 @@ async def test_nodes_of_dev_keep_their_metadata(jail: sb.Session) -> None:
 
 
 @pytest.mark.threat(21)
-async def test_watches_tell_nothing_about_host_directories(
+async def test_watches_reveal_nothing_about_host_directories(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
     """inotify and fanotify, while the host writes."""
@@ -343,7 +343,7 @@ async def test_tmp_and_shm_are_fresh_and_separate(jailed: OpenSession) -> None:
 
 @pytest.mark.threat(23)
 async def test_private_files_of_etc_are_not_there(jail: sb.Session) -> None:
-    """No accounts, no keys; whatever of /etc is readable inside, anybody may read."""
+    """No accounts, no keys; every file of /etc that is readable inside is world-readable."""
     shown = Path("/etc/terminfo") if os.path.isdir("/etc/terminfo") else Path("/etc/alternatives")
     closed = shown / f"sbx-plant-{secrets.token_hex(4)}"
     planted = os.geteuid() == 0 and os.access(shown, os.W_OK)
@@ -382,7 +382,7 @@ def _all_shown(sbx: sb.Session) -> list[str]:
 
 
 @pytest.mark.spec("B3", "B4")
-async def test_the_place_where_a_work_dir_below_tmp_was_held_is_out_of_reach(cell: str) -> None:
+async def test_the_staging_directory_of_a_work_dir_below_tmp_is_unreachable(cell: str) -> None:
     """The control is the same directory at its own path, with its own writes."""
     below = Path(tempfile.mkdtemp(dir="/tmp", prefix="held-"))
     try:

@@ -15,7 +15,7 @@ from union.sandbox._linux import host, kernel
 from union.sandbox.on_device import _probe
 
 if TYPE_CHECKING:
-    from union.sandbox._core.view import Shown
+    from union.sandbox._plan.rootfs import Shown
 
 pytestmark = [
     pytest.mark.spec("G1", "G2"),
@@ -32,7 +32,7 @@ def has_ids() -> None:
 
 @pytest.fixture
 def replaced(work: str, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """A file of the work dir that is replaced between the look at it and its mount, if armed.
+    """A file of the work dir that is replaced between its check and its mount, if armed.
 
     That is what sandboxed code does in a loop until it hits the moment.
     """
@@ -147,7 +147,7 @@ async def test_strict_refuses_roots_own_id(
 
 
 @pytest.mark.threat(141)
-async def test_a_sandbox_with_another_id_than_planned_is_found_out(
+async def test_a_sandbox_with_another_id_than_planned_is_detected(
     jailed: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report is compared with the process, not with the plan."""
@@ -170,7 +170,7 @@ async def test_a_sandbox_with_another_id_than_planned_is_found_out(
 async def test_roots_own_id_reads_nothing_of_proc_that_is_roots(
     jailed: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is no other id: files of /proc that everybody else may not read are empty."""
+    """Where no other id is available, files of /proc that only root may read are empty."""
     code = """
     for name in os.listdir("/proc"):
         path = "/proc/" + name

@@ -1,4 +1,4 @@
-"""Attacks by links in the work dir on what the host looks up or looks at there."""
+"""Attacks by links in the work dir on paths that the host resolves or inspects there."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _version() -> str:
 async def test_a_linked_directory_of_the_venv_is_not_followed(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
-    """The host sees a change and mends it; what the link leads to is neither seen nor touched."""
+    """The host detects and repairs the change; the target of the link is not touched."""
     (plant / _version()).mkdir()
     os.utime(plant / _version(), (1, 1))
     before = (plant / _version()).stat()

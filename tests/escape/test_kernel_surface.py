@@ -25,7 +25,7 @@ _X86 = platform.machine() == "x86_64"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=ISOLATED)
 async def jail(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
-    """One session for all: each attack is a run of its own, and none leaves anything to the next."""
+    """One session for all attacks: each is a run of its own and leaves nothing to the next."""
     async with session_of(request.param) as session:
         yield session
 
@@ -93,12 +93,12 @@ out.update(found[0])
     ):
         assert (await jail.exec(command)).stdout == "-1 1\n"
     if shutil.which("unshare"):
-        told = await jail.exec("unshare -U true; echo $?; unshare --fork true; echo $?")
-        assert told.stdout.split() == ["1", "0"], "it works when it makes no namespace"
+        result = await jail.exec("unshare -U true; echo $?; unshare --fork true; echo $?")
+        assert result.stdout.split() == ["1", "0"], "it works when it makes no namespace"
 
 
 _CALLS = {
-    # What it is for: calls with arguments that would do no harm if they were let through.
+    # Name -> calls whose arguments would do no harm if they were allowed.
     "56 mount": "call('mount', b'x', b'/nowhere', b'tmpfs', 0, None)",
     "56 umount": "call('umount2', b'/nowhere', 0)",
     "56 pivot_root": "call('pivot_root', b'/nowhere', b'/nowhere')",
@@ -148,7 +148,7 @@ if _X86:
         "68 ioperm": "call('ioperm', 0, 1, 0)",
     }
 _ANYBODY_MAY = ("66 keyctl", "67 personality", "34 kcmp", "26 name_to_handle_at")
-"""Refused by nothing but our filter: what a bare child is let do on any kernel."""
+"""Calls that only our filter refuses: an unconfined child may make them on any kernel."""
 
 
 @pytest.mark.threat(26, 34, 54, 56, 59, 64, 65, 66, 67, 68, 72)
@@ -186,7 +186,7 @@ for name, (number, first) in given["calls"].items():
 
 @pytest.mark.threat(57, 61)
 @pytest.mark.skipif(not _X86, reason="int 0x80 is an instruction of x86")
-async def test_the_32_bit_gate_is_shut(jail: sb.Session) -> None:
+async def test_32_bit_calls_are_refused(jail: sb.Session) -> None:
     """Even getpid; socketcall and socket would hide their family there."""
     calls = {"getpid": (20, 0), "unshare": (310, 0x10000000), "keyctl": (288, 0),
              "io_uring_setup": (425, 1), "socketcall": (102, 1), "socket": (359, 40)}  # fmt: skip
@@ -327,17 +327,17 @@ async def test_kernel_memory_symbols_and_log_are_closed(jail: sb.Session) -> Non
 
 
 @pytest.mark.threat(73)
-async def test_a_program_from_memory_is_confined_all_the_same(jail: sb.Session) -> None:
+async def test_a_program_from_memory_is_confined_too(jail: sb.Session) -> None:
     """memfd and execveat: it runs, with the same filter and the same view."""
     code = """
     fd = os.memfd_create("cat", 0)
     with open("/bin/cat", "rb") as file:
         os.write(fd, file.read())
-    told = subprocess.run([f"/proc/self/fd/{fd}", "/proc/self/status", given["plant"]], executable=f"/proc/self/fd/{fd}",
+    result = subprocess.run([f"/proc/self/fd/{fd}", "/proc/self/status", given["plant"]], executable=f"/proc/self/fd/{fd}",
                           pass_fds=[fd], capture_output=True, text=True)
-    status = dict(line.split(":\\t", 1) for line in told.stdout.splitlines() if ":\\t" in line)
+    status = dict(line.split(":\\t", 1) for line in result.stdout.splitlines() if ":\\t" in line)
     out.update({name: status[name] for name in ("Seccomp", "NoNewPrivs", "CapBnd", "CapEff")})
-    out["refused"] = "No such file" in told.stderr
+    out["refused"] = "No such file" in result.stderr
     """
     found = await attack(jail, code, given={"plant": "/etc/shadow"})
     none = "0" * 16
@@ -373,9 +373,9 @@ async def test_privileges_cannot_be_gained_back(jail: sb.Session) -> None:
     out["setuid"] = [attempt(os.setuid, 0), attempt(os.setgid, 0), attempt(os.setgroups, [0])]
     out["prctl"] = [libc.prctl(38, 0, 0, 0, 0), libc.prctl(28, 0, 0, 0, 0), libc.prctl(47, 2, 21, 0, 0)]
     out["map"] = [attempt(write, f"/proc/self/{name}", "0 0 1", os.O_WRONLY) for name in ("uid_map", "gid_map", "setgroups")]
-    told = subprocess.run(["sh", "-c", "for p in su mount newuidmap passwd sudo; do command -v $p; done"], capture_output=True, text=True)
+    result = subprocess.run(["sh", "-c", "for p in su mount newuidmap passwd sudo; do command -v $p; done"], capture_output=True, text=True)
     out["ids"] = []
-    for program in told.stdout.split():
+    for program in result.stdout.split():
         done = subprocess.run([program, "--version"], capture_output=True, stdin=subprocess.DEVNULL)
     out["caps"] = [line.split()[1] for line in read("/proc/self/status").splitlines() if line.startswith("Cap")]
     out["own"] = attempt(os.setuid, os.getuid())

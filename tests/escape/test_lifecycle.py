@@ -1,4 +1,4 @@
-"""Attacks on beginnings and ends: survivors, orphans, a dead launcher, a clean-up led astray."""
+"""Attacks on start and end: survivors, orphans, a dead launcher, a misdirected clean-up."""
 
 # ruff: noqa: E501 - an attack program keeps each try on one line
 from __future__ import annotations
@@ -96,10 +96,10 @@ async def test_nothing_survives_close(jailed: OpenSession) -> None:
 
 @pytest.mark.threat(111)
 @pytest.mark.parametrize("victim", ["1", "-1", "0", "$PPID", "$$"])
-async def test_a_command_that_kills_what_holds_it_frees_nothing(
+async def test_a_command_that_kills_its_supervisor_frees_nothing(
     jail: sb.Session, victim: str
 ) -> None:
-    """Its first process, everybody, its group, its parent, itself."""
+    """Its first process, all processes, its group, its parent, itself."""
     mark = _mark()
     command = f"(setsid sleep 60 {mark} 2>/dev/null & ) ; kill -9 {victim}; echo after"
     proc = await jail.run(command, timeout_s=5)
@@ -173,7 +173,7 @@ async def test_nothing_is_left_when_the_owner_dies_right_after_a_start(
 
 @pytest.mark.threat(111, 113)
 async def test_a_killed_launcher_ends_its_runs_and_not_the_session(jail: sb.Session) -> None:
-    """The run says that it has no real end; the next one works."""
+    """The run is reported as lost; the next one works."""
     mark = _mark()
     proc = await jail.run(["sh", "-c", "echo on; while :; do sleep 0.1; done", mark], stdout=True)
     assert await anext(proc.iter_stdout_lines()) == "on"
@@ -305,7 +305,7 @@ async def test_nothing_survives_a_cancelled_call(jail: sb.Session) -> None:
     mark = _mark()
     cmd = f"echo up > up; setsid sh -c 'while :; do sleep 0.1; done' {mark} & sleep 60"
     task = asyncio.create_task(jail.exec(cmd))
-    # The script itself stands on the shell's command line: only the file tells that it has begun.
+    # The script is on the shell's command line, so only the file shows that it has started.
     while not os.path.exists(f"{jail.work_dir}/up") or not marked(mark):
         await asyncio.sleep(0.01)
     task.cancel()

@@ -1,4 +1,4 @@
-"""A root that was moved over the caller's, where pivot_root is refused, is as closed as any."""
+"""Attacks on a root that was moved over the caller's because pivot_root is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MNT_DETACH, MS_MOVE, CLONE_NEWNS, CLONE_NEWUSER = 2, 8192, 0x20000, 0x10000000
 
-# Each way to climb is one function; what it reads in the end is the proof.
+# Each function tries to leave the root one way, and reads a file as the proof.
 CLIMB = f"""
 def same(path):
     here, there = os.stat("/"), os.stat(path)
@@ -74,14 +74,14 @@ out["after"] = secret()
 @pytest.fixture
 async def moved(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[sb.Session]:
     """A session whose root is entered as where pivot_root is refused."""
-    monkeypatch.setitem(_probe._known, "userns", _probe.Facts(pivot=False))
+    monkeypatch.setitem(_probe._known, "userns", _probe.HostFeatures(pivot=False))
     async with session_of("userns") as session:
         yield session
 
 
 @pytest.mark.threat(56)
 @pytest.mark.spec("G2")
-async def test_nobody_climbs_out_of_a_moved_root(moved: sb.Session, plant: Path) -> None:
+async def test_a_moved_root_cannot_be_left(moved: sb.Session, plant: Path) -> None:
     assert moved.isolation.root == "move"
     found = await attack(moved, CLIMB + TRIES, given={"secret": str(plant / "secret")})
     assert found.pop("before") == found.pop("after") == "ENOENT"
@@ -104,7 +104,7 @@ async def test_the_control_is_that_a_capability_uncovers_the_callers_root(plant:
 @pytest.mark.spec("B9", "G1")
 async def test_strict_refuses_a_moved_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strict asks for pivot_root again, whatever was found before; here it is allowed."""
-    monkeypatch.setitem(_probe._known, "userns", _probe.Facts(pivot=False))
+    monkeypatch.setitem(_probe._known, "userns", _probe.HostFeatures(pivot=False))
     async with session_of("userns") as session:
         assert session.isolation.root == "move"
     if session.isolation.proc == "inherited":

@@ -41,7 +41,7 @@ def shared(tmp_path: Path) -> Path:
 
 # In the sandbox as on the host, `a/data` then means the directory that holds the work dir: a name
 # that exists on both sides, so that nothing but a check stops the mount.
-# Whoever builds the next sandbox meanwhile may make the directory again, so it is tried again.
+# The build of another sandbox may create the directory again meanwhile, so this is retried.
 _PLANT = "mv a b && until ln -sT {top} a; do mv a c$((n=n+1)); done"
 
 
@@ -136,8 +136,8 @@ async def test_remote_clients_cannot_race_the_check_of_a_path(
                 assert time.monotonic() < end + 20, seen
                 try:
                     async with session(**{argument: value}) as two:
-                        told = await two.exec(f"cat {path}/secret; echo x > {path}/secret")
-                        assert SECRET not in told.stdout
+                        result = await two.exec(f"cat {path}/secret; echo x > {path}/secret")
+                        assert SECRET not in result.stdout
                         seen["shown"] += 1
                 except sb.SandboxError:
                     seen["refused"] += 1

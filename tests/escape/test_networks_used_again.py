@@ -1,7 +1,7 @@
 """A blocked sandbox may get a network namespace that an earlier one of its session had.
 
 Only one in which nothing was left and nothing was tried. So each attack leaves something behind,
-and looks for it later; a namespace that nobody touched is the positive control.
+and searches for it later; an untouched namespace is the positive control.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_KEPT: Final = 64
 _UNUSED: Final = 64
 """Commands after which a waiting Python is let go."""
 
-_TOLD: Final = """
+_STATE: Final = """
 names = "snmp snmp6 netstat dev tcp tcp6 udp udp6 unix igmp igmp6 rt6_stats ipv6_route"
 for name in names.split():
     try:
@@ -82,14 +82,14 @@ async def _which(sbx: sb.Session, program: str = "") -> str:
     return result.stdout.strip()
 
 
-async def _told(sbx: sb.Session, program: str = "") -> str:
-    """What can be seen of a namespace from inside, after the program was run in it."""
-    result = await sbx.exec(program + _TOLD, script_type="python", check=True)
+async def _state(sbx: sb.Session, program: str = "") -> str:
+    """Return the visible state of a namespace, after running the program in it."""
+    result = await sbx.exec(program + _STATE, script_type="python", check=True)
     await asyncio.sleep(0.02)
     return result.stdout
 
 
-async def test_one_that_nobody_touched_is_used_again(jail: sb.Session) -> None:
+async def test_an_untouched_namespace_is_reused(jail: sb.Session) -> None:
     kept = []
     for _ in range(2 * _RUNS):
         await _which(jail)
@@ -103,11 +103,11 @@ async def test_one_that_nobody_touched_is_used_again(jail: sb.Session) -> None:
 async def test_of_what_was_done_nothing_is_found_later(jail: sb.Session, what: str) -> None:
     if "IPv6" in what and not os.path.exists("/proc/net/if_inet6"):
         pytest.skip("this kernel has no IPv6 (boot without ipv6.disable=1)")
-    new = await _told(jail)
+    new = await _state(jail)
     for _ in range(3):
-        assert await _told(jail, LEFT_BEHIND[what]) != new, "what is looked at tells"
+        assert await _state(jail, LEFT_BEHIND[what]) != new, "the change is visible in the state"
     for _ in range(_RUNS):
-        assert await _told(jail) == new
+        assert await _state(jail) == new
 
 
 async def test_an_address_that_an_earlier_command_used_is_free(jail: sb.Session) -> None:
@@ -117,7 +117,7 @@ async def test_an_address_that_an_earlier_command_used_is_free(jail: sb.Session)
         await _which(jail, bind)
 
 
-async def test_a_socket_on_its_way_to_nobody_is_not_found_later(jail: sb.Session) -> None:
+async def test_a_socket_in_flight_without_receiver_is_not_found_later(jail: sb.Session) -> None:
     """In a message between two sockets that hold each other: no process has it any more."""
     program = f"""
 import array, socket
@@ -132,17 +132,17 @@ right.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
 
 
 async def test_what_the_kernel_still_has_to_send_is_not_found_later(jail: sb.Session) -> None:
-    """The leaving of a multicast group is told to the neighbours after its process is gone."""
+    """The kernel announces leaving a multicast group after the process has ended."""
     join = """
 import socket, struct
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 group = socket.inet_aton("239.1.2.3") + socket.inet_aton("127.0.0.1")
 s.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
 """
-    new = await _told(jail)
+    new = await _state(jail)
     for _ in range(_RUNS // 2):
-        await _told(jail, join)
-        assert await _told(jail, "import time; time.sleep(0.1)") == new
+        await _state(jail, join)
+        assert await _state(jail, "import time; time.sleep(0.1)") == new
 
 
 async def test_a_file_of_proc_net_shows_nothing_of_later_runs(jail: sb.Session) -> None:
@@ -175,13 +175,13 @@ name.bind("\\0name-of-a-later-one")
 time.sleep(0.2)
 """
     watching = await jail.run(watcher, script_type="python", stdin=sb.PIPE, stdout=True)
-    said = watching.iter_stdout_lines()
-    assert await anext(said) == "up"
+    lines = watching.iter_stdout_lines()
+    assert await anext(lines) == "up"
 
     async def sees() -> str:
         assert watching.stdin is not None
         watching.stdin.write(b"look\n")
-        return await anext(said)
+        return await anext(lines)
 
     giving = asyncio.create_task(jail.exec(giver, script_type="python", check=True))
     assert await sees() == "True", "the positive control: while its giver is there"
@@ -289,7 +289,7 @@ def _which_are_kept() -> set[str]:
 
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize("waits", ["python", "shell"])
-async def test_what_nobody_asks_for_does_not_hold_them_up(backend: str, waits: str) -> None:
+async def test_unused_spares_do_not_prevent_reuse(backend: str, waits: str) -> None:
     """While it waits nothing is used again: it may have got a file of any of them."""
     other = "shell" if waits == "python" else "python"
     texts = {"shell": "true", "python": "pass"}

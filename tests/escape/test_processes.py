@@ -36,9 +36,9 @@ async def test_a_host_process_is_not_in_proc(jail: sb.Session, victim: Victim) -
     out["hits"] = [pid for pid, line in lines.items() if given["mark"] in line]
     out["own"] = any("main.py" in line for line in lines.values())
     """
-    found = await attack(jail, code, given=victim.facts())
+    found = await attack(jail, code, given=victim.as_given())
     assert found["own"], "its own processes are there"
-    assert str(victim.pid) in (await outside(code, given=victim.facts()))["hits"]
+    assert str(victim.pid) in (await outside(code, given=victim.as_given()))["hits"]
     if jail.isolation.proc == "fresh":
         assert found["hits"] == []
     else:
@@ -48,8 +48,8 @@ async def test_a_host_process_is_not_in_proc(jail: sb.Session, victim: Victim) -
 @pytest.mark.threat(32)
 async def test_signals_to_host_processes_do_not_arrive(jail: sb.Session, victim: Victim) -> None:
     """kill, tgkill, pidfd and group signals, to a plant and to the driving process."""
-    heard: list[int] = []
-    old = {n: signal.signal(n, lambda n, _: heard.append(n)) for n in (10, 12)}
+    received: list[int] = []
+    old = {n: signal.signal(n, lambda n, _: received.append(n)) for n in (10, 12)}
     code = """
     for pid in (given["pid"], given["driver"]):
         if pid == os.getpid() or pid == os.getpgid(0):
@@ -63,13 +63,13 @@ async def test_signals_to_host_processes_do_not_arrive(jail: sb.Session, victim:
         os.kill(os.getpid(), number)
     """
     try:
-        found = await attack(jail, code, given=victim.facts())
+        found = await attack(jail, code, given=victim.as_given())
         assert set(found.pop("self")) == {10, 12}, "a signal to itself arrives"
-        assert heard == []
+        assert received == []
         assert victim.report()["signals"] == []
-        assert victim.hears(12)
+        assert victim.receives(12)
         os.kill(os.getpid(), 12)
-        assert heard == [12]
+        assert received == [12]
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
@@ -104,10 +104,10 @@ async def test_the_memory_of_a_host_process_is_out_of_reach(
     jail: sb.Session, victim: Victim
 ) -> None:
     """ptrace, process_vm_readv and writev, /proc/<pid>/mem."""
-    found = await attack(jail, _MEMORY, given=victim.facts() | {"change": True})
+    found = await attack(jail, _MEMORY, given=victim.as_given() | {"change": True})
     assert "ok" not in found.values(), found
     assert victim.report()["memory"] == "untouched"
-    bare = await outside(_MEMORY, given=victim.facts() | {"change": False})
+    bare = await outside(_MEMORY, given=victim.as_given() | {"change": False})
     if bare["read"] != "EPERM":  # where Yama lets only parents look, the host may not either
         assert bare["read"] == bare["maps"] == "ok"
 
@@ -126,10 +126,10 @@ async def test_a_descriptor_cannot_be_taken_from_a_host_process(
     except OSError as exc:
         out["theirs"] = errno.errorcode[exc.errno]
     """
-    found = await attack(jail, code, given=victim.facts())
+    found = await attack(jail, code, given=victim.as_given())
     assert found["own"] == "EPERM"
     assert found["theirs"] != "ok"
-    assert (await outside(code, given=victim.facts()))["own"] == "ok"
+    assert (await outside(code, given=victim.as_given()))["own"] == "ok"
 
 
 @pytest.mark.threat(35)
@@ -150,7 +150,7 @@ async def test_proc_entries_of_a_host_process_are_closed(jail: sb.Session, victi
     out["ns"] = attempt(os.open, base + "/ns/mnt", os.O_RDONLY)
     out["oom"] = attempt(write, base + "/oom_score_adj", "1000", os.O_WRONLY)
     """
-    found = await attack(jail, code, given=victim.facts())
+    found = await attack(jail, code, given=victim.as_given())
     if jail.isolation.proc == "inherited":
         found.pop("fd")  # the kernel lets an owner count them; what they are stays closed
     assert "ok" not in found.values(), found
@@ -160,9 +160,9 @@ async def test_proc_entries_of_a_host_process_are_closed(jail: sb.Session, victi
 
 @pytest.mark.threat(35, 41)
 async def test_the_first_process_of_the_sandbox_is_closed_too(jail: sb.Session) -> None:
-    """It holds the line to the host."""
+    """It holds the socket to the host."""
     code = """
-    # In an inherited /proc our parent has another number, which status tells.
+    # In an inherited /proc the parent has another pid, which its status contains.
     parent = int(read("/proc/self/status").split("PPid:")[1].split()[0])
     base = f"/proc/{parent}"
     out["fd"] = attempt(os.listdir, base + "/fd")
@@ -196,7 +196,7 @@ async def test_limits_of_host_processes_stay_as_they_are(jail: sb.Session, victi
     """
     own = resource.getrlimit(resource.RLIMIT_NOFILE), os.sched_getaffinity(0), os.nice(0)
     before = victim.report()
-    found = await attack(jail, code, given=victim.facts())
+    found = await attack(jail, code, given=victim.as_given())
     assert found.pop("control") == "ok"
     assert found, "at least one number was tried"
     assert all(set(tries) == {"ESRCH"} for tries in found.values()), found

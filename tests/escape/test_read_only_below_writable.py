@@ -1,4 +1,4 @@
-"""Attacks on what is shown read-only in a place that sandboxed code writes."""
+"""Attacks on read-only paths inside directories that sandboxed code can write."""
 
 # ruff: noqa: E501 - an attack program keeps each try on one line
 from __future__ import annotations
@@ -214,7 +214,7 @@ def test_this_package_in_the_work_dir_cannot_be_changed(cell: str, work: str) ->
 
 
 @pytest.mark.threat(131)
-async def test_the_repair_of_the_venv_does_not_delete_what_is_read_only(
+async def test_the_repair_of_the_venv_does_not_delete_read_only_paths(
     jailed: OpenSession, layout: Path
 ) -> None:
     """A directory above it gets the name of the venv: from inside, and by another session."""
@@ -240,7 +240,7 @@ async def test_the_repair_of_the_venv_does_not_delete_what_is_read_only(
     assert {path.name: path.read_bytes() for path in data.iterdir()} == before
 
 
-# The caller replaces what is shown.
+# The caller replaces a read-only file.
 
 
 def _save(path: Path, text: str) -> None:
@@ -295,7 +295,7 @@ async def test_a_file_is_read_only_again_in_the_run_after_it_was_replaced(
 
 
 @pytest.mark.threat(132)
-async def test_the_file_api_does_not_replace_what_is_read_only(
+async def test_the_file_api_does_not_replace_read_only_paths(
     jailed: OpenSession, layout: Path
 ) -> None:
     """That would take the mount away from commands that are running."""

@@ -43,13 +43,13 @@ _STAY = {
     # Long, and about nothing that a server changes.
     "test_everyday_python_works",
     "test_a_classic_fork_bomb_ends_with_its_time",
-    "test_a_crowded_tree_is_given_up",
+    "test_a_tree_with_too_many_entries_is_refused",
     "test_private_files_of_etc_are_not_there",
     # They look at this process, or change the work dir from it.
     "test_the_launcher_carries_no_environment",
     "test_control_a_plain_copy_is_fooled_by_the_swap",
     "test_a_file_that_changes_between_counting_and_copying",
-    "test_a_tree_without_bottom_is_given_up",
+    "test_a_tree_that_is_too_deep_is_refused",
     # Their control is a call with more network than its session, which a server does not grant.
     "test_a_listener_on_the_hosts_loopback_is_unreachable",
     "test_a_datagram_does_not_reach_the_host",

@@ -1,4 +1,4 @@
-"""Attacks on what is shown but not given: read-only paths, the owner's packages, devices, handles."""
+"""Attacks on visible but read-only paths: the owner's packages, devices, file handles."""
 
 # ruff: noqa: E501 - an attack program keeps each try on one line
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 from tests.escape.inside import program
 from tests.escape.plants import end, start_driver
 
-from union.sandbox._core.plan import Devpts
+from union.sandbox._plan.plan import Devpts
 
 if TYPE_CHECKING:
     from union import sandbox as sb

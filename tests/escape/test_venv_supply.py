@@ -166,7 +166,7 @@ async def test_a_venv_that_is_something_else_is_made_again(
 
 
 @pytest.mark.threat(50, 51)
-async def test_files_the_host_might_run_later_are_not_run_by_us(
+async def test_files_that_the_host_might_run_later_are_not_executed(
     jailed: OpenSession, plant: Path, work: str
 ) -> None:
     """Git hooks, shell start-up files, editor tasks planted in the work dir."""
@@ -248,7 +248,7 @@ async def test_the_script_file_cannot_be_changed_for_a_later_run(jail: sb.Sessio
 
 
 @pytest.mark.parametrize("backend", ISOLATED)
-async def test_what_a_waiting_python_does_to_the_venv_is_put_right(backend: str) -> None:
+async def test_changes_of_a_waiting_python_to_the_venv_are_repaired(backend: str) -> None:
     """It runs what an earlier command left for it, between two commands, when nothing else runs."""
     plant = '''
 import os, sysconfig

@@ -33,43 +33,42 @@ def state(launcher: int) -> dict[str, object]:
     gc.collect()
     me = os.getpid()
     places = (*Path("/tmp").glob(f"sandbox-{me}-*"), *Path("/var/tmp").glob(f"sandbox-{me}-*"))
-    markers = sum(path.suffix == ".lock" for path in places)
     return {
         "resident_kib": resident_kib(me) + resident_kib(launcher),
         "descriptors": descriptors(),
         "of_launcher": len(os.listdir(f"/proc/{launcher}/fd")),
         "processes": len(descendants(me)),
-        "dirs": len(places) - markers,
-        "markers": markers,
+        "dirs": sum(place.is_dir() for place in places),
+        "locks": sum(place.name.endswith(".lock") for place in places),
         "spares": Budget.held(),
     }
 
 
 async def main(number: int) -> None:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    _sandboxes.IDLE_S = IDLE_S  # what waits is let go at once, not after its twenty seconds
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    _sandboxes.IDLE_S = IDLE_S  # spares are released at once, not after their twenty seconds
     async with sb.on_device.session(backend="userns") as first:
         await first.exec("true")
     launcher = Launcher.current().pid
     # By then only the launcher is left below this process.
     await asyncio.to_thread(eventually, lambda: len(descendants(os.getpid())) == 1)
-    told = {"before": state(launcher)}
+    states = {"before": state(launcher)}
 
     sessions = [await sb.on_device.session(backend="userns").open() for _ in range(number)]
-    told["opened"] = state(launcher)
+    states["opened"] = state(launcher)
     await asyncio.to_thread(eventually, lambda: len(descendants(os.getpid())) == 1, within_s=20)
-    told["idle"] = state(launcher)
+    states["idle"] = state(launcher)
 
-    told["answers"] = [
+    states["answers"] = [
         (await sessions[at].exec("echo $$ here")).stdout for at in (0, number // 2, -1)
     ]
     for session in sessions:
         await session.close()
     del sessions
     await asyncio.to_thread(eventually, lambda: len(descendants(os.getpid())) == 1)
-    told["closed"] = state(launcher)
-    print(json.dumps(told))
+    states["closed"] = state(launcher)
+    print(json.dumps(states))
 
 
 if __name__ == "__main__":

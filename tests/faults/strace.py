@@ -40,12 +40,12 @@ class Strace:
                 break  # what it attached to was killed by it already
             if self._strace.poll() is not None or time.monotonic() > end:
                 self._strace.kill()
-                said = self._strace.communicate()[1]
+                stderr = self._strace.communicate()[1]
                 if _may_attach(self._argv[0]):
-                    pytest.fail(f"strace did not attach: {said}")
+                    pytest.fail(f"strace did not attach: {stderr}")
                 pytest.skip(
                     "strace may not attach to a process here: run as root, allow CAP_SYS_PTRACE in "
-                    f"a container, or sysctl kernel.yama.ptrace_scope=0 ({said})"
+                    f"a container, or sysctl kernel.yama.ptrace_scope=0 ({stderr})"
                 )
             time.sleep(0.002)
         return self

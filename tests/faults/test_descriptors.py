@@ -1,4 +1,4 @@
-"""A host process that has no descriptor left: said so, nothing lost, nothing left behind."""
+"""A host process that has no descriptor left: reported, nothing lost, nothing left behind."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from union.sandbox.on_device import _workdir
 
 async def main(backend):
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
-    sessions, told, paths = [], [], set()
+    sessions, errors, paths = [], [], set()
     for _ in range(100):
         one = sb.on_device.session(backend=backend)
         try:
             await one.open()
         except sb.SandboxError as exc:
-            told.append([type(exc).__name__, exc.code, exc.hint])
+            errors.append([type(exc).__name__, exc.code, exc.hint])
             break
         sessions.append(one)
         paths.add(one.work_dir)
     try:
         await sessions[0].run("true")
     except sb.SandboxError as exc:
-        told.append([type(exc).__name__, exc.code, exc.hint])
+        errors.append([type(exc).__name__, exc.code, exc.hint])
     for one in sessions[1:]:
         await one.close()
     usable = (await sessions[0].exec("echo usable")).stdout
     await sessions[0].close()
     mine = f"sandbox-{os.getpid()}-"
-    left = [name for name in os.listdir(_workdir._place()) if name.startswith(mine)]
-    print(json.dumps({"opened": len(sessions), "told": told, "usable": usable, "left": left}))
+    left = [name for name in os.listdir(_workdir._default_parent()) if name.startswith(mine)]
+    print(json.dumps({"opened": len(sessions), "errors": errors, "usable": usable, "left": left}))
 
 asyncio.run(main(sys.argv[1]))
 """
@@ -46,15 +46,15 @@ asyncio.run(main(sys.argv[1]))
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize("limit", range(160, 166), ids=lambda n: f"{n} in all")
 @pytest.mark.spec("D8")
-def test_no_descriptor_left_is_said_and_leaves_nothing(backend: str, limit: int) -> None:
+def test_no_descriptor_left_is_reported_and_leaves_nothing(backend: str, limit: int) -> None:
     """A session takes five or six of them: so it is another one each time that is not there."""
     command = [sys.executable, "-c", PROGRAM, backend, str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert 3 <= found["opened"] < 100, "the positive control: some sessions did open"
-    assert found["told"], "opening, or the run after it, has failed"
-    for kind, code, hint in found["told"]:
+    assert found["errors"], "opening, or the run after it, has failed"
+    for kind, code, hint in found["errors"]:
         assert (kind, code) == ("SandboxExecutionError", "spawn-EMFILE")
         assert "ulimit -n" in hint
     assert found["usable"] == "usable\n"

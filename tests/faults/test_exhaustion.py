@@ -1,4 +1,4 @@
-"""Nothing is left of something: disk, descriptors, processes, memory. Said so, and then it works.
+"""Nothing is left of something: disk, descriptors, processes, memory. Reported, and then it works.
 
 The limits are put on processes of the test's own, or on file systems that it makes.
 """
@@ -86,7 +86,7 @@ async def test_any_number_of_descriptors_left_in_the_host(how: str) -> None:
                 seen.append(await attempt(session))
             assert await attempt(session) == "worked", "and it recovers"
         assert set(seen) == {"refused", "worked"}, seen
-        await asyncio.sleep(0)  # whoever waits is told first, and then all is closed
+        await asyncio.sleep(0)  # waiters are woken first, then the run is closed
         assert eventually(lambda: sum(descriptors().values()) <= before)
 
 
@@ -98,7 +98,7 @@ def _used() -> int:
 
 
 def is_true(exc: sb.SandboxError, left: int) -> bool:
-    # Without even one for the socket of a new sandbox, there is nobody to tell why it is none.
+    # Without even one for the socket of a new sandbox, the reason cannot be sent to the host.
     return "open files" in str(exc) or (left < 2 and "ended" in str(exc))
 
 
@@ -154,12 +154,12 @@ async def test_no_process_left(tmp_path: Path) -> None:
             timeout=60,
         )
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        assert told["open"][0] == "BackendUnavailableError"
-        assert "no more processes may be started" in told["open"][1]
-        assert told["run"][0] == "SandboxExecutionError"
-        assert os.strerror(errno.EAGAIN) in told["run"][1]
-        assert (told["before"], told["after"]) == (3, 3)
+        report = json.loads(done.stdout)
+        assert report["open"][0] == "BackendUnavailableError"
+        assert "no more processes may be started" in report["open"][1]
+        assert report["run"][0] == "SandboxExecutionError"
+        assert os.strerror(errno.EAGAIN) in report["run"][1]
+        assert (report["before"], report["after"]) == (3, 3)
     finally:
         assert eventually(lambda: _removed(place))
 
@@ -195,9 +195,9 @@ from union import sandbox as sb
 from union.sandbox.on_device import _probe
 
 async def main(place):
-    told = {}
+    report = {}
     async with sb.on_device.session(backend="userns", warm=0) as session:
-        told["before"] = (await session.exec("exit 3")).returncode
+        report["before"] = (await session.exec("exit 3")).returncode
         me = os.getpid()
         launcher = int(Path(f"/proc/{me}/task/{me}/children").read_text().split()[0])
         for pid in (me, launcher):
@@ -207,15 +207,15 @@ async def main(place):
         try:
             await session.exec("exit 3")
         except sb.SandboxError as exc:
-            told["run"] = [type(exc).__name__, str(exc)]
+            report["run"] = [type(exc).__name__, str(exc)]
         _probe.verified.clear()
         try:
             await sb.on_device.session(backend="userns", warm=0).open()
         except sb.SandboxError as exc:
-            told["open"] = [type(exc).__name__, str(exc)]
+            report["open"] = [type(exc).__name__, str(exc)]
         (place / "pids.max").write_text("max")
-        told["after"] = (await session.exec("exit 3")).returncode
-    print(json.dumps(told))
+        report["after"] = (await session.exec("exit 3")).returncode
+    print(json.dumps(report))
 
 asyncio.run(main(Path(sys.argv[1])))
 """
@@ -244,9 +244,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_disk_full_for_the_work_dir(backend: str, small_disk: Path) -> None:
     async with session_of(backend, host_work_dir=str(small_disk)) as session:
         assert await works(session)
-        told = await session.exec("head -c 1000000 /dev/zero > all")
-        assert told.returncode == 1
-        assert os.strerror(errno.ENOSPC) in told.stderr
+        report = await session.exec("head -c 1000000 /dev/zero > all")
+        assert report.returncode == 1
+        assert os.strerror(errno.ENOSPC) in report.stderr
         for _ in range(2):
             with pytest.raises(OSError) as failed:
                 await session.put_bytes("more", bytes(200_000))
@@ -284,7 +284,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "/var/tmp is full": (FULL.format("/var/tmp"), "No space left on device"),
     "both are read-only": (
         "for at in /var/tmp /tmp; do mount --bind -o ro $at $at; done",
-        "no work dir could be made",
+        "no work dir could be created",
     ),
 }
 PLACED = """

@@ -36,9 +36,9 @@ def _parents_of(name: str) -> list[int]:
     found = []
     for pid in descendants(Launcher.current().pid):
         with contextlib.suppress(OSError):
-            told = Path(f"/proc/{pid}/stat").read_text()
-            if f"({name})" in told:
-                found.append(int(told.rpartition(")")[2].split()[1]))
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            if f"({name})" in stat:
+                found.append(int(stat.rpartition(")")[2].split()[1]))
     return found
 
 
@@ -89,12 +89,12 @@ async def test_closing_while_commands_begin_leaves_no_descriptor() -> None:
     assert descriptors() == before
 
 
-async def test_whoever_gives_up_waiting_leaves_nothing_behind() -> None:
+async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
     async with session_of("userns") as session:
         proc = await session.run("sleep 60", background=True)
         for _ in range(50):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(proc.wait(), 0.001)
-        assert proc._exit_waiters == []
+        assert proc._sink.exit_waiters == []
         proc.kill()
         assert await proc.wait() == 137

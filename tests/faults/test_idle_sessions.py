@@ -33,24 +33,24 @@ def test_a_thousand_idle_sessions_are_light_and_leave_nothing() -> None:
         timeout=170,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    before, opened, idle, closed = (told[k] for k in ("before", "opened", "idle", "closed"))
+    states = json.loads(done.stdout)
+    before, opened, idle, closed = (states[k] for k in ("before", "opened", "idle", "closed"))
     only_the_launcher = before["processes"]
     assert only_the_launcher == 1
 
     # While they are idle: no process of theirs, and less than 1 MiB of ours and the launcher's.
     assert opened["dirs"] == idle["dirs"] == SESSIONS
-    assert opened["markers"] == idle["markers"] == SESSIONS
+    assert opened["locks"] == idle["locks"] == SESSIONS
     assert (idle["processes"], idle["spares"]) == (only_the_launcher, 0)
     assert idle["resident_kib"] - before["resident_kib"] < SESSIONS * 1024
     assert sum(idle["descriptors"].values()) < SESSIONS * FILES_EACH
 
     # They still answer, each from a sandbox of its own.
-    assert all(answer.split()[1:] == ["here"] for answer in told["answers"])
+    assert all(answer.split()[1:] == ["here"] for answer in states["answers"])
 
     # Closed: everything is as it was before, but for a few user namespaces kept for later sessions.
     assert closed["descriptors"].pop("user") <= NAMESPACES_KEPT + before["descriptors"].pop("user")
     # Everything else is as it was. Memory may stay with the allocator, but little of it.
-    for what in ("descriptors", "of_launcher", "processes", "dirs", "markers", "spares"):
+    for what in ("descriptors", "of_launcher", "processes", "dirs", "locks", "spares"):
         assert closed[what] == before[what], what
     assert closed["resident_kib"] - before["resident_kib"] < 64 * 1024

@@ -21,7 +21,7 @@ from tests.servers import ServerProcess
 
 from union import sandbox as sb
 from union.sandbox._linux import cgroup
-from union.sandbox._linux import launcher as launchers
+from union.sandbox._linux import channel as channels
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox.on_device import _probe, _sandboxes
 
@@ -39,15 +39,20 @@ NO_GROUPS = (
 
 async def works(session: sb.Session) -> bool:
     async with asyncio.timeout(30):
-        told = await session.exec("echo fine; exit 3")
-        return (told.returncode, told.stdout) == (3, "fine\n")
+        result = await session.exec("echo fine; exit 3")
+        return (result.returncode, result.stdout) == (3, "fine\n")
 
 
 async def find(role: str) -> int:
     """A process of this kind below our launcher, as soon as there is one."""
+    return (await find_all(role))[0]
+
+
+async def find_all(role: str) -> list[int]:
+    """Every process of this kind below our launcher, as soon as there is one."""
     for _ in range(500):
         if found := targets_below(Launcher.current().pid).get(role):
-            return min(found)
+            return sorted(found)
         await asyncio.sleep(0.01)
     raise AssertionError(f"no {role} to be seen")
 
@@ -81,16 +86,16 @@ async def test_first_process_killed(backend: str, bystander: sb.SandboxProcess) 
                 break
             await asyncio.sleep(0.01)
         os.kill(max(new), signal.SIGKILL)
-        with pytest.raises(sb.SandboxExecutionError, match="without reporting how") as told:
+        with pytest.raises(sb.SandboxExecutionError, match="without reporting how") as caught:
             await proc.wait()
-        assert (told.value.returncode, proc.returncode) == (-1, None)
+        assert (caught.value.returncode, proc.returncode) == (-1, None)
         assert await works(session)
         assert await is_unharmed(bystander)
 
 
 async def test_bwrap_killed(bystander: sb.SandboxProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     # Where nothing can be shared, a bwrap stays for as long as its sandbox.
-    monkeypatch.setitem(_probe._known, "bubblewrap", _probe.Facts(share=False))
+    monkeypatch.setitem(_probe._known, "bubblewrap", _probe.HostFeatures(share=False))
     async with session_of("bubblewrap", warm=0) as session:
         proc = await session.run("sleep 60", stdout=True)
         os.kill(await bwrap_around("sleep"), signal.SIGKILL)
@@ -122,8 +127,7 @@ def name_of(pid: int) -> str:
 async def test_spare_killed_while_it_waits(which: str, bystander: sb.SandboxProcess) -> None:
     async with session_of("userns") as session:
         assert await works(session)
-        await find("spare")
-        spares = sorted(targets_below(Launcher.current().pid)["spare"])
+        spares = await find_all("spare")
         for pid in {"all of it": spares, "the first": spares[:1]}.get(which, spares[-1:]):
             with contextlib.suppress(ProcessLookupError):  # one takes the other along
                 os.kill(pid, signal.SIGKILL)
@@ -149,9 +153,9 @@ async def test_the_process_that_would_have_been_the_command_is_killed(
         os.kill(waiting, signal.SIGSTOP)
         proc = await session.run("true", stdout=True)
         os.kill(waiting, signal.SIGKILL)
-        with pytest.raises(sb.SandboxExecutionError, match="request") as told:
+        with pytest.raises(sb.SandboxExecutionError, match="request") as caught:
             await proc.wait()
-        assert (proc.returncode, told.value.stage) == (None, "spawn")
+        assert (proc.returncode, caught.value.stage) == (None, "spawn")
         assert await works(session)
         assert await is_unharmed(bystander)
 
@@ -175,9 +179,9 @@ async def test_launcher_killed(backend: str) -> None:
         proc = await session.run("sleep 60 & setsid sleep 60 & wait", stdout=True)
         below = {pid: started_at(pid) for pid in descendants(Launcher.current().pid)}
         os.kill(Launcher.current().pid, signal.SIGKILL)
-        with pytest.raises(sb.SandboxExecutionError) as told:
+        with pytest.raises(sb.SandboxExecutionError) as caught:
             await proc.wait()
-        assert (told.value.returncode, proc.returncode) == (-1, None)
+        assert (caught.value.returncode, proc.returncode) == (-1, None)
         async with asyncio.timeout(10):
             while outlived_by(below):  # one that was half made ends when our loop lets it go
                 await asyncio.sleep(0.01)
@@ -223,7 +227,7 @@ async def test_close_says_what_it_could_not_remove(monkeypatch: pytest.MonkeyPat
     """A process in the group that no kill of ours reaches; another program may put one there."""
     if cgroup.hierarchy() is None:
         pytest.skip(NO_GROUPS)
-    monkeypatch.setattr(_sandboxes, "_GONE_WITHIN_S", 0.2)
+    monkeypatch.setattr(_sandboxes, "_REMOVAL_TIMEOUT_S", 0.2)
     session = await session_of("userns", resources=sb.Resources(memory="64Mi"), warm=0).open()
     work_dir = session.work_dir
     await session.run("sleep 60", background=True)
@@ -232,9 +236,9 @@ async def test_close_says_what_it_could_not_remove(monkeypatch: pytest.MonkeyPat
     try:
         for place in left_groups:
             Path(place, "cgroup.procs").write_text(str(stranger.pid))
-        with pytest.raises(sb.SandboxExecutionError, match=group) as told:
+        with pytest.raises(sb.SandboxExecutionError, match=group) as caught:
             await session.close()
-        assert (told.value.code, bool(told.value.hint)) == ("close-incomplete", True)
+        assert (caught.value.code, bool(caught.value.hint)) == ("close-incomplete", True)
         assert not os.path.exists(work_dir), "what could be removed is"
     finally:
         stranger.kill()
@@ -247,7 +251,7 @@ async def test_close_says_what_it_could_not_remove(monkeypatch: pytest.MonkeyPat
 async def test_open_while_the_launcher_is_killed() -> None:
     async with session_of("userns", warm=0) as session:
         assert await works(session)
-        told = []
+        errors = []
         for wait in range(12):
             another = session_of("userns", warm=0)
             opening = asyncio.create_task(another.open())
@@ -258,17 +262,17 @@ async def test_open_while_the_launcher_is_killed() -> None:
                     await opening
                     assert await works(another)
             except sb.SandboxExecutionError as exc:
-                told.append(str(exc))
+                errors.append(str(exc))
             finally:
                 await another.close()
-        assert all("killed" in text or "ended" in text for text in told), told
+        assert all("killed" in text or "ended" in text for text in errors), errors
         assert await works(session)
 
 
 async def test_stopped_launcher_is_replaced_when_a_session_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launchers, "_CONFIRM_S", 0.5)
+    monkeypatch.setattr(channels, "_CONFIRM_S", 0.5)
     session = await session_of("userns").open()
     proc = await session.run("sleep 60", stdout=True)
     pid = Launcher.current().pid
@@ -286,9 +290,9 @@ async def test_stopped_launcher_does_not_mix_up_answers(monkeypatch: pytest.Monk
         launcher = Launcher.current()
         launcher._control.settimeout(0.3)
         os.kill(launcher.pid, signal.SIGSTOP)
-        with pytest.raises(OSError, match="does not answer"):
+        with pytest.raises(OSError, match="does not reply"):
             launcher.userns(inside=(5, 5), outside=(6, 6))
-        assert not launcher.is_usable(), "its late answer can be nobody's"
+        assert not launcher.is_usable(), "a late reply would answer no request"
     async with session_of("userns") as session:
         assert await works(session)
 
@@ -325,9 +329,9 @@ async def test_server_killed(sig: signal.Signals) -> None:
             assert await works(session), "a pause is no loss"
             os.kill(server.pid, signal.SIGKILL)
         async with asyncio.timeout(60):
-            with pytest.raises(sb.SandboxExecutionError) as told:
+            with pytest.raises(sb.SandboxExecutionError) as caught:
                 await proc.wait()
-        assert (told.value.stage, proc.returncode) == ("transport", None)
+        assert (caught.value.stage, proc.returncode) == ("transport", None)
         with pytest.raises(sb.SandboxError):
             await session.exec("true")
         await session.close()
@@ -336,7 +340,7 @@ async def test_server_killed(sig: signal.Signals) -> None:
 
 @pytest.mark.timeout(120)
 async def test_server_killed_between_an_exit_and_the_end_of_its_output() -> None:
-    """The exit overtakes output that waits for its reader; what is lost then is told."""
+    """The exit overtakes output that waits for its reader; lost output is reported."""
     with ServerProcess("--backend", "userns", "--grace", "2") as server:
         session = sb.remote.session(endpoint=server.endpoint, token=server.token, lazy=False)
         await session.open()
@@ -365,7 +369,7 @@ async def service(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_host_program_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It serves doors, holds groups, and is the client of a server."""
+    """It serves listeners, holds groups, and is the client of a server."""
     server = await asyncio.start_server(service, "127.0.0.1", 0)
     port = str(server.sockets[0].getsockname()[1])
     with ServerProcess("--backend", "userns", "--grace", "1") as remote:

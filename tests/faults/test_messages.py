@@ -1,4 +1,4 @@
-"""Messages between host and launcher that are cut, garbled, too large, or never come."""
+"""Messages between host and launcher that are truncated, malformed, too large, or missing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,23 @@ import pytest
 from tests.conftest import descriptors, eventually, held_by_launcher, session_of
 
 from union.sandbox._core.events import Exited, Failed
-from union.sandbox._linux import launcher as launchers
-from union.sandbox._linux.ears import Ears
-from union.sandbox._linux.launcher import Channel, Launcher, sealed_memfd
+from union.sandbox._linux import channel as channels
+from union.sandbox._linux.channel import Channel
+from union.sandbox._linux.descriptors import sealed_memfd
+from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.prepared import Sandbox
+from union.sandbox._linux.protocol import (
+    EXEC,
+    EXITED,
+    PREPARE,
+    SIMPLE,
+    ExecFlag,
+    Message,
+    PrepareFlag,
+)
+from union.sandbox._linux.reader_set import ReaderSet
 from union.sandbox._linux.run import LocalRun
+from union.sandbox._plan import plan
 from union.sandbox.on_device import _probe
 
 if TYPE_CHECKING:
@@ -27,13 +39,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spec("D8", "G4")
 
-SIMPLE = struct.Struct("=IIii")
-PREPARE = struct.Struct("=12I")
-EXEC = struct.Struct("=10I")
-EXIT = struct.Struct("=IiQQQ")
-ATTACH, USERNS, PREPARE_IT, KILL, KILL_ALL, EXEC_IT = 1, 2, 10, 11, 12, 30
-READY, STARTED, EXITED, FAILED, SHARED, TERMINAL = 40, 41, 42, 43, 44, 45
-COPY = 32
 TOO_LARGE = 140_000
 NOWHERE = 987_654
 
@@ -50,20 +55,20 @@ def plan_of(content: bytes) -> int:
 async def works(session: sb.Session) -> bool:
     async with asyncio.timeout(20):
         result = await session.exec("echo fine; exit 3")
-        await asyncio.sleep(0)  # whoever waits is told first, and then all is closed
+        await asyncio.sleep(0)  # waiters are woken first, then the run is closed
         return result.returncode == 3
 
 
 CONTROL = {
     "one byte": (b"x", 0),
-    "cut": (SIMPLE.pack(ATTACH, 0, 0, 0)[:-1], 1),
-    "longer": (SIMPLE.pack(ATTACH, 0, 0, 0) + b"x", 1),
+    "cut": (SIMPLE.pack(Message.ATTACH, 0, 0, 0)[:-1], 1),
+    "longer": (SIMPLE.pack(Message.ATTACH, 0, 0, 0) + b"x", 1),
     "too large": (bytes(TOO_LARGE), 0),
     "unknown": (SIMPLE.pack(NOWHERE, 0, 0, 0), 1),
-    "attach without a socket": (SIMPLE.pack(ATTACH, 0, 0, 0), 0),
-    "attach with two": (SIMPLE.pack(ATTACH, 0, 0, 0), 2),
-    "attach with too many": (SIMPLE.pack(ATTACH, 0, 0, 0), 100),
-    "a cut request for a namespace": (PREPARE.pack(USERNS, *[0] * 11)[:-4], 0),
+    "attach without a socket": (SIMPLE.pack(Message.ATTACH, 0, 0, 0), 0),
+    "attach with two": (SIMPLE.pack(Message.ATTACH, 0, 0, 0), 2),
+    "attach with too many": (SIMPLE.pack(Message.ATTACH, 0, 0, 0), 100),
+    "a cut request for a namespace": (PREPARE.pack(Message.USERNS, *[0] * 11)[:-4], 0),
 }
 
 
@@ -74,7 +79,7 @@ def _kept() -> int:
 
 
 @pytest.mark.parametrize("what", CONTROL)
-async def test_nonsense_on_the_control_socket_harms_nobody(what: str) -> None:
+async def test_nonsense_on_the_control_socket_harms_no_session(what: str) -> None:
     data, count = CONTROL[what]
     async with session_of("userns") as session:
         assert await works(session)
@@ -85,7 +90,9 @@ async def test_nonsense_on_the_control_socket_harms_nobody(what: str) -> None:
         for ours, theirs in ends:
             theirs.close()
             ours.settimeout(5)
-            assert ours.recv(100)[:4] in {b"", FAILED.to_bytes(4, "little")}, "let go, or refused"
+            assert ours.recv(100)[:4] in {b"", Message.FAILED.to_bytes(4, "little")}, (
+                "closed, or refused"
+            )
             ours.close()
         assert await works(session)
         assert launcher is Launcher.current()
@@ -93,7 +100,7 @@ async def test_nonsense_on_the_control_socket_harms_nobody(what: str) -> None:
 
 
 def _prepare(flags: int = 0, cgroups: int = 0) -> bytes:
-    return PREPARE.pack(PREPARE_IT, 7, 0, flags, 0, 0, 0, 0, cgroups, 0, 0, 0)
+    return PREPARE.pack(Message.PREPARE, 7, 0, flags, 0, 0, 0, 0, cgroups, 0, 0, 0)
 
 
 REQUESTS: dict[str, tuple[bytes, int | bytes | None, int]] = {
@@ -101,12 +108,12 @@ REQUESTS: dict[str, tuple[bytes, int | bytes | None, int]] = {
     "no plan": (_prepare(), None, 0),
     "an empty plan": (_prepare(), b"", 0),
     "a garbled plan": (_prepare(), b"\xff" * 64, 0),
-    "a cut plan": (_prepare(), struct.pack("=II", 0x32584253, 3), 0),
+    "a cut plan": (_prepare(), struct.pack("=II", plan.MAGIC, 3), 0),
     "a device for a plan": (_prepare(), -1, 0),
     "more groups than descriptors": (_prepare(cgroups=5), b"x" * 64, 1),
     "very many groups": (_prepare(cgroups=0xFFFFFFFF), b"x" * 64, 1),
-    "a copy of nothing": (_prepare(COPY), b"x" * 64, 1),
-    "a copy, and groups in place of namespaces": (_prepare(COPY, 2), b"x" * 64, 3),
+    "a copy of nothing": (_prepare(PrepareFlag.COPY), b"x" * 64, 1),
+    "a copy, and groups in place of namespaces": (_prepare(PrepareFlag.COPY, 2), b"x" * 64, 3),
     "too many descriptors": (_prepare(), b"x" * 64, 80),
     "cut": (_prepare()[:-1], b"x" * 64, 0),
     "longer": (_prepare() + b"x", b"x" * 64, 0),
@@ -117,31 +124,31 @@ REQUESTS: dict[str, tuple[bytes, int | bytes | None, int]] = {
 
 @pytest.mark.parametrize("what", REQUESTS)
 async def test_a_garbled_request_is_answered_and_costs_nothing(what: str) -> None:
-    data, plan, more = REQUESTS[what]
+    data, content, more = REQUESTS[what]
     async with session_of("userns") as bystander:
         assert await works(bystander)
         launcher = Launcher.current()
-        line = launcher.attach()
+        channel = launcher.attach()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = [theirs.fileno()]
-        if plan is not None:
+        if content is not None:
             fds.append(
-                plan_of(plan) if isinstance(plan, bytes) else os.open("/dev/null", os.O_RDWR)
+                plan_of(content) if isinstance(content, bytes) else os.open("/dev/null", os.O_RDWR)
             )
         fds += [os.open("/dev/null", os.O_RDWR) for _ in range(more)]
-        send(line, data, fds)
+        send(channel, data, fds)
         theirs.close()
         for fd in fds[1:]:
             os.close(fd)
         ours.settimeout(5)
         kind = int.from_bytes(ours.recv(100)[:4], "little")
-        assert kind in {0, FAILED}, "refused, or its socket let go; never silence"
-        # The same line still serves, and so does everybody else's.
-        line.settimeout(5)
-        line.send(SIMPLE.pack(KILL, NOWHERE, 0, 0))
-        line.send(SIMPLE.pack(KILL_ALL, 5, 0, 0))
-        assert line.recv(100) == SIMPLE.pack(21, 5, 0, 0)
-        line.close()
+        assert kind in {0, Message.FAILED}, "refused, or its socket closed; never silence"
+        # The same channel still works, and so do all others.
+        channel.settimeout(5)
+        channel.send(SIMPLE.pack(Message.KILL, NOWHERE, 0, 0))
+        channel.send(SIMPLE.pack(Message.KILL_ALL, 5, 0, 0))
+        assert channel.recv(100) == SIMPLE.pack(Message.ALL_GONE, 5, 0, 0)
+        channel.close()
         ours.close()
         assert await works(bystander)
         assert launcher is Launcher.current()
@@ -149,7 +156,7 @@ async def test_a_garbled_request_is_answered_and_costs_nothing(what: str) -> Non
 
 def _exec(flags: int = 0, *, programs: int = 1, argc: int = 1, envc: int = 0, **more: int) -> bytes:
     rlimits, slot, size = (more.get(name, 0) for name in ("rlimits", "slot", "size"))
-    return EXEC.pack(EXEC_IT, flags, slot, rlimits, programs, argc, envc, size, 0, 0)
+    return EXEC.pack(Message.EXEC, flags, slot, rlimits, programs, argc, envc, size, 0, 0)
 
 
 BODY = b"/\0/bin/true\0true\0"
@@ -165,11 +172,14 @@ COMMANDS = {
     "very many arguments": (_exec(argc=0xFFFFFFFF) + BODY, 0),
     "very many limits": (_exec(rlimits=0xFFFFFFFF) + BODY, 0),
     "too large": (_exec() + BODY + bytes(TOO_LARGE), 0),
-    "streams that are not there": (_exec(7) + BODY, 0),
-    "a descriptor that nobody asked for": (_exec() + BODY, 1),
-    "a slot that is not there": (_exec(8, slot=99) + BODY, 1),
-    "a payload that is larger than its file": (_exec(16, size=1 << 20), 1),
-    "an empty payload": (_exec(16, size=0), 1),
+    "streams that are not there": (
+        _exec(ExecFlag.STDIN | ExecFlag.STDOUT | ExecFlag.STDERR) + BODY,
+        0,
+    ),
+    "a descriptor that is not announced": (_exec() + BODY, 1),
+    "a slot that is not there": (_exec(ExecFlag.SCRIPT, slot=99) + BODY, 1),
+    "a payload that is larger than its file": (_exec(ExecFlag.PAYLOAD, size=1 << 20), 1),
+    "an empty payload": (_exec(ExecFlag.PAYLOAD, size=0), 1),
 }
 
 
@@ -188,8 +198,8 @@ async def test_a_garbled_command_is_a_failure_and_no_exit(what: str) -> None:
         kinds = []
         while message := sandbox.sock.recv(512):
             kinds.append(int.from_bytes(message[:4], "little"))
-        assert kinds == [FAILED], "it says that it failed, and no exit code"
-        sandbox.let_go()
+        assert kinds == [Message.FAILED], "it reports a failure, and no exit code"
+        sandbox.release()
         assert await works(session)
 
 
@@ -204,7 +214,7 @@ async def test_a_socket_that_is_closed_ends_what_is_behind_it(stage: str) -> Non
         _, sock = transport.postures.get("blocked").prepare(transport.pool.channel(), pid=pid)
         if stage != "at once":
             sock.settimeout(10)
-            assert int.from_bytes(sock.recv(512)[:4], "little") == READY
+            assert int.from_bytes(sock.recv(512)[:4], "little") == Message.READY
         if stage == "when the command runs":
             send(sock, _exec(argc=2) + b"/\0/bin/sleep\0sleep\x0060\0")
             await asyncio.sleep(0.2)
@@ -214,11 +224,11 @@ async def test_a_socket_that_is_closed_ends_what_is_behind_it(stage: str) -> Non
         assert await works(session)
 
 
-# The other direction: what the host hears.
+# The other direction: messages that the host receives.
 
 
-class Ear:
-    """A sink that only listens."""
+class Recorder:
+    """A sink that only records events."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -235,25 +245,25 @@ class Ear:
 
 
 STOPPED = 0x137F
-SAID: dict[str, tuple[bytes, int]] = {
+REPORTS: dict[str, tuple[bytes, int]] = {
     "nothing": (b"", 0),
-    "a cut exit": (EXIT.pack(EXITED, 0, 0, 0, 0)[:-1], 0),
-    "an exit that is none": (EXIT.pack(EXITED, STOPPED, 0, 0, 0), 0),
-    "a cut failure": (SIMPLE.pack(FAILED, 1, 1, 0)[:6], 0),
-    "a failure of an unknown step": (SIMPLE.pack(FAILED, NOWHERE, NOWHERE, 0), 0),
-    "a cut start": (SIMPLE.pack(STARTED, 0, 2, 0)[:7], 0),
+    "a cut exit": (EXITED.pack(Message.EXITED, 0, 0, 0, 0)[:-1], 0),
+    "an exit that is none": (EXITED.pack(Message.EXITED, STOPPED, 0, 0, 0), 0),
+    "a cut failure": (SIMPLE.pack(Message.FAILED, 1, 1, 0)[:6], 0),
+    "a failure of an unknown step": (SIMPLE.pack(Message.FAILED, NOWHERE, NOWHERE, 0), 0),
+    "a cut start": (SIMPLE.pack(Message.STARTED, 0, 2, 0)[:7], 0),
     "unknown": (SIMPLE.pack(NOWHERE, 0, 0, 0), 0),
     "one byte": (b"\x2a", 0),
-    "a start with descriptors": (SIMPLE.pack(STARTED, 0, 2, 0), 3),
-    "a terminal that nobody asked for": (SIMPLE.pack(TERMINAL, 0, 0, 0), 2),
-    "doors that nobody asked for": (SIMPLE.pack(READY, 0, 0, 0), 6),
+    "a start with descriptors": (SIMPLE.pack(Message.STARTED, 0, 2, 0), 3),
+    "a terminal that was not requested": (SIMPLE.pack(Message.TERMINAL, 0, 0, 0), 2),
+    "listeners that were not requested": (SIMPLE.pack(Message.READY, 0, 0, 0), 6),
 }
 
 
-@pytest.mark.parametrize("what", SAID)
+@pytest.mark.parametrize("what", REPORTS)
 @pytest.mark.filterwarnings("ignore")
-async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -> None:
-    data, count = SAID[what]
+async def test_a_malformed_report_of_a_sandbox_is_a_failure(what: str) -> None:
+    data, count = REPORTS[what]
     # A fault of ours is logged by the loop as well; here only the run's end matters.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     async with session_of("userns", warm=0) as session:
@@ -263,11 +273,11 @@ async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         run = LocalRun(
-            Sandbox(1, ours, line=session._transport.pool.channel(), owner=None),  # type: ignore[union-attr]
+            Sandbox(1, ours, channel=session._transport.pool.channel(), owner=None),  # type: ignore[union-attr]
             isolation=isolation,
         )
-        ear = Ear()
-        run.attach(ear, timeout_s=None)
+        sink = Recorder()
+        run.attach(sink, timeout_s=None)
         if data:
             files = [os.open("/dev/null", os.O_RDONLY) for _ in range(count)]
             send(theirs, data, files)
@@ -276,14 +286,14 @@ async def test_what_a_sandbox_says_is_a_failure_if_it_is_no_message(what: str) -
         theirs.close()
         async with asyncio.timeout(10):
             await run.finished
-        ends = [event for event in ear.events if isinstance(event, Exited | Failed)]
-        assert [type(end) for end in ends] == [Failed], ear.events
+        ends = [event for event in sink.events if isinstance(event, Exited | Failed)]
+        assert [type(end) for end in ends] == [Failed], sink.events
         assert descriptors() == before
 
 
-@pytest.mark.parametrize("data", [b"", b"x", SIMPLE.pack(READY, 0, 0, 0)[:8], b"\xff" * 16])
-async def test_what_is_built_says_nonsense(data: bytes) -> None:
-    for wait in (_probe.ready, _probe.shared):
+@pytest.mark.parametrize("data", [b"", b"x", SIMPLE.pack(Message.READY, 0, 0, 0)[:8], b"\xff" * 16])
+async def test_a_malformed_report_of_a_new_sandbox_raises(data: bytes) -> None:
+    for wait in (_probe.wait_until_ready, _probe.wait_for_shared):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with ours, theirs:
@@ -300,34 +310,34 @@ async def test_a_shared_view_without_its_namespaces(count: int) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     with ours, theirs:
-        send(theirs, SIMPLE.pack(SHARED, 0, 0, 0), [0] * count)
-        with pytest.raises(OSError, match="no message"):
-            await _probe.shared(ours)
+        send(theirs, SIMPLE.pack(Message.SHARED, 0, 0, 0), [0] * count)
+        with pytest.raises(OSError, match="invalid message"):
+            await _probe.wait_for_shared(ours)
     assert descriptors() == before
 
 
 @pytest.mark.parametrize("data", [b"x", b"x" * 15, b""])
-async def test_a_line_that_says_nonsense_is_lost_and_everybody_learns_it(
+async def test_a_malformed_message_closes_the_channel_and_wakes_every_waiter(
     data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with session_of("userns"):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        monkeypatch.setattr(launchers, "_attached", lambda: (Launcher.current(), ours))
-        ears = Ears()
-        line = Channel(ears)
+        monkeypatch.setattr(channels, "_attach", lambda: (Launcher.current(), ours))
+        readers = ReaderSet()
+        channel = Channel(readers)
         gone: list[int] = []
         pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        line._gone[1] = lambda: gone.append(1)
-        line._pids[1] = pid
+        channel._gone[1] = lambda: gone.append(1)
+        channel._pids[1] = pid
         if data:
             theirs.send(data)
         theirs.close()
         async with asyncio.timeout(5):
             with pytest.raises(OSError):
                 await pid
-            await line.drain()
-        assert (line.lost, gone) == (True, [1])
-        line.kill(1)
-        line.close()
-        ears.close()
+            await channel.drain()
+        assert (channel.lost, gone) == (True, [1])
+        channel.kill(1)
+        channel.close()
+        readers.close()

@@ -44,17 +44,17 @@ def soaked(tmp_path: Path) -> Path:
 @pytest.mark.spec("B2", "D8", "G4")
 @pytest.mark.timeout(300)
 def test_a_soak_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    told = json.loads(soaked(tmp_path).read_text())
-    print({name: told[name] for name in ("seconds", "runs", "sessions", "kills", "errors")})
-    assert (told["ok"], told["wrong"], told["left"]) == (True, [], [])
-    assert told["kills"] >= KILLS
-    assert told["runs"] > 100
-    assert told["sessions"] > 10
-    assert sum(told["errors"].values()) < told["runs"]
+    report = json.loads(soaked(tmp_path).read_text())
+    print({name: report[name] for name in ("seconds", "runs", "sessions", "kills", "errors")})
+    assert (report["ok"], report["wrong"], report["left"]) == (True, [], [])
+    assert report["kills"] >= KILLS
+    assert report["runs"] > 100
+    assert report["sessions"] > 10
+    assert sum(report["errors"].values()) < report["runs"]
     # The page that is made of such a summary says the same.
-    text = page.render(told)
+    text = page.render(report)
     assert "Passed" in text
-    assert f"| processes killed | {told['kills']:,} |" in text
+    assert f"| processes killed | {report['kills']:,} |" in text
 
 
 # What a kill excuses.
@@ -67,9 +67,9 @@ LOST = SandboxConnectionError("gone", endpoint="http://one", sent=True, code="se
 
 
 def wrong(*found: object) -> WrongError:
-    with pytest.raises(WrongError) as told:
+    with pytest.raises(WrongError) as caught:
         Scene.expect(None, found, (0, ""), "true")  # type: ignore[arg-type]
-    return told.value
+    return caught.value
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from tests.conftest import eventually, sandbox_processes, session_of
 from tests.faults.strace import ODD, Strace
 
 from union import sandbox as sb
-from union.sandbox._core.plan import OP_NAMES
-from union.sandbox._linux import launcher as launchers
+from union.sandbox._linux import channel as channels
 from union.sandbox._linux.launcher import Launcher
+from union.sandbox._linux.protocol import FAILURE_NAMES
 from union.sandbox.on_device import _probe
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def attempt(options: dict[str, Any]) -> Seen:
     try:
         await session.open()
         stage = "run"
-        other_way = session._transport.postures.facts != _probe.Facts()  # type: ignore[union-attr]
+        other_way = session._transport.postures.features != _probe.HostFeatures()  # type: ignore[union-attr]
         for command in ({}, {"pty": True}, {"script_type": "python"}):
             text = "print('hi')" if "script_type" in command else "echo hi"
             proc = await session.run(text, stdout=True, timeout_s=20, **command)  # type: ignore[arg-type]
@@ -128,9 +128,9 @@ class Bystander:
 @pytest.fixture
 async def bystander(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bystander]:
     # An answer that was lost is not waited for as long as elsewhere.
-    monkeypatch.setattr(_probe, "_PATIENCE_S", 5.0)
-    monkeypatch.setattr(launchers, "_CONFIRM_S", 5.0)
-    monkeypatch.setattr(launchers, "_DRAIN_S", 5.0)
+    monkeypatch.setattr(_probe, "_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(channels, "_CONFIRM_S", 5.0)
+    monkeypatch.setattr(channels, "_DRAIN_S", 5.0)
     async with session_of("userns", warm=0) as session:
         found = Bystander(session)
         await found.begin()
@@ -167,7 +167,7 @@ def whose(strace: Strace) -> set[str]:
     return found
 
 
-def check_told(seen: Seen, what: str, *, wrapped: bool) -> None:
+def check_error(seen: Seen, what: str, *, wrapped: bool) -> None:
     """The error of a failed step: true, and of the right kind."""
     text = f"{what}: {seen.error!r}"
     if what.startswith("read ") and getattr(seen.error, "stage", "") == "stream":
@@ -183,12 +183,14 @@ def check_told(seen: Seen, what: str, *, wrapped: bool) -> None:
     if what.startswith("setresuid ") and "the launcher has ended" in str(seen.error):
         return  # it could not take its own id back, and does nothing as another user
     assert os.strerror(NUMBER) in str(seen.error), text
-    named = any(name in str(seen.error) for name in OP_NAMES.values())
+    named = any(name in str(seen.error) for name in FAILURE_NAMES.values())
     assert named or "launcher refuses" in str(seen.error), text
 
 
-async def check_after(bystander: Bystander, what: str) -> None:
-    assert await bystander.answers(), what
+async def check_after(bystander: Bystander, call: str, what: str) -> None:
+    # A launcher that cannot take its own ids back must not continue: it ends and is replaced.
+    survived = bystander.recovers if call == "setresuid" else bystander.answers
+    assert await survived(), what
     assert eventually(lambda: sandbox_processes() <= bystander.processes), what
 
 
@@ -215,7 +217,7 @@ async def test_a_step_that_fails_is_named(
             seen = await attempt(SHAPES[shape])
         failed += seen.error is not None or seen.other_way
         if seen.error is not None:
-            check_told(seen, what, wrapped=shape == "bubblewrap")
+            check_error(seen, what, wrapped=shape == "bubblewrap")
         elif not seen.other_way and "ours" in whose(strace):
             # Nothing may be passed over that the sandbox is built of; only a look around may fail.
             # A network namespace that cannot be entered again is replaced by a new one.
@@ -223,10 +225,7 @@ async def test_a_step_that_fails_is_named(
             looks = {"read", "newfstatat", "mmap", "openat"}
             assert call in looks or (call == "setns" and is_reuse), (what, strace.injected)
             assert seen.is_right or "theirs" in whose(strace), (what, seen)
-        if call == "setresuid":
-            # The launcher ends if it cannot take its own id back, and a new one serves the others.
-            assert await bystander.recovers(), what
-        await check_after(bystander, what)
+        await check_after(bystander, call, what)
     # The same again, with nothing in its way.
     assert (await attempt(SHAPES[shape])).is_right
     assert failed, f"no failure of {call} was seen"

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import ISOLATED, descendants, eventually, held_by_launcher, session_of
 
 from union import sandbox as sb
-from union.sandbox._linux import launcher as launchers
+from union.sandbox._linux import channel as channels
 from union.sandbox._linux.launcher import Launcher
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def unkillable_then_reaped(process: subprocess.Popen[bytes]) -> Iterator[None]:
 async def test_it_delays_its_own_session_and_no_other(
     backend: str, limits: dict[str, sb.Resources], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launchers, "_DRAIN_S", 2.0)
+    monkeypatch.setattr(channels, "_DRAIN_S", 2.0)
     stuck = await session_of(backend, **limits).open()
     async with session_of(backend) as other:
         launcher = Launcher.current().pid
@@ -166,7 +166,7 @@ async def test_a_timeout_returns_although_the_command_cannot_be_killed(backend: 
 async def test_sessions_that_close_together_are_drained_side_by_side(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launchers, "_DRAIN_S", 2.0)
+    monkeypatch.setattr(channels, "_DRAIN_S", 2.0)
     sessions = [await session_of(backend).open() for _ in range(6)]
     pids = [(await sleeper(session))[1] for session in sessions]
     with unkillable(*pids[:2]):

@@ -13,14 +13,14 @@ import pytest
 from tests.conftest import ISOLATED, descriptors, eventually, session_of
 
 from union import sandbox as sb
-from union.sandbox._linux import ears as ears_module
-from union.sandbox._linux.ears import Ears
+from union.sandbox._linux import reader_set as ears_module
+from union.sandbox._linux.reader_set import ReaderSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_WATCH = Ears._watch
+_WATCH = ReaderSet._watch
 
 
 class Exhausted:
@@ -31,22 +31,22 @@ class Exhausted:
         self.refused = 0
         self.active = True
 
-    def watch(self, ears: Ears, fd: int) -> None:
+    def watch(self, readers: ReaderSet, fd: int) -> None:
         if self.active:
             self.refused += 1
             raise OSError(self.number, os.strerror(self.number))
-        _WATCH(ears, fd)
+        _WATCH(readers, fd)
 
 
 @contextmanager
 def exhausted(number: int = errno.ENOSPC) -> Iterator[Exhausted]:
     made = Exhausted(number)
 
-    def watch(ears: Ears, fd: int) -> None:
-        made.watch(ears, fd)
+    def watch(readers: ReaderSet, fd: int) -> None:
+        made.watch(readers, fd)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ears, "_watch", watch)
+        patch.setattr(ReaderSet, "_watch", watch)
         yield made
 
 
@@ -184,26 +184,26 @@ async def test_input_waits_where_the_loop_cannot_watch_the_pipe(
 async def test_a_polled_descriptor_is_watched_as_soon_as_it_can_be() -> None:
     near, far = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     got: list[bytes] = []
-    ears = Ears()
+    readers = ReaderSet()
     try:
         with exhausted() as kernel:
-            ears.add(near, lambda: got.append(os.read(near, 100)))
+            readers.add(near, lambda: got.append(os.read(near, 100)))
             os.write(far, b"polled")
             async with asyncio.timeout(20):
                 while not got:
                     await asyncio.sleep(0.01)
             kernel.active = False
             async with asyncio.timeout(20):
-                while ears._unwatched:
+                while readers._unwatched:
                     await asyncio.sleep(0.01)
         os.write(far, b"watched")
         async with asyncio.timeout(20):
             while len(got) < 2:
                 await asyncio.sleep(0.01)
         assert got == [b"polled", b"watched"]
-        ears.remove(near)
+        readers.remove(near)
         assert select.select([near], [], [], 0)[0] == []
     finally:
-        ears.close()
+        readers.close()
         os.close(near)
         os.close(far)

@@ -22,7 +22,7 @@ MOST_BYTES: Final = 4096
 SLOW: Final = {
     "hosts": 2,
     "sizes": 4,
-    "http_door": 4,
+    "http_proxy": 4,
     "wire_server": 4,
     "wire_client": 2,
     "replay": 4,

@@ -1,4 +1,4 @@
-"""docs/reference/fuzzing.md, made from results.json: no figure on it is typed by hand."""
+"""Generate docs/reference/fuzzing.md from results.json."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ PAGE: Final = HERE.parents[1] / "docs" / "reference" / "fuzzing.md"
 WHAT: Final = {
     "native_plan": "the launcher's decoder of plans, and of plans within them",
     "native_exec_request": "the runner's decoder of a command, its strings, limits and descriptors",
-    "native_message": "messages with descriptors over a real socket: none is left open",
-    "native_netlink": "the kernel's answers to the set-up of a network",
-    "hosts": "allow-lists and hosts: one spelling, and no list allows more than it says",
-    "addresses": "IPv4 in every spelling, against the C library's own reading",
-    "http": "HTTP heads of both sides, lengths of bodies, authorities",
-    "chunked": "bodies in chunks, cut anywhere, read again by the same reader",
-    "http_door": "a whole client of the HTTP proxy, and the server behind it",
-    "socks": "a whole client of the SOCKS5 door",
-    "dns": "queries: no address but for a name that is allowed",
-    "tls": "TLS greetings, whole, cut, and in other records",
-    "paths": "paths of files, in words and opened in a tree full of links",
-    "endpoint": "addresses of servers, certificates to pin, the caller's proxy",
-    "sizes": "amounts of memory, processors and the like",
-    "wire_values": "everything that the wire carries as JSON, there and back",
-    "wire_client": "a remote session's end of the wire, against a hostile server",
-    "wire_server": "a server's end of the wire, against a hostile client",
-    "line": "a local server's line to its owner, and the greeting on it",
-    "replay": "what is kept for a client that was cut off: nothing lost, nothing changed",
-    "sandbox_messages": "what a sandbox tells the host, should its first process be taken over",
+    "native_message": "messages with descriptors over a real socket: no descriptor leaks",
+    "native_netlink": "the kernel's netlink replies during network set-up",
+    "hosts": "allow-lists and hosts: canonical spelling, and no list allows more than its entries",
+    "addresses": "IPv4 in every spelling, compared with the C library's parser",
+    "http": "HTTP heads of both sides, body lengths, authorities",
+    "chunked": "chunked bodies, split anywhere, parsed again by the same reader",
+    "http_proxy": "a complete client of the HTTP proxy, and the server behind it",
+    "socks": "a complete client of the SOCKS5 proxy",
+    "dns": "DNS queries: only allowed names get an address",
+    "tls": "TLS ClientHello messages, complete, truncated, and in other records",
+    "paths": "file paths, parsed and opened in a tree full of links",
+    "endpoint": "server addresses, pinned certificates, the caller's proxy",
+    "sizes": "memory sizes, processor counts and other quantities",
+    "wire_values": "all JSON values of the wire protocol, encoded and decoded",
+    "wire_client": "the client side of the wire protocol, against a hostile server",
+    "wire_server": "the server side of the wire protocol, against a hostile client",
+    "line": "the socket between a local server and its owner, and its handshake",
+    "replay": "the run log for a disconnected client: nothing is lost or changed",
+    "sandbox_messages": "messages from a sandbox whose first process is compromised",
 }
 
 TEXT: Final = """\
 # Fuzzing
 
-Whatever reads bytes that somebody else wrote has a fuzz target in `tests/fuzz`. The launcher's
-decoders, in C, run under libFuzzer with the address and undefined-behaviour sanitizers. The
-parsers in Python run under atheris, which drives libFuzzer too. A target does more than wait for a
-crash: it states what must hold, such as "what is dialled was allowed" or "read again it is the
-same", and an input that breaks that is kept.
+Every parser of untrusted bytes has a fuzz target in `tests/fuzz`. The launcher's decoders, in C,
+run under libFuzzer with the address and undefined-behaviour sanitizers. The Python parsers run
+under atheris, which also uses libFuzzer. A target checks more than crashes: it asserts invariants,
+such as "every dialled host was allowed" or "parsing is idempotent", and keeps each input that
+violates one.
 
-`make fuzz SECONDS=600` gives each target ten minutes, one after the other; new inputs and crashes
-are kept below `.cache/fuzz`. `make test` runs every input of the corpus and every one that ever
-broke something, then some thousand mutations of them, the same ones each time.
+`make fuzz SECONDS=600` runs each target for ten minutes, one after the other, and stores new inputs
+and crashes below `.cache/fuzz`. `make test` runs the whole corpus, all inputs that ever failed, and
+a fixed set of several thousand mutations.
 
-The table is not written by hand: `make fuzz RECORD=1` makes it from `tests/fuzz/results.json`.
+`make fuzz RECORD=1` generates this table from `tests/fuzz/results.json`.
 
 {table}
 
-{total:,} executions in all, on {date}; {broken}. {versions}.
+{total:,} executions in total, on {date}; {broken}. {versions}.
 """
 
 
-def render(told: dict[str, Any]) -> str:
-    """The page that tells these results."""
-    rows = ["| target | what it reads | executions | minutes |", "|---|---|---:|---:|"]
-    found = told["targets"]
+def render(results: dict[str, Any]) -> str:
+    """Return the page for these results."""
+    rows = ["| target | input | executions | minutes |", "|---|---|---:|---:|"]
+    found = results["targets"]
     for name, what in WHAT.items():
         if name in found:
             count, minutes = found[name]["executions"], found[name]["seconds"] / 60
@@ -67,9 +67,9 @@ def render(told: dict[str, Any]) -> str:
     return TEXT.format(
         table="\n".join(rows),
         total=sum(result["executions"] for result in found.values()),
-        date=told["date"],
-        broken=f"{broken} of the runs broke something" if broken else "nothing broke",
-        versions=", ".join(f"{name} {number}" for name, number in told["versions"].items()),
+        date=results["date"],
+        broken=f"{broken} failures" if broken else "no failures",
+        versions=", ".join(f"{name} {number}" for name, number in results["versions"].items()),
     )
 
 

@@ -118,10 +118,10 @@ def minimise(name: str, command: list[str]) -> None:
 
 def _versions() -> dict[str, str]:
     clang = shutil.which("clang")
-    said = subprocess.run(
+    done = subprocess.run(
         [clang or "true", "--version"], check=False, capture_output=True, text=True
     )
-    number = re.search(r"version (\S+)", said.stdout)
+    number = re.search(r"version (\S+)", done.stdout)
     return {
         "clang": number[1] if number else "none",
         "atheris": metadata.version("atheris") if importlib.util.find_spec("atheris") else "none",
@@ -132,19 +132,19 @@ def _versions() -> dict[str, str]:
 
 def _merged(before: dict[str, Any], found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Several runs on the same day, with the same tools, are one campaign."""
-    told = {
+    results = {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "versions": _versions(),
         "targets": found,
     }
-    if any(before.get(key) != told[key] for key in ("date", "versions")):
-        return told
+    if any(before.get(key) != results[key] for key in ("date", "versions")):
+        return results
     for name, earlier in before["targets"].items():
         now = found.setdefault(name, dict.fromkeys(earlier, 0))
         for key in ("executions", "seconds", "crashes"):
             now[key] = round(now[key] + earlier[key], 1)
         now["coverage"] = max(now["coverage"], earlier["coverage"])
-    return told
+    return results
 
 
 def main() -> int:
@@ -155,27 +155,27 @@ def main() -> int:
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--minimise", action="store_true")
     parser.add_argument("targets", nargs="*", help="all, if none is named")
-    told = parser.parse_args()
+    options = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
-    for name in told.targets or (*native.NAMES, *PYTHON):
+    for name in options.targets or (*native.NAMES, *PYTHON):
         command = _command(name)
         if command is None:
             print(f"{name:<22} not run: pip install --group fuzz, or {native.REMEDY}", flush=True)
             continue
-        result = found[name] = _search(name, command, told.seconds, told.runs)
+        result = found[name] = _search(name, command, options.seconds, options.runs)
         print(
             f"{name:<22} {result['executions']:>12,} executions {result['seconds']:>8.1f} s"
             f"  coverage {result['coverage']:>5}" + ("  BROKEN" if result["crashes"] else ""),
             flush=True,
         )
-        if told.minimise and not result["crashes"]:
+        if options.minimise and not result["crashes"]:
             minimise(name, command)
     total = sum(result["executions"] for result in found.values())
     broken = [name for name, result in found.items() if result["crashes"]]
     print(f"{'all':<22} {total:>12,} executions")
     for name in broken:
         print(f"{name}: see {CACHE / 'crashes' / name}")
-    if told.record:
+    if options.record:
         before = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
         RESULTS.write_text(json.dumps(_merged(before, found), indent=1) + "\n", encoding="utf-8")
         write_page()

@@ -15,21 +15,33 @@ from typing import Final
 from tests.fuzz import archives
 from tests.fuzz.targets_wire import BACKENDS, ISOLATION, NEXT_MESSAGE, SESSION
 
-from union.sandbox._core import dns, wire, wire_values
-from union.sandbox._core import plan as p
-from union.sandbox._core.decision import Decision
+from union.sandbox._codecs import dns
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._core.file_errors import SandboxFileNotFoundError
 from union.sandbox._core.files import FileInfo
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resources import Resources
-from union.sandbox._core.wire import Kind, Offsets, Taken
-from union.sandbox._core.wire_errors import error_to
-from union.sandbox._linux import hand_over, launcher, run
 from union.sandbox._linux.command import Command, packed_rlimits
+from union.sandbox._linux.protocol import (
+    EXEC,
+    EXITED,
+    PREPARE,
+    SIMPLE,
+    ExecFlag,
+    FailurePlace,
+    Message,
+    PrepareFlag,
+)
+from union.sandbox._plan import plan as p
+from union.sandbox._policy.decision import Decision
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire import values as wire_values
+from union.sandbox._wire.errors import encode_error
+from union.sandbox._wire.frames import Kind, Offsets, Taken
 from union.sandbox.errors import PolicyError
 
 HERE: Final = Path(__file__).parent
+CLONE_NEWUSER: Final = 0x10000000
 REGRESSIONS: Final = HERE / "regressions"
 
 STEPS: Final[tuple[p.Step, ...]] = (
@@ -76,7 +88,14 @@ def _plans() -> list[bytes]:
 
 def _execs() -> list[bytes]:
     found = []
-    for flags, fds, limits in ((0, 0, ()), (7, 3, ((7, 64, 64),)), (63, 6, ((0, 1, 2),) * 3)):
+    streams = ExecFlag.STDIN | ExecFlag.STDOUT | ExecFlag.STDERR
+    every = streams | ExecFlag.SCRIPT | ExecFlag.PAYLOAD | ExecFlag.WAIT
+    cases: list[tuple[int, int, tuple[tuple[int, int, int], ...]]] = [
+        (0, 0, ()),
+        (streams, 3, ((7, 64, 64),)),
+        (every, 6, ((0, 1, 2),) * 3),
+    ]
+    for flags, fds, limits in cases:
         command = Command(
             programs=("/bin/sh", "/usr/bin/sh"),
             argv=("sh", "-c", "echo hi"),
@@ -85,18 +104,29 @@ def _execs() -> list[bytes]:
             rlimits=packed_rlimits(limits),
         )
         body = command.body()
-        head = hand_over._EXEC_MSG.pack(30, flags, 0, len(limits), 2, 3, 2, len(body), 24, 80)
+        head = EXEC.pack(Message.EXEC, flags, 0, len(limits), 2, 3, 2, len(body), 24, 80)
         found.append(bytes([fds | 1 << 3]) + head + body)
     return found
 
 
 def _messages() -> list[bytes]:
-    simple = [launcher._SIMPLE.pack(kind, 7, 9, 0) for kind in (1, 11, 12, 31, 40, 43)]
-    prepare = [
-        launcher._PREPARE_MSG.pack(10, 1, 0x10000000, flags, 0, 1000, 0, 1000, cgroups, 0, 0, 0)
-        for flags, cgroups in ((5, 0), (32, 1), (16, 3))
+    simple = [
+        SIMPLE.pack(kind, 7, 9, 0)
+        for kind in (
+            Message.ATTACH,
+            Message.KILL,
+            Message.KILL_ALL,
+            Message.SIGNAL,
+            Message.READY,
+            Message.FAILED,
+        )
     ]
-    userns = launcher._PREPARE_MSG.pack(2, 0, 0, 0, 0, 1000, 0, 1000, 0, 0, 0, 0)
+    mapped = PrepareFlag.DENY_SETGROUPS | PrepareFlag.MAP_IDS
+    prepare = [
+        PREPARE.pack(Message.PREPARE, 1, CLONE_NEWUSER, flags, 0, 1000, 0, 1000, cgroups, 0, 0, 0)
+        for flags, cgroups in ((mapped, 0), (PrepareFlag.COPY, 1), (PrepareFlag.WRAPPED, 3))
+    ]
+    userns = PREPARE.pack(Message.USERNS, 0, 0, 0, 0, 1000, 0, 1000, 0, 0, 0, 0)
     texts = [*simple, *prepare, userns, _execs()[0][1:], bytes(300)]
     return [bytes([count % 4]) + text for count, text in enumerate(texts)]
 
@@ -144,7 +174,7 @@ def _http() -> list[bytes]:
     ]
 
 
-def _doors() -> list[bytes]:
+def _http_proxy() -> list[bytes]:
     answers = (
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
@@ -187,13 +217,13 @@ def _values() -> dict[str, list[bytes]]:
         reason="y", suggestion="", error="", bytes_up=1, bytes_down=2, duration_ms=0.5,
     )  # fmt: skip
     events = [
-        wire_values.started_to(Started(2), ISOLATION),
-        wire_values.event_to(Exited(1, "signal", Usage(cpu_user_s=0.25, max_rss_bytes=4096))),
-        wire_values.event_to(Failed("spawn", "no", "code", "hint")),
-        wire_values.decision_to(decision),
-        wire.to_json({"refused": error_to(PolicyError("no", argument="network_mode"))}),
+        wire_values.encode_started(Started(2), ISOLATION),
+        wire_values.encode_event(Exited(1, "signal", Usage(cpu_user_s=0.25, max_rss_bytes=4096))),
+        wire_values.encode_event(Failed("spawn", "no", "code", "hint")),
+        wire_values.encode_decision(decision),
+        wire.to_json({"refused": encode_error(PolicyError("no", argument="network_mode"))}),
     ]
-    facts = wire_values.Facts(
+    session_info = wire_values.SessionInfo(
         session="s",
         work_dir="/w",
         isolation=ISOLATION,
@@ -202,16 +232,16 @@ def _values() -> dict[str, list[bytes]]:
     )
     info = FileInfo(path="a", kind="file", size=3, mode=0o644, mtime=1.5)
     missing = SandboxFileNotFoundError("no such file", path="a/b", number=2)
-    bodies = [wire_values.run_to(spec, SESSION) for spec in runs]
+    bodies = [wire_values.encode_run(spec, SESSION) for spec in runs]
     plain = {
-        b"s": [wire_values.session_to(session), {}],
-        b"f": [wire_values.facts_to(facts)],
-        b"i": [wire_values.file_to(info)],
-        b"x": [error_to(missing), error_to(PolicyError("no", argument="cmd"))],
+        b"s": [wire_values.encode_session(session), {}],
+        b"f": [wire_values.encode_session_info(session_info)],
+        b"i": [wire_values.encode_file(info)],
+        b"x": [encode_error(missing), encode_error(PolicyError("no", argument="cmd"))],
     }
-    told = [kind + wire.to_json(value) for kind, found in plain.items() for value in found]
-    told += [b"r" + body for body in bodies] + [b"e" + event for event in events]
-    return {"values": told, "events": events, "bodies": bodies}
+    encoded = [kind + wire.to_json(value) for kind, found in plain.items() for value in found]
+    encoded += [b"r" + body for body in bodies] + [b"e" + event for event in events]
+    return {"values": encoded, "events": events, "bodies": bodies}
 
 
 def _frames() -> dict[str, list[bytes]]:
@@ -219,14 +249,14 @@ def _frames() -> dict[str, list[bytes]]:
     started, exited, failed, decision, refused = made["events"]
 
     def event(number: int, data: bytes) -> bytes:
-        return wire.numbered(Kind.EVENT, 1, number, data)
+        return wire.encode_numbered(Kind.EVENT, 1, number, data)
 
     def piece(fd: int, offset: int, data: bytes) -> bytes:
-        return wire.output_head(1, fd, offset, len(data)) + data
+        return wire.encode_output_head(1, fd, offset, len(data)) + data
 
     output = piece(1, 0, b"hello") + piece(2, 0, b"oh")
-    ends = wire.end_of_output(1, 1, 5) + wire.end_of_output(1, 2, 2)
-    taken = wire.taken(1, Taken(1, 10, broken=False))
+    ends = wire.encode_end_of_output(1, 1, 5) + wire.encode_end_of_output(1, 2, 2)
+    taken = wire.encode_taken(1, Taken(1, 10, broken=False))
     client = [
         event(0, started) + output + event(1, decision) + event(2, exited) + ends,
         event(0, refused),
@@ -234,10 +264,10 @@ def _frames() -> dict[str, list[bytes]]:
         output + output + wire.encode(Kind.UNKNOWN, 1),
         output + piece(1, 9, b"after a gap"),
     ]
-    start = [b"".join(wire.parts(1, body)) for body in made["bodies"]]
+    start = [b"".join(wire.encode_start(1, body)) for body in made["bodies"]]
     control = [
-        wire.numbered(Kind.CONTROL, 1, number, wire.to_json(told))
-        for number, told in enumerate(
+        wire.encode_numbered(Kind.CONTROL, 1, number, wire.to_json(encoded))
+        for number, encoded in enumerate(
             (
                 {"op": "signal", "signum": 15},
                 {"op": "resize", "rows": 24, "cols": 80},
@@ -247,30 +277,30 @@ def _frames() -> dict[str, list[bytes]]:
             start=2,
         )
     ]
-    stdin = wire.numbered(Kind.STDIN, 1, 1, b"data")
-    ack = wire.offsets(Kind.ACK, 1, Offsets(10, 0, 1))
-    attach = wire.offsets(Kind.ATTACH, 1, Offsets(5, 0, 0))
+    stdin = wire.encode_numbered(Kind.STDIN, 1, 1, b"data")
+    ack = wire.encode_offsets(Kind.ACK, 1, Offsets(10, 0, 1))
+    attach = wire.encode_offsets(Kind.ATTACH, 1, Offsets(5, 0, 0))
     server = [
         NEXT_MESSAGE.join((begin, stdin + b"".join(control), ack, attach, wire.encode(Kind.CLOSE)))
         for begin in start
     ]
-    server += [wire.offsets(Kind.ATTACH, 9, Offsets()), start[0][:-3]]
+    server += [wire.encode_offsets(Kind.ATTACH, 9, Offsets()), start[0][:-3]]
     for odd in (
         {"op": "signal", "signum": 99},
         {"op": "signal", "signum": -1},
         {"op": "resize", "rows": 0, "cols": 99999},
         {"op": "end", "cause": "oom"},
     ):
-        server.append(start[0] + wire.numbered(Kind.CONTROL, 1, 1, wire.to_json(odd)))
+        server.append(start[0] + wire.encode_numbered(Kind.CONTROL, 1, 1, wire.to_json(odd)))
     return {"client": client, "server": server}
 
 
-def _said() -> list[bytes]:
-    ready, started = (launcher._SIMPLE.pack(kind, 0, 2, 0) for kind in (40, 41))
-    exited = run._EXIT.pack(42, 256, 10, 20, 30)
-    failed = launcher._SIMPLE.pack(43, 111, 2, 0)
-    wrapped = launcher._SIMPLE.pack(43, 25, 0, 0) + b"bwrap: no\n"
-    terminal = launcher._SIMPLE.pack(45, 0, 0, 0)
+def _reports() -> list[bytes]:
+    ready, started = (SIMPLE.pack(kind, 0, 2, 0) for kind in (Message.READY, Message.STARTED))
+    exited = EXITED.pack(Message.EXITED, 256, 10, 20, 30)
+    failed = SIMPLE.pack(Message.FAILED, FailurePlace.EXEC, 2, 0)
+    wrapped = SIMPLE.pack(Message.FAILED, p.Wrap.op, 0, 0) + b"bwrap: no\n"
+    terminal = SIMPLE.pack(Message.TERMINAL, 0, 0, 0)
     return [
         NEXT_MESSAGE.join((b"\2" + ready, b"\0" + started, b"\0" + exited)),
         b"\0" + failed,
@@ -316,7 +346,7 @@ def seeds() -> dict[str, list[bytes]]:
             b"\1" + b"3;x=y\r\nabc\r\n0\r\nT: u\r\n\r\nrest",
             b"\4A\r\n0123456789\r\n0\r\n\r\n",
         ],
-        "http_door": _doors(),
+        "http_proxy": _http_proxy(),
         "socks": [
             b"\0" + greeting + name + b"\1\xbb",
             b"\0" + greeting + b"\1\xc0\0\2\1\0\x50",
@@ -357,9 +387,9 @@ def seeds() -> dict[str, list[bytes]]:
         "wire_values": _values()["values"],
         "wire_client": frames["client"],
         "wire_server": frames["server"],
-        "line": [_on_a_line(*told) for told in _GREETINGS],
+        "line": [_on_a_line(*greeting) for greeting in _GREETINGS],
         "replay": [bytes((0, 9, 1, 255, 2, 128, 3, 255, 1, 9)), bytes((0, 255, 4, 1, 5, 0)) * 3],
-        "sandbox_messages": _said(),
+        "sandbox_messages": _reports(),
     }
 
 

@@ -16,7 +16,7 @@ PYTHON: Final[dict[str, Callable[[bytes], None]]] = {
     "addresses": net.addresses,
     "http": net.http,
     "chunked": net.chunked,
-    "http_door": net.http_door,
+    "http_proxy": net.http_proxy,
     "socks": net.socks,
     "dns": net.dns_query,
     "tls": net.tls_hello,

@@ -1,4 +1,4 @@
-"""What a program inside can say to the network's doors, and what a caller can write on a list."""
+"""Fuzz targets for the input of the network frontends and for list entries."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ import contextlib
 import ipaddress
 from typing import TYPE_CHECKING, Any
 
-from union.sandbox._core import dns, tls
-from union.sandbox._core.hosts import (
-    NetworkRules,
-    decide_name,
-    decide_server_name,
-    first_uncovered,
-    parse_entries,
-    parse_host,
-)
-from union.sandbox._core.http1 import (
+from union.sandbox._codecs import client_hello as tls
+from union.sandbox._codecs import dns
+from union.sandbox._codecs.client_hello import TlsFormatError, parse_client_hello
+from union.sandbox._codecs.http1 import (
     ChunkedBody,
     HttpFormatError,
     body_length,
@@ -25,16 +19,23 @@ from union.sandbox._core.http1 import (
     parse_response_head,
     split_authority,
 )
-from union.sandbox._core.names import NameSyntaxError, normalise_name
-from union.sandbox._core.synthetic import SyntheticNames
-from union.sandbox._core.tls import TlsFormatError, read_hello
-from union.sandbox._net.decide import Connected, DialError, RefusedError
-from union.sandbox._net.dns import Resolution
-from union.sandbox._net.http_proxy import HttpDoor
+from union.sandbox._net.dialer import DialError, OutboundConnection, RefusedError
+from union.sandbox._net.dns import StubResolver
+from union.sandbox._net.http_proxy import HttpFrontend
 from union.sandbox._net.ledger import Ledger
 from union.sandbox._net.policy import Policy
-from union.sandbox._net.socks import SocksDoor
+from union.sandbox._net.socks import SocksFrontend
 from union.sandbox._net.stream import Stream
+from union.sandbox._policy.names import NameSyntaxError, normalise_name
+from union.sandbox._policy.rules import (
+    NetworkRules,
+    decide_name,
+    decide_server_name,
+    first_uncovered,
+    parse_entries,
+    parse_host,
+)
+from union.sandbox._policy.synthetic import SyntheticNames
 from union.sandbox.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ ARGUMENTS = ("network_allowlist", "network_denylist")
 
 
 def may_reach(host: object, port: int) -> bool:
-    """What ``RULES`` say, written a second time and more simply."""
+    """Apply ``RULES`` in an independent, simpler implementation."""
     if isinstance(host, str):
         if host == "no.wild.test":
             return False
@@ -67,7 +68,7 @@ def may_reach(host: object, port: int) -> bool:
 
 
 def check_name(host: str) -> object:
-    """One spelling, which says the same when it is read again; None if the host is refused."""
+    """Return the parsed host, which must be stable under parsing; None if it is refused."""
     try:
         found = parse_host(host)
     except NameSyntaxError:
@@ -82,13 +83,13 @@ def check_name(host: str) -> object:
         if host.isascii():
             assert found == host.lower().removesuffix(".")
         with contextlib.suppress(UnicodeError):
-            # What the system's resolver would be asked, were it given the same text.
+            # The system's resolver would look up the same name.
             assert host.encode("idna").decode("ascii").lower().removesuffix(".") == found
     return found
 
 
 def hosts(data: bytes) -> None:
-    """Entries and hosts, one a line; the first line is the entry."""
+    """Parse an entry (first line) and hosts (other lines)."""
     entry_text, *others = data.decode("utf-8", "surrogateescape").split("\n")[:4]
     for host in others:
         check_name(host)
@@ -124,7 +125,7 @@ def _not_wider(rules: NetworkRules, host: str) -> None:
         else:
             assert entry.network is not None
             assert found in entry.network
-        # And refused where the same entry denies.
+        # The same entry in a deny-list refuses the host.
         assert not decide_name(NetworkRules(allow=None, deny=rules.allow or ()), host, port).allowed
 
 
@@ -132,20 +133,20 @@ def _not_wider(rules: NetworkRules, host: str) -> None:
 
 
 def http(data: bytes) -> None:
-    """Heads, whichever side they are from, and the lengths of bodies."""
+    """Parse request and response heads and the lengths of bodies."""
     for parse in (parse_request_head, parse_response_head):
         try:
             head: Any = parse(data)
             length = body_length(head.headers, minor=head.minor)
-            passed_on = forwarded_headers(head.headers)
+            forwarded = forwarded_headers(head.headers)
         except HttpFormatError:
             continue
         assert length is None or length == "chunked" or 0 <= int(length) < 10**18
-        again = "".join(f"{key}: {value}\r\n" for key, value in passed_on)
+        again = "".join(f"{key}: {value}\r\n" for key, value in forwarded)
         first = "GET / HTTP/1.1" if parse is parse_request_head else "HTTP/1.1 200 OK"
-        told = f"{first}\r\n{again}\r\n".encode("latin-1")
-        if len(told) < 60_000:
-            assert parse(told).headers == passed_on
+        encoded = f"{first}\r\n{again}\r\n".encode("latin-1")
+        if len(encoded) < 60_000:
+            assert parse(encoded).headers == forwarded
     with contextlib.suppress(HttpFormatError):
         host, port = split_authority(data.decode("latin-1"), default_port=80)
         assert host
@@ -154,7 +155,7 @@ def http(data: bytes) -> None:
 
 
 def chunked(data: bytes) -> None:
-    """A body in chunks: how it was cut on the way changes nothing, and it reads the same again."""
+    """Parse a chunked body: read sizes do not matter, and the output parses to the same body."""
     if not data:
         return
     step, data = 1 + data[0], data[1:]
@@ -171,7 +172,7 @@ def chunked(data: bytes) -> None:
 
 
 def _payload(data: bytes) -> bytes:
-    """What a body in chunks carries, read a second time and more simply."""
+    """Return the payload of a chunked body, in an independent, simpler implementation."""
     found = b""
     while True:
         line, end, data = data.partition(b"\r\n")
@@ -197,7 +198,7 @@ def _feed(data: bytes, step: int) -> tuple[bytes, bytes] | None:
 
 
 class _Wire:
-    """Stands for the loop's socket calls: what comes is given, what goes is kept."""
+    """Replaces the event loop's socket calls: input is given, output is stored."""
 
     def __init__(self, data: bytes, step: int) -> None:
         self.data = data
@@ -220,7 +221,7 @@ class _Stream(Stream):
         self._buffer = bytearray()
         self._loop = self.wire  # type: ignore[assignment]
 
-    def end_writing(self) -> None: ...
+    def shutdown_write(self) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -228,7 +229,7 @@ class _Stream(Stream):
 
 
 class _Connection:
-    """A door's connection whose every destination answers, if policy lets it be asked."""
+    """A connection whose allowed destinations all send the same response."""
 
     policy = Policy(RULES)
     upstream = None
@@ -239,56 +240,56 @@ class _Connection:
         self.dialled: list[tuple[str, int, _Stream]] = []
         self.accounted: list[Attempt] = []
 
-    def account(self, attempt: Attempt) -> Attempt:
+    def begin_attempt(self, attempt: Attempt) -> Attempt:
         self.accounted.append(attempt)
         return attempt
 
-    def settled(self) -> None: ...
+    def request_received(self) -> None: ...
 
-    async def dial(self, attempt: Attempt) -> Connected:
-        attempt.verdict = self.policy.judge_name(attempt.host, attempt.port)
+    async def dial(self, attempt: Attempt) -> OutboundConnection:
+        attempt.verdict = self.policy.decide_name(attempt.host, attempt.port)
         if not attempt.verdict.allowed:
             raise RefusedError(attempt.verdict)
         server = _Stream(self.answer)
         self.dialled.append((attempt.host, attempt.port, server))
         assert may_reach(parse_host(attempt.host), attempt.port)
-        return Connected(stream=server, address="", name=None, verdict=attempt.verdict)
+        return OutboundConnection(stream=server, address="", name=None, verdict=attempt.verdict)
 
     async def linger(self) -> None: ...
 
 
-class _NoTunnel(HttpDoor):
+class _NoTunnel(HttpFrontend):
     async def _tunnel(self, connection: Any, attempt: Attempt) -> None:
         await connection.dial(attempt)
 
 
-def http_door(data: bytes) -> None:
-    """A client of the proxy, and behind four NULs what the server answers it."""
+def http_proxy(data: bytes) -> None:
+    """Serve a client of the HTTP proxy; the server's response follows after four NULs."""
     step = 1 + (data[0] if data else 0) * 16
     request, _, answer = data[1:].partition(b"\0\0\0\0")
     connection = _Connection(request, answer, step)
-    door = _NoTunnel("me:secret" if data[:1] == b"\xff" else None)
-    LOOP.run_until_complete(door.serve(connection))  # type: ignore[arg-type]
+    frontend = _NoTunnel("me:secret" if data[:1] == b"\xff" else None)
+    LOOP.run_until_complete(frontend.serve(connection))  # type: ignore[arg-type]
     for host, port, server in connection.dialled:
         if server.wire.sent:
-            _check_passed_on(server.wire.sent, host, port)
+            _check_forwarded(server.wire.sent, host, port)
     replied = connection.stream.wire.sent
     assert not replied or replied.startswith(b"HTTP/1.1 ")
 
 
-def _check_passed_on(sent: bytes, host: str, port: int) -> None:
-    """One request, to the place that was judged, which the next server can read only one way."""
+def _check_forwarded(sent: bytes, host: str, port: int) -> None:
+    """Check that the server gets one unambiguous request for the allowed destination."""
     end = sent.index(b"\r\n\r\n") + 4
     head, body = parse_request_head(sent[:end]), sent[end:]
     (named,) = head.values("host")
-    asked, asked_port = split_authority(named, default_port=80)
-    assert parse_host(asked) == parse_host(host)
-    assert asked_port == port
+    host_field, port_field = split_authority(named, default_port=80)
+    assert parse_host(host_field) == parse_host(host)
+    assert port_field == port
     assert head.target.startswith("/")
     assert head.values("connection") == ["close"]
     for gone in ("proxy-authorization", "proxy-connection", "te", "trailer", "upgrade"):
         assert head.values(gone) == []
-    # Not asked of body_length alone, which is what let it pass.
+    # Checked independently of body_length, which accepted the request.
     assert len(head.values("content-length")) + len(head.values("transfer-encoding")) <= 1
     length = body_length(head.headers, minor=head.minor)
     if length == "chunked":
@@ -300,16 +301,16 @@ def _check_passed_on(sent: bytes, host: str, port: int) -> None:
 
 
 class _RefusedSocks(_Connection):
-    async def dial(self, attempt: Attempt) -> Connected:
-        connected = await super().dial(attempt)
-        raise DialError("nobody is there", verdict=connected.verdict)
+    async def dial(self, attempt: Attempt) -> OutboundConnection:
+        outbound = await super().dial(attempt)
+        raise DialError("unreachable", verdict=outbound.verdict)
 
 
 def socks(data: bytes) -> None:
-    """A client of the SOCKS5 door."""
+    """Serve a client of the SOCKS5 proxy."""
     login = "me:secret" if data[:1] == b"\1" else None
     connection = _RefusedSocks(data[1:], b"", 1 + len(data) % 7)
-    LOOP.run_until_complete(SocksDoor(login).serve(connection))  # type: ignore[arg-type]
+    LOOP.run_until_complete(SocksFrontend(login).serve(connection))  # type: ignore[arg-type]
     replied = connection.stream.wire.sent
     assert replied[:1] in {b"", b"\5"}
     if connection.dialled:
@@ -322,10 +323,10 @@ def socks(data: bytes) -> None:
 
 
 def dns_query(data: bytes) -> None:
-    """A datagram for the resolver: an address comes back only for a name that is allowed."""
+    """Send a datagram to the resolver: only an allowed name gets an address."""
     recorded: list[object] = []
-    resolution = Resolution(Policy(RULES), SyntheticNames(), Ledger(recorded.append), ipv6=True)
-    answer = resolution.answer(data)
+    stub = StubResolver(Policy(RULES), SyntheticNames(), Ledger(recorded.append), ipv6=True)
+    answer = stub.respond(data)
     if answer is None:
         assert len(data) < 12 or data[2] & 0x80
         return
@@ -345,22 +346,22 @@ def dns_query(data: bytes) -> None:
 
 
 def tls_hello(data: bytes) -> None:
-    """A greeting: cut anywhere it is the same or unfinished, and so it is in other records."""
+    """Parse a ClientHello: truncation and other record sizes do not change the result."""
     cut = data[0] if data else 0
     data = data[1:]
     try:
-        hello = read_hello(data)
+        hello = parse_client_hello(data)
     except TlsFormatError:
         return
     finally:
         tls.looks_like_tls(data)
         if cut < len(data):
             with contextlib.suppress(TlsFormatError):
-                read_hello(data[:cut])
+                parse_client_hello(data[:cut])
     if hello is None:
         return
     if cut < len(data):
-        assert read_hello(data[:cut]) in {None, hello}
+        assert parse_client_hello(data[:cut]) in {None, hello}
     message, at = b"", 0
     while at + 5 <= len(data) and data[at] == 0x16:
         size = int.from_bytes(data[at + 3 : at + 5], "big")
@@ -371,17 +372,17 @@ def tls_hello(data: bytes) -> None:
     pieces = [message[i : i + step] for i in range(0, len(message), step)]
     framed = b"".join(b"\x16\x03\x01" + len(p).to_bytes(2, "big") + p for p in pieces)
     if len(pieces) <= 60 and step <= 16_384:
-        assert read_hello(framed) == hello
+        assert parse_client_hello(framed) == hello
     if hello.server_name is not None:
         name = hello.server_name.encode("ascii")
-        assert len(name).to_bytes(2, "big") + name in message, "shorter than it says"
+        assert len(name).to_bytes(2, "big") + name in message, "the server name is in the message"
         verdict = decide_server_name(RULES, hello.server_name, 443, name="allowed.test")
         if verdict.allowed:
             assert may_reach(parse_host(hello.server_name), 443)
 
 
 def addresses(data: bytes) -> None:
-    """Numbers as hosts: every spelling of an address is that address, as the C library reads it."""
+    """Parse numeric hosts: every spelling is the address that the C library parses."""
     text = data.decode("latin-1")
     found = check_name(text)
     if isinstance(found, ipaddress.IPv4Address) and text.isascii() and ":" not in text:

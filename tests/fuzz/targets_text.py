@@ -11,11 +11,11 @@ import shutil
 import tempfile
 from urllib.parse import urlsplit
 
-from union.sandbox._core.endpoint import parse_endpoint, parse_fingerprint
 from union.sandbox._core.paths import work_path
 from union.sandbox._core.resources import Resources, limits_from
-from union.sandbox._core.upstream import parse_upstream
-from union.sandbox._linux.beneath import open_beneath
+from union.sandbox._linux.openat2 import open_beneath
+from union.sandbox._policy.upstream import parse_upstream
+from union.sandbox._wire.endpoint import parse_endpoint, parse_fingerprint
 from union.sandbox.errors import PolicyError, SandboxUsageError
 
 WORK_DIRS = ("/tmp/work", "/", "/a//b/./c/")
@@ -24,7 +24,7 @@ MOST = 2**63
 
 @functools.cache
 def tree() -> tuple[str, int]:
-    """A work dir with ways out of it, next to something that nobody may see."""
+    """A work dir with ways out of it, next to a file that must not be read."""
     base = os.path.realpath(tempfile.mkdtemp(prefix="sbx-fuzz-"))
     atexit.register(shutil.rmtree, base, ignore_errors=True)
     work = os.path.join(base, "work")
@@ -93,7 +93,7 @@ def endpoint(data: bytes) -> None:
 
 
 def sizes(data: bytes) -> None:
-    """Amounts, as text and as numbers: what is accepted is something that a kernel can be told."""
+    """Amounts, as text and as numbers: every accepted one is a value for the kernel."""
     text = data[:64].decode("utf-8", "surrogateescape")
     values: list[object] = [text, (1, text)]
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Both ends of the wire between a remote session and its server, each against a hostile other."""
+"""Both ends of the wire between a remote session and its server, each with a hostile peer."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import socket
 import types
 from typing import Any
 
-from union.sandbox._core import wire, wire_values
 from union.sandbox._core.events import Exited, Failed, Started
 from union.sandbox._core.isolation import Isolation
-from union.sandbox._core.replay import RunLog, StreamLog
 from union.sandbox._core.spec import RunSpec, SessionSpec
-from union.sandbox._core.wire import Kind, Offsets, WireError, parse_json
-from union.sandbox._core.wire_errors import error_from, error_to
 from union.sandbox._linux.prepared import Sandbox
 from union.sandbox._linux.run import LocalRun
-from union.sandbox._session.line import Line
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire import values as wire_values
+from union.sandbox._wire.errors import decode_error, encode_error
+from union.sandbox._wire.frames import Kind, Offsets, WireError, parse_json
+from union.sandbox._wire.message_stream import SocketStream
+from union.sandbox._wire.run_log import RunLog, StreamLog
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.remote._run import RemoteRun
 from union.sandbox.server._auth import Authority, Grant, Guest, Verifier
-from union.sandbox.server._line import _admit
-from union.sandbox.server._link import Link
 from union.sandbox.server._metrics import Metrics
-from union.sandbox.server._runs import Buffers, ServerRun
-from union.sandbox.server._shares import ByteBudget, FrameBudgets, RequestBytes, busy
+from union.sandbox.server._owner_socket import _authenticate
+from union.sandbox.server._quotas import Buffers, ByteBudget, FrameBudgets, RequestBytes, busy
+from union.sandbox.server._runs import ServerRun
+from union.sandbox.server._server_connection import ServerConnection
 
 SESSION = SessionSpec(backend="userns", env=(("A", "b"),))
 ISOLATION = Isolation(backend="scripted")
@@ -40,51 +41,51 @@ PATTERN = bytes(range(251)) * 6000
 # Values.
 
 
-def _session(told: dict[str, Any]) -> None:
-    spec = wire_values.session_from(told, backends=BACKENDS, default_backend="userns")
-    again = wire.parse_json(wire.to_json(wire_values.session_to(spec)))
-    assert spec == wire_values.session_from(again, backends=BACKENDS, default_backend="userns")
+def _session(payload: dict[str, Any]) -> None:
+    spec = wire_values.decode_session(payload, backends=BACKENDS, default_backend="userns")
+    again = wire.parse_json(wire.to_json(wire_values.encode_session(spec)))
+    assert spec == wire_values.decode_session(again, backends=BACKENDS, default_backend="userns")
 
 
 def _run(body: bytes) -> None:
-    spec = wire_values.run_from(body, SESSION)
-    assert wire_values.run_from(wire_values.run_to(spec, SESSION), SESSION) == spec
+    spec = wire_values.decode_run(body, SESSION)
+    assert wire_values.decode_run(wire_values.encode_run(spec, SESSION), SESSION) == spec
 
 
 def _event(data: bytes) -> None:
-    name, value = wire_values.event_from(data)
+    name, value = wire_values.decode_event(data)
     if name in {"exited", "failed"}:
-        assert wire_values.event_from(wire_values.event_to(value)) == (name, value)
+        assert wire_values.decode_event(wire_values.encode_event(value)) == (name, value)
     elif name == "decision":
-        assert wire_values.event_from(wire_values.decision_to(value)) == (name, value)
+        assert wire_values.decode_event(wire_values.encode_decision(value)) == (name, value)
     elif name == "refused":
         _error(value)
     elif isinstance(value[1], dict):
-        wire_values.isolation_from(value[1])
+        wire_values.decode_isolation(value[1])
 
 
-def _facts(told: dict[str, Any]) -> None:
-    facts = wire_values.facts_from(told)
-    again = wire.parse_json(wire.to_json(wire_values.facts_to(facts)))
-    assert wire_values.facts_from(again) == facts
-    assert str(facts.isolation)
+def _session_info(payload: dict[str, Any]) -> None:
+    info = wire_values.decode_session_info(payload)
+    again = wire.parse_json(wire.to_json(wire_values.encode_session_info(info)))
+    assert wire_values.decode_session_info(again) == info
+    assert str(info.isolation)
 
 
-def _file(told: dict[str, Any]) -> None:
-    info = wire_values.file_from(told)
-    again = wire.parse_json(wire.to_json(wire_values.file_to(info)))
-    assert wire_values.file_from(again) == info
+def _file(payload: dict[str, Any]) -> None:
+    info = wire_values.decode_file(payload)
+    again = wire.parse_json(wire.to_json(wire_values.encode_file(info)))
+    assert wire_values.decode_file(again) == info
 
 
-def _error(told: dict[str, Any]) -> None:
-    error = error_from(told)
+def _error(payload: dict[str, Any]) -> None:
+    error = decode_error(payload)
     assert isinstance(error, SandboxError)
-    assert type(error_from(wire.parse_json(wire.to_json(error_to(error))))) is type(error)
+    assert type(decode_error(wire.parse_json(wire.to_json(encode_error(error))))) is type(error)
     assert str(error)
 
 
 def values(data: bytes) -> None:
-    """A letter that says what it is, and the value."""
+    """A letter that selects the decoder, and the value."""
     kind, data = data[:1], data[1:]
     try:
         if kind == b"r":
@@ -92,8 +93,8 @@ def values(data: bytes) -> None:
         elif kind == b"e":
             _event(data)
         else:
-            told = wire.parse_json(data)
-            {b"s": _session, b"f": _facts, b"i": _file}.get(kind, _error)(told)
+            payload = wire.parse_json(data)
+            {b"s": _session, b"f": _session_info, b"i": _file}.get(kind, _error)(payload)
     except (WireError, SandboxUsageError):
         return
 
@@ -102,16 +103,16 @@ def values(data: bytes) -> None:
 
 
 class _Sink:
-    """Hears of one exit at most and of no output after its stream's end.
+    """Receives one exit at most and no output after its stream's end.
 
-    After an exit it may still hear, once, that the rest of the output was lost; after that nothing.
+    After an exit it may still receive, once, that the rest of the output was lost; then nothing.
     """
 
     def __init__(self) -> None:
         self.exits = 0
         self.failures = 0
         self.open = {1, 2}
-        self.heard = {1: 0, 2: 0}
+        self.received = {1: 0, 2: 0}
         self.full = 0
 
     def event(self, event: object) -> None:
@@ -126,7 +127,7 @@ class _Sink:
     def output(self, fd: int, data: bytes) -> bool:
         assert fd in self.open
         assert data
-        self.heard[fd] += len(data)
+        self.received[fd] += len(data)
         self.full += 1
         return self.full % 3 != 0
 
@@ -137,7 +138,7 @@ class _Sink:
     def decision(self, decision: object) -> None: ...
 
 
-class _ClientLink:
+class _ClientConnection:
     def __init__(self) -> None:
         self.forgotten = 0
 
@@ -155,27 +156,29 @@ class _ClientLink:
 
 async def _client(data: bytes) -> None:
     sink = _Sink()
-    run = RemoteRun(1, b"body", sink, link=_ClientLink(), isolation=ISOLATION, fds={1, 2})  # type: ignore[arg-type]
+    run = RemoteRun(
+        1, b"body", sink, connection=_ClientConnection(), isolation=ISOLATION, fds={1, 2}
+    )  # type: ignore[arg-type]
     run.feed_stdin(bytes(10))
     try:
         for frame in wire.decode(data):
-            known = {fd: inlet.received for fd, inlet in run._inlets.items()}
+            known = {fd: stream.received for fd, stream in run._streams.items()}
             run.receive(frame)
             if frame.kind is Kind.OUTPUT:
-                fd, offset, _ = wire.parse_output(frame.payload)
+                fd, offset, _ = wire.decode_output(frame.payload)
                 assert offset <= known[fd], "output with a gap before it"
             if sink.full % 3 == 0:
-                run._go_on(1)
-                run._go_on(2)
+                run._continue(1)
+                run._continue(2)
     except WireError:
         run.fail("not of this protocol")
-    list(run.opening_frames())
+    list(run.resume_frames())
     if run.started.done():
         run.started.exception()
 
 
 def client(data: bytes) -> None:
-    """What a server sends about one run."""
+    """Frames of a server about one run."""
     LOOP.run_until_complete(_client(data))
 
 
@@ -183,7 +186,7 @@ def client(data: bytes) -> None:
 
 
 class _Engine:
-    """A transport and its runs, which take everything that they are told."""
+    """A transport and its runs, which accept every call."""
 
     isolation = ISOLATION
 
@@ -227,7 +230,7 @@ class _ServerSession:
             raise busy("no room")
 
     def start(self, number: int, body: bytes, grant: Grant) -> ServerRun:
-        run = ServerRun(number, wire_values.run_from(body, SESSION), self.buffers, grant)
+        run = ServerRun(number, wire_values.decode_run(body, SESSION), self.buffers, grant)
         self.runs[number] = run
         try:
             run.start(_Engine()).send(None)  # type: ignore[arg-type]
@@ -241,26 +244,26 @@ class _ServerSession:
         self.runs[number] = run
         return run
 
-    def forget_if_over(self, run: ServerRun) -> None:
+    def forget_if_complete(self, run: ServerRun) -> None:
         del self.runs[run.number]
 
 
 class _Socket:
-    """A connection that brings these messages; what the server has to say is read in between."""
+    """A connection with these messages; the server's replies are read in between."""
 
     def __init__(self, messages: list[bytes]) -> None:
         self.messages = messages
-        self.link: Link | None = None
+        self.connection: ServerConnection | None = None
 
     async def __aiter__(self) -> Any:
         for message in self.messages:
             yield message
             await asyncio.sleep(0)
-            assert self.link is not None
-            for frame in wire.decode(b"".join(self.link._next_pieces())):
+            assert self.connection is not None
+            for frame in wire.decode(b"".join(self.connection._next_pieces())):
                 assert frame.kind >= Kind.OUTPUT
                 if frame.kind is Kind.OUTPUT:
-                    fd, offset, data = wire.parse_output(frame.payload)
+                    fd, offset, data = wire.decode_output(frame.payload)
                     assert data == bytes(range(fd, 200))[offset : offset + len(data)]
 
 
@@ -276,44 +279,44 @@ async def _server(data: bytes) -> None:
     )
     ws = _Socket(data.split(NEXT_MESSAGE)[:8])
     grant = Grant() if data[:1] != b"\1" else Grant("fuzz", "guest")
-    link = ws.link = Link(ws, session, sessions, grant=grant)  # type: ignore[arg-type]
+    connection = ws.connection = ServerConnection(ws, session, sessions, grant=grant)  # type: ignore[arg-type]
     try:
-        await link._receive()
+        await connection._receive()
     except WireError:
         pass
     finally:
         assert buffers.held >= 0
         for run in session.runs.values():
-            run.let_go()
+            run.release()
         await asyncio.sleep(0)
         assert buffers.held == 0
-        unfinished = sum(len(parts.data) for parts in link._parts.values())
+        unfinished = sum(len(parts.data) for parts in connection._partial.values())
         running = sum(not run.over.done() for run in session.runs.values())
         assert unfinished <= sessions.bytes.all.held
         assert running or sessions.bytes.all.held == unfinished
-        if link._look is not None:
-            link._look.cancel()
+        if connection._part_timer is not None:
+            connection._part_timer.cancel()
 
 
 def server(data: bytes) -> None:
-    """What a client sends: messages, four odd bytes between them."""
+    """Messages of a client, separated by four fixed bytes."""
     LOOP.run_until_complete(_server(data))
 
 
-# What is kept for a client that may come back.
+# The log of a run for a client that may reconnect.
 
 
 def replay(data: bytes) -> None:
-    """Two bytes a step: whatever is acknowledged, lost and sent again, nothing changes."""
+    """Two bytes per step: acknowledging, losing and sending again never changes the content."""
     log = RunLog({1: StreamLog()})
-    stream, said, have = log.streams[1], 0, 0
+    stream, written, have = log.streams[1], 0, 0
     for at in range(0, min(len(data), 128) - 1, 2):
         op, number = data[at] % 6, data[at + 1]
         try:
             if op == 0:
                 size = number * (80 if at % 9 == 0 else 1)
-                stream.append(PATTERN[said : said + size])
-                said += size
+                stream.append(PATTERN[written : written + size])
+                written += size
                 log.events.append(b"e")
             elif op == 1:
                 for offset, piece in stream.unsent(number * 50):
@@ -330,13 +333,13 @@ def replay(data: bytes) -> None:
                 log.rewind(Offsets(number * number, 0, number))
         except WireError:
             pass
-        assert 0 <= stream.acked <= stream.sent <= stream.end == said
+        assert 0 <= stream.acked <= stream.sent <= stream.end == written
         assert sum(map(len, stream._kept)) == stream.end - stream.acked
         assert sum(map(len, stream._waiting)) == stream.end - stream.sent
         assert 0 <= log.events.acked <= log.events.sent <= log.events.end
 
 
-# The first process of a sandbox, should someone have taken it over.
+# The first process of a sandbox, if an attacker controls it.
 
 
 class _LocalSink(_Sink):
@@ -347,17 +350,17 @@ class _LocalSink(_Sink):
 
 
 _NOWHERE: Any = types.SimpleNamespace(
-    ears=types.SimpleNamespace(remove=lambda _: None), kill=lambda _: True
+    readers=types.SimpleNamespace(remove=lambda _: None), kill=lambda _: True
 )
 
 
 async def _messages(data: bytes) -> None:
-    # Counted, as the lowest free number would not do: the socket of a run that ends is closed.
+    # Counted, because the lowest free number may be reused: an ended run closes its socket.
     before = len(os.listdir("/proc/self/fd"))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         ours.setblocking(False)
-        sandbox = Sandbox(1, ours, line=_NOWHERE, owner=None)
+        sandbox = Sandbox(1, ours, channel=_NOWHERE, owner=None)
         run = LocalRun(sandbox, isolation=ISOLATION)
         run._sink = run._output.sink = _LocalSink()
         for piece in data.split(NEXT_MESSAGE)[:6]:
@@ -372,41 +375,41 @@ async def _messages(data: bytes) -> None:
 
 
 def messages(data: bytes) -> None:
-    """What a sandbox says to the host; the first byte says how many descriptors come along."""
+    """Messages of a sandbox to the host; the first byte is the number of file descriptors."""
     LOOP.run_until_complete(_messages(data))
 
 
-# The line between a local server and its owner.
+# The socket between a local server and its owner.
 
 
 async def _line(data: bytes) -> None:
     reader = asyncio.StreamReader(limit=wire.MAX_MESSAGE)
     reader.feed_data(data)
     reader.feed_eof()
-    said: list[bytes] = []
-    writer = types.SimpleNamespace(is_closing=lambda: False, write=said.append)
+    written: list[bytes] = []
+    writer = types.SimpleNamespace(is_closing=lambda: False, write=written.append)
     got = 0
     try:
-        async for message in Line(reader, writer, asks_every_s=None):  # type: ignore[arg-type]
+        async for message in SocketStream(reader, writer, ping_every_s=None):  # type: ignore[arg-type]
             assert message, "an empty one is a question, and answered"
             got += len(message)
             _greeting(message)
     except WireError:
         pass
     assert got <= len(data)
-    assert set(said) <= {bytes(4)}
+    assert set(written) <= {bytes(4)}
 
 
 def _greeting(data: bytes) -> None:
     sessions: Any = types.SimpleNamespace(draining=False, get=lambda name: name)
     try:
-        told = parse_json(data)
-        _, session = _admit(told, sessions, AUTHORITY)
+        payload = parse_json(data)
+        _, session = _authenticate(payload, sessions, AUTHORITY)
     except SandboxError:
         return
-    assert (session, told["token"].strip()) == ("one", "open sesame")
+    assert (session, payload["token"].strip()) == ("one", "open sesame")
 
 
 def line(data: bytes) -> None:
-    """Messages on a line, each taken for the first one: no other token opens it."""
+    """Messages on the socket, each handled as the first one: no other token is accepted."""
     LOOP.run_until_complete(_line(data))

@@ -15,7 +15,7 @@ from tests.fuzz import archives, native, page, seeds
 from tests.fuzz.drive import SLOW, blind, known_inputs
 from tests.fuzz.targets import PYTHON
 
-from union.sandbox._core import plan as p
+from union.sandbox._plan import plan as p
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,7 +119,7 @@ def files_of(name: str, scratch: Path) -> list[Path]:
 def test_no_input_breaks_a_native_decoder(name: str, tmp_path: Path) -> None:
     files = files_of(name, tmp_path)
     if name == "native_plan":
-        # Cut to 16 bits, as the kernel is told it, 65537 instructions are one: next to no filter.
+        # Cut to 16 bits, as the kernel stores it, 65537 instructions are one: next to no filter.
         for count in (4096, 4097, 65537):
             files.append(tmp_path / f"filter{count}")
             files[-1].write_bytes(p.encode((p.Seccomp(bytes(8) * count),)))
@@ -149,8 +149,8 @@ def test_a_broken_promise_is_found_and_kept(
 
 
 def test_the_page_tells_the_results_in_the_tree() -> None:
-    told = json.loads(page.RESULTS.read_text("utf-8"))
-    assert page.PAGE.read_text("utf-8") == page.render(told)
-    assert set(told["targets"]) == set(page.WHAT)
-    assert sum(result["executions"] for result in told["targets"].values()) >= 10_000_000
-    assert sum(result["crashes"] for result in told["targets"].values()) == 0
+    results = json.loads(page.RESULTS.read_text("utf-8"))
+    assert page.PAGE.read_text("utf-8") == page.render(results)
+    assert set(results["targets"]) == set(page.WHAT)
+    assert sum(result["executions"] for result in results["targets"].values()) >= 10_000_000
+    assert sum(result["crashes"] for result in results["targets"].values()) == 0

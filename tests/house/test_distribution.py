@@ -1,4 +1,4 @@
-"""The package is what its metadata says, and leaves room for others in its namespace."""
+"""The metadata of the package is right, and its namespace can be shared."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NAME = "unionai-sandbox"
 
 @pytest.mark.spec("A1")
 def test_the_metadata_says_name_python_and_licence():
-    told = metadata.metadata(NAME)
-    assert told["Name"] == NAME
-    assert told["Requires-Python"] == ">=3.11"
-    assert told["License-Expression"] == "Apache-2.0"
+    found = metadata.metadata(NAME)
+    assert found["Name"] == NAME
+    assert found["Requires-Python"] == ">=3.11"
+    assert found["License-Expression"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
@@ -49,7 +49,7 @@ def test_another_distribution_can_share_the_namespace(tmp_path: Path):
 
 @pytest.mark.spec("A2")
 def test_extras_are_as_named_and_none_of_them_is_in_a_bare_install():
-    told = metadata.metadata(NAME)
-    assert set(told.get_all("Provides-Extra") or []) == {"all", "deploy", "flyte", "remote"}
+    found = metadata.metadata(NAME)
+    assert set(found.get_all("Provides-Extra") or []) == {"all", "deploy", "flyte", "remote"}
     bare = [need for need in metadata.requires(NAME) or [] if "extra ==" not in need]
     assert [need.partition(">")[0] for need in bare] == ["uv"]

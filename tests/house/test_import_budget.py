@@ -1,4 +1,4 @@
-"""``import union.sandbox`` is cheap, and drags in nothing that an extra brings."""
+"""``import union.sandbox`` is cheap and loads no package of an extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules import each other in no circle, and the picture of the packages is true."""
+"""There is no import cycle, and the picture of the packages is up to date."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_circle_is_named_from_the_importer_on(tmp_path: Path):
     assert " ".join([*found, *found[1:]]).count("own.a own.b own.c") >= 1
 
 
-def test_what_only_a_type_checker_reads_closes_none(tmp_path: Path):
+def test_type_checking_imports_close_no_circle(tmp_path: Path):
     text = "if TYPE_CHECKING:\n    import own.b\nif typing.TYPE_CHECKING:\n    from . import b"
     graph = written(tmp_path, {"__init__.py": "", "a.py": text, "b.py": "import own.a"})
     assert graph["own.a"] == set()

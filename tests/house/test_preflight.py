@@ -1,4 +1,4 @@
-"""What a system lacks is named before anything is installed, with the command that installs it."""
+"""Missing system packages are named before the setup, with the command that installs them."""
 
 from __future__ import annotations
 

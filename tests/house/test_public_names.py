@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import union.sandbox as sb
+from union.sandbox.testing import scripted_session
 
 # The canonical names and their newer spellings.
 PROMISED = """
@@ -49,25 +50,25 @@ WITHOUT_FLYTE = """\
 import json, sys
 sys.modules["flyte"] = None
 import union.sandbox as sb
-said = {}
+errors = {}
 for name in sys.argv[1:]:
     try:
         getattr(sb, name)
     except sb.SandboxError as exc:
-        said[name] = [type(exc).__name__, exc.hint]
-print(json.dumps(said))
+        errors[name] = [type(exc).__name__, exc.hint]
+print(json.dumps(errors))
 """
 
 
 def resolve(name: str) -> object:
-    """Return the object, or None for one whose extra is missing and that says so properly."""
+    """Return the object, or None if its extra is missing and the error names it."""
     try:
         return getattr(sb, name)
     except (sb.SandboxError, ImportError) as exc:
-        said = str(exc)
-    assert name in OF_EXTRAS, f"{name} belongs to a bare install, but: {said}"
-    assert "pip install" in said
-    assert "unionai-sandbox[" in said
+        message = str(exc)
+    assert name in OF_EXTRAS, f"{name} belongs to a bare install, but: {message}"
+    assert "pip install" in message
+    assert "unionai-sandbox[" in message
     return None
 
 
@@ -111,10 +112,10 @@ def test_without_the_extra_a_name_of_it_says_how_to_get_it():
         text=True,
         timeout=30,
     )
-    said = json.loads(done.stdout)
-    assert set(said) == set(OF_EXTRAS)
-    assert {hint for _, hint in said.values()} == {"pip install 'unionai-sandbox[flyte]'"}
-    assert {kind for kind, _ in said.values()} == {"MissingExtraError"}
+    errors = json.loads(done.stdout)
+    assert set(errors) == set(OF_EXTRAS)
+    assert {hint for _, hint in errors.values()} == {"pip install 'unionai-sandbox[flyte]'"}
+    assert {kind for kind, _ in errors.values()} == {"MissingExtraError"}
 
 
 @pytest.mark.spec("A2", "A3")
@@ -149,3 +150,14 @@ def test_newer_spellings_inside_modules():
     assert sb.errors.CommandError is sb.SandboxCommandError
     assert sb.constants.PYPI_HOSTS is sb.PYPI_HOSTS
     assert issubclass(sb.SandboxExecutionError, sb.SandboxError)
+
+
+async def test_a_process_has_no_public_method_for_transports():
+    async with scripted_session({"x": ""}) as sbx:
+        process = await sbx.run("x")
+    assert {name for name in dir(process) if not name.startswith("_")} == {
+        *("backend", "isolation", "pid", "returncode", "exit_code", "runtime_ms"),
+        *("termination_reason", "usage", "network", "truncated", "stdin"),
+        *("send_signal", "terminate", "kill", "resize", "wait", "communicate", "communicate_text"),
+        *("iter_stdout", "iter_stderr", "iter_stdout_lines", "iter_stderr_lines", "result"),
+    }

@@ -39,8 +39,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         runner, "LAST_FAILED", tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
     )
-    beside = ["2" if option == runner.WORKERS else option for option in runner.RUNS[runner.BESIDE]]
-    monkeypatch.setitem(runner.RUNS, runner.BESIDE, beside)
+    parallel = [
+        "2" if option == runner.WORKERS else option for option in runner.RUNS[runner.PARALLEL]
+    ]
+    monkeypatch.setitem(runner.RUNS, runner.PARALLEL, parallel)
     return tmp_path
 
 
@@ -57,7 +59,7 @@ def last_line(shown: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)  # each of these starts several runs of pytest, one after the other
-def test_what_passes_passes_and_is_counted(project: Path, capfd):
+def test_passed_and_skipped_tests_are_counted(project: Path, capfd):
     alone = "import pytest\n@pytest.mark.alone\ndef test_alone(): ...\n"
     skipped = "import pytest\ndef test_skipped():\n    pytest.skip('why')\n"
     code, shown = run(project, capfd, a=GOOD, b=alone, c=skipped)
@@ -74,9 +76,9 @@ def test_a_test_that_passes_only_alone_fails_the_run_and_is_named(project: Path,
     assert code == 1
     lines = shown.splitlines()
     assert [line for line in lines if line.startswith("flaky: ")] == [
-        "flaky: test_b.py::test_flaky: failed beside others, passed alone"
+        "flaky: test_b.py::test_flaky: failed in a parallel run, passed alone"
     ]
-    assert f"failed: {runner.BESIDE}" in lines
+    assert f"failed: {runner.PARALLEL}" in lines
     assert re.fullmatch(r"=== 2 failed, 1 passed in \d+s ===", last_line(shown))
 
 
@@ -143,11 +145,11 @@ pytest_xdist_make_scheduler = conftest.pytest_xdist_make_scheduler
 COUNTED = """
 import os, pathlib, pytest, time
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range({count}))
 def test_one(number):
     time.sleep(0.2)
     with pathlib.Path(__file__).with_suffix(".pids").open("a") as file:
-        file.write(f"{os.getpid()}\\n")
+        file.write(f"{{os.getpid()}}\\n")
 """
 
 
@@ -156,8 +158,9 @@ def test_one(number):
 def test_one_worker_runs_all_of_a_module_that_stays_together(tmp_path: Path):
     (tmp_path / "conftest.py").write_text(GROUPED.format(root=str(steps.ROOT)))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    for name in ("together", "apart"):
-        (tmp_path / f"test_{name}.py").write_text(COUNTED)
+    # Enough apart that the worker of the others is free while some are left.
+    for name, count in (("together", 4), ("apart", 24)):
+        (tmp_path / f"test_{name}.py").write_text(COUNTED.format(count=count))
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

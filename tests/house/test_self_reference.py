@@ -1,4 +1,4 @@
-"""The tree speaks of no machine that it was written on, and names the package index once."""
+"""The tree contains no path of a development machine and names the package index once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES_THE_INDEX = Path("src/union/sandbox/constants.py")
 NOT_OURS = {".cache", ".git", ".venv", ".hypothesis", "build", "dist", "site", "__pycache__"}
 
-# Names that stand for anybody, and what an attacker would look for in a home directory.
+# Placeholder users, and files that an attacker would look for in a home directory.
 EXAMPLE_USERS = "alice|bob|me|nobody|runner|someone|user|you"
 COVETED = r"\.(?:ssh|aws|bash|config|kube|netrc|profile)|secret"
 # Not preceded by what makes it the tail of a longer or computed path. Character classes keep the

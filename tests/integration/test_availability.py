@@ -1,4 +1,4 @@
-"""What works on this machine is found out by trying."""
+"""Available backends are found by trying them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from union import sandbox as sb
 
 
 @pytest.mark.spec("G5")
-def test_every_backend_is_tried_and_told() -> None:
+def test_every_backend_is_tried_and_reported() -> None:
     first = {status.name: status for status in sb.on_device.available_backends()}
     assert list(first) == ["bubblewrap", "userns", "sandbox-exec", "none"]
     assert first["userns"].available
@@ -22,7 +22,7 @@ def test_every_backend_is_tried_and_told() -> None:
 
 
 @pytest.mark.spec("G5")
-async def test_it_can_be_asked_inside_a_loop_and_says_why_not(
+async def test_it_works_inside_an_event_loop_and_reports_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from union.sandbox._linux import launcher
@@ -37,6 +37,6 @@ async def test_it_can_be_asked_inside_a_loop_and_says_why_not(
 
 @pytest.mark.threat(114)
 @pytest.mark.spec("G1")
-async def test_a_backend_that_is_not_there_is_refused_and_not_replaced() -> None:
+async def test_an_unavailable_backend_is_refused_and_not_replaced() -> None:
     with pytest.raises(sb.BackendUnavailableError, match="sandbox-exec"):
         await sb.on_device.session(backend="sandbox-exec").open()

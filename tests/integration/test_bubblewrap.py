@@ -1,4 +1,4 @@
-"""``bubblewrap``: what the program is handed, and what is said when it is missing or gives up."""
+"""``bubblewrap``: the arguments of the program, and the errors if it is missing or fails."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the host refuses to copy: bwrap builds each sandbox, and stays beside it."""
-    monkeypatch.setattr(_probe, "_known", {"bubblewrap": _probe.Facts(share=False)})
+    """Simulate a host without shared parts: bwrap builds each sandbox, and keeps running."""
+    monkeypatch.setattr(_probe, "_known", {"bubblewrap": _probe.HostFeatures(share=False)})
 
 
 @pytest.fixture
 async def whole(tmp_path: Path, unshared: None) -> AsyncIterator[sb.Session]:
-    """A session whose sandboxes are each built whole."""
+    """A session whose sandboxes are built without a shared part."""
     work = tmp_path / "a secret name"
     work.mkdir()
     async with session_of("bubblewrap", host_work_dir=str(work), env={"SECRET": "s3cret"}) as sbx:
@@ -43,7 +43,7 @@ async def whole(tmp_path: Path, unshared: None) -> AsyncIterator[sb.Session]:
 
 
 async def begun(sbx: sb.Session) -> tuple[sb.SandboxProcess, int]:
-    """A command that waits, and the bwrap that watches over it."""
+    """Return a running command and the pid of its bwrap."""
     proc = await sbx.run("echo begun; sleep 60 # s3cret-command", stdout=True)
     assert await anext(proc.iter_stdout_lines()) == "begun"
     (used,) = (
@@ -69,7 +69,7 @@ def tree(pid: int) -> set[int]:
 
 
 def lives(pid: int) -> bool:
-    """What nobody has reaped yet is dead all the same."""
+    """Return whether a process runs; a zombie does not."""
     return _read(pid, "stat").rpartition(b")")[2][1:2] not in {b"", b"Z"}
 
 
@@ -88,14 +88,14 @@ async def test_it_is_the_default() -> None:
 
 
 @pytest.mark.spec("G5")
-def test_it_is_told_to_be_available() -> None:
+def test_it_is_reported_as_available() -> None:
     status = {s.name: s for s in sb.on_device.available_backends()}["bubblewrap"]
     assert (status.available, status.reason) == (True, "")
 
 
 @pytest.mark.spec("G2")
-async def test_nothing_of_the_caller_is_in_the_arguments(whole: sb.Session) -> None:
-    """Everybody on the machine may read a command line; the control is what the command has."""
+async def test_no_data_of_the_caller_is_in_the_arguments(whole: sb.Session) -> None:
+    """Command lines are world-readable; the environment of the command is the control."""
     proc, watcher = await begun(whole)
     lines = [_read(pid, "cmdline") + _read(pid, "environ") for pid in tree(watcher)]
     ours = [line for line in lines if b"/proc/self/fd/6" in line]
@@ -109,7 +109,7 @@ async def test_nothing_of_the_caller_is_in_the_arguments(whole: sb.Session) -> N
 
 
 @pytest.mark.spec("G2")
-async def test_bwrap_holds_no_right_and_nothing_of_the_caller_s(whole: sb.Session) -> None:
+async def test_bwrap_holds_no_capability_and_no_descriptor_of_the_caller(whole: sb.Session) -> None:
     proc, watcher = await begun(whole)
     status = dict(
         line.split(":\t", 1)
@@ -121,14 +121,19 @@ async def test_bwrap_holds_no_right_and_nothing_of_the_caller_s(whole: sb.Sessio
         assert not status["Groups"].split()
     if os.geteuid() == 0:
         held = [os.readlink(f"/proc/{watcher}/fd/{fd}") for fd in os.listdir(f"/proc/{watcher}/fd")]
-        known = ("/dev/null", "/memfd:said", "anon_inode:[signalfd]", "anon_inode:[eventfd]")
+        known = (
+            "/dev/null",
+            "/memfd:bwrap-stderr",
+            "anon_inode:[signalfd]",
+            "anon_inode:[eventfd]",
+        )
         assert [target for target in held if not target.startswith(known)] == []
     proc.kill()
     await proc.wait()
 
 
 @pytest.mark.spec("G4")
-async def test_without_its_bwrap_a_sandbox_ends(whole: sb.Session) -> None:
+async def test_a_sandbox_ends_with_its_bwrap(whole: sb.Session) -> None:
     proc, watcher = await begun(whole)
     inside = tree(watcher)
     os.kill(watcher, signal.SIGKILL)
@@ -139,7 +144,7 @@ async def test_without_its_bwrap_a_sandbox_ends(whole: sb.Session) -> None:
 
 
 @pytest.mark.spec("G4")
-async def test_without_the_launcher_a_sandbox_of_bwrap_ends(whole: sb.Session) -> None:
+async def test_a_sandbox_of_bwrap_ends_with_the_launcher(whole: sb.Session) -> None:
     proc, watcher = await begun(whole)
     inside = tree(watcher)
     launcher = Launcher._current
@@ -152,7 +157,7 @@ async def test_without_the_launcher_a_sandbox_of_bwrap_ends(whole: sb.Session) -
 
 
 def orphans() -> set[int]:
-    """Processes of ours that belong to no launcher."""
+    """Return processes of ours without a launcher."""
     found = set()
     for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
         if not _read(pid, "cmdline").endswith(b"/proc/self/fd/6\0inside\0") or not lives(pid):
@@ -165,7 +170,7 @@ def orphans() -> set[int]:
 
 @pytest.mark.spec("G4")
 async def test_a_launcher_killed_at_any_moment_leaves_nothing(whole: sb.Session) -> None:
-    """Also while bwrap is at work, and its child waits for it."""
+    """Also while bwrap runs and its child waits for it."""
     before = orphans()
     for moment in range(12):
         runs = [asyncio.create_task(whole.exec("true")) for _ in range(3)]
@@ -198,8 +203,8 @@ async def test_every_end_leaves_no_bwrap(whole: sb.Session, how: str) -> None:
 @pytest.mark.spec("D4")
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.usefixtures("unshared")
-async def test_a_set_up_that_fails_is_no_exit_code(tmp_path: Path, *, replaced: bool) -> None:
-    """The work dir is moved away, or another stands in its place; then it is put back."""
+async def test_a_failed_set_up_is_not_an_exit_code(tmp_path: Path, *, replaced: bool) -> None:
+    """The work dir is moved away or replaced, and restored afterwards."""
     work, away = tmp_path / "work", tmp_path / "away"
     work.mkdir()
     async with session_of("bubblewrap", host_work_dir=str(work), warm=0) as sbx:
@@ -215,12 +220,12 @@ async def test_a_set_up_that_fails_is_no_exit_code(tmp_path: Path, *, replaced: 
         assert (await sbx.exec("echo well")).stdout == "well\n"
 
 
-# Where there is no bwrap that serves.
+# No usable bwrap.
 
 
 @pytest.fixture
 def install(trusted_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Makes a script the only bwrap of this machine."""
+    """Make a script the only bwrap of this machine."""
     monkeypatch.setenv("PATH", str(trusted_dir))
     monkeypatch.setattr(host_programs, "SYSTEM_DIRECTORIES", ())
 
@@ -235,7 +240,7 @@ def install(trusted_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
 @pytest.mark.spec("G1")
 @pytest.mark.usefixtures("install")
-async def test_a_missing_bwrap_is_told_with_the_package() -> None:
+async def test_a_missing_bwrap_is_reported_with_its_package() -> None:
     with pytest.raises(sb.BackendUnavailableError, match="bwrap, which is not installed") as caught:
         await sb.on_device.session().open()
     assert (caught.value.backend, caught.value.missing) == ("bubblewrap", ("bwrap",))
@@ -244,7 +249,7 @@ async def test_a_missing_bwrap_is_told_with_the_package() -> None:
 
 
 @pytest.mark.spec("G1")
-async def test_a_bwrap_that_is_too_old_is_told_with_what_it_lacks(
+async def test_a_bwrap_that_is_too_old_is_reported_with_the_missing_options(
     install: Callable[[str], Path],
 ) -> None:
     old = f"{REAL} --help | grep -v as-pid-1"
@@ -257,14 +262,14 @@ async def test_a_bwrap_that_is_too_old_is_told_with_what_it_lacks(
 
 
 @pytest.mark.spec("G1")
-async def test_a_bwrap_that_does_not_start_is_told(install: Callable[[str], Path]) -> None:
+async def test_a_bwrap_that_does_not_start_is_reported(install: Callable[[str], Path]) -> None:
     install("").write_bytes(b"\x7fELF no program")
     with pytest.raises(sb.BackendUnavailableError, match="does not start"):
         await sb.on_device.session().open()
 
 
 @pytest.mark.spec("G1")
-def test_a_set_uid_bwrap_is_told_to_whom_it_gives_nothing(
+def test_a_set_uid_bwrap_is_reported_to_callers_it_does_not_serve(
     install: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = install(f'exec {REAL} "$@"')
@@ -278,8 +283,10 @@ def test_a_set_uid_bwrap_is_told_to_whom_it_gives_nothing(
 
 
 @pytest.mark.spec("G1")
-async def test_a_bwrap_that_gives_up_is_quoted(install: Callable[[str], Path]) -> None:
-    """The host has all that is needed, so the cause is with bwrap; its own words are passed on."""
+async def test_the_stderr_of_a_failing_bwrap_is_in_the_error(
+    install: Callable[[str], Path],
+) -> None:
+    """The host lacks nothing, so bwrap is the cause, and its stderr is in the error."""
     install(
         f'case $1 in --args) echo "bwrap: the moon is \x1b[31mred" >&2; exit 1;; '
         f'*) exec {REAL} "$@";; esac'
@@ -287,14 +294,14 @@ async def test_a_bwrap_that_gives_up_is_quoted(install: Callable[[str], Path]) -
     with pytest.raises(sb.BackendUnavailableError) as caught:
         await sb.on_device.session().open()
     message = str(caught.value)
-    assert "(bwrap says: the moon is  [31mred)" in message
+    assert "(bwrap reports: the moon is  [31mred)" in message
     assert "can be built without it" in message
     assert "backend='userns' works here" in caught.value.hint
 
 
 @pytest.mark.spec("D4")
 @pytest.mark.usefixtures("unshared")
-async def test_a_bwrap_that_gives_up_later_fails_the_run(
+async def test_a_bwrap_that_fails_later_fails_the_run(
     install: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Between two runs; the first is the control."""
@@ -310,7 +317,7 @@ async def test_a_bwrap_that_gives_up_later_fails_the_run(
 
 
 @pytest.mark.spec("G1")
-async def test_another_bwrap_is_asked_anew(install: Callable[[str], Path]) -> None:
+async def test_another_bwrap_is_checked_again(install: Callable[[str], Path]) -> None:
     program = install("echo nothing")
     with pytest.raises(sb.BackendUnavailableError, match="has no --args"):
         await sb.on_device.session().open()

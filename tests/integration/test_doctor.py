@@ -1,4 +1,4 @@
-"""Doctor tries, and what it tries would get through if nothing stood in the way."""
+"""Doctor attacks each backend; without isolation every attack would succeed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tests.conftest import ISOLATED, WAYS, descriptors, sandbox_processes, session_of
 
 from union import sandbox as sb
-from union.sandbox._linux import intruder, kernel, launcher
-from union.sandbox.on_device import _doctor
+from union.sandbox._linux import kernel, launcher
+from union.sandbox.on_device import _doctor, _escape_probe
 
 if TYPE_CHECKING:
     from union.sandbox._core.diagnosis import BackendReport
@@ -31,35 +31,36 @@ def backend(report: sb.DoctorReport, name: str) -> BackendReport:
 
 @pytest.mark.spec("G5")
 @pytest.mark.parametrize("name", ISOLATED)
-def test_what_works_is_attacked_and_holds(report: sb.DoctorReport, name: str) -> None:
+def test_working_backends_block_every_attack(report: sb.DoctorReport, name: str) -> None:
     found = backend(report, name)
     assert found.available
-    assert [attack.name for attack in found.attacks] == list(intruder.TRIES)
+    assert [attack.name for attack in found.attacks] == list(_escape_probe.ATTEMPTS)
     assert {attack.outcome for attack in found.attacks} == {"held"}, found
     assert found.isolation is not None
     assert found.isolation.backend == name
 
 
 @pytest.mark.spec("G5")
-def test_backends_are_those_that_can_be_asked_for(report: sb.DoctorReport) -> None:
-    told = [(b.name, b.available, b.reason, b.hint) for b in report.backends]
+def test_the_report_lists_the_selectable_backends(report: sb.DoctorReport) -> None:
+    reported = [(b.name, b.available, b.reason, b.hint) for b in report.backends]
     asked = sb.on_device.available_backends()
-    assert told == [(s.name, s.available, s.reason, s.hint) for s in asked]
+    assert reported == [(s.name, s.available, s.reason, s.hint) for s in asked]
     assert all(backend(report, name).available for name in WAYS)
     assert all(b.hint for b in report.backends if not b.available)
     assert report.ok == backend(report, report.default).available
 
 
 @pytest.mark.spec("G5")
-async def test_the_control_is_that_every_attack_gets_through_where_nothing_isolates() -> None:
-    """As root, who may do all of it; for anybody else the system itself holds some."""
+async def test_control_every_attack_succeeds_without_isolation() -> None:
+    """As root; for other users the system itself blocks some attacks."""
     async with session_of("none") as session:
-        with _doctor._bait(str(Path(session.work_dir).parent)) as bait:
+        with _doctor._targets(str(Path(session.work_dir).parent)) as targets:
             text = await session.run_code(
-                Path(intruder.__file__).read_text(), env={intruder.BAIT: json.dumps(bait)}
+                Path(_escape_probe.__file__).read_text(),
+                env={_escape_probe.TARGETS: json.dumps(targets)},
             )
     through = {name for name, found in json.loads(text).items() if found["through"]}
-    expected = set(intruder.TRIES) - {"descriptors"}
+    expected = set(_escape_probe.ATTEMPTS) - {"descriptors"}
     if not kernel.is_root():
         expected -= {"kernel", "system", "mounts", "root"}
     assert through == expected
@@ -67,7 +68,7 @@ async def test_the_control_is_that_every_attack_gets_through_where_nothing_isola
 
 def test_a_descriptor_that_was_left_open_is_found() -> None:
     with Path("/dev/null").open() as file:
-        assert str(file.fileno()) in intruder.find_descriptors({})
+        assert str(file.fileno()) in _escape_probe.find_inherited_fds({})
 
 
 @pytest.mark.spec("G5")
@@ -80,8 +81,8 @@ def test_the_page_names_every_key_attack_and_layer(report: sb.DoctorReport) -> N
     for key in (*plain["backends"][0], *plain["layers"][0]):
         assert key in described or f"{key}[]" in described
     assert [layer["name"] for layer in plain["layers"] if layer["name"] not in described] == []
-    attacks = page.partition("## The attacks")[2].partition("## ")[0]
-    assert re.findall(r"^\| `(\w+)`", attacks, re.MULTILINE) == list(intruder.TRIES)
+    attacks = page.partition("## Escape checks")[2].partition("## ")[0]
+    assert re.findall(r"^\| `(\w+)`", attacks, re.MULTILINE) == list(_escape_probe.ATTEMPTS)
 
 
 @pytest.mark.spec("G5")

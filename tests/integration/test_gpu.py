@@ -35,7 +35,7 @@ def node(root: Path, name: str, mode: int = 0o666) -> None:
 
 
 def library(root: Path, place: str, version: str = "550.1") -> None:
-    """A library with the name of the driver's, that answers 42."""
+    """Build a library with the name of the driver's, whose function returns 42."""
     target = root / place.lstrip("/")
     target.mkdir(parents=True, exist_ok=True)
     output = str(target / f"libcuda.so.{version}")
@@ -66,14 +66,14 @@ def test_devices_are_found_by_number(root: Path) -> None:
     assert names == ["nvidia0", "nvidia1", "nvidia2", "nvidia10"]
 
 
-def test_as_many_are_shown_as_are_asked_for_and_the_control_nodes(root: Path) -> None:
+def test_the_requested_number_of_devices_and_the_control_nodes_are_visible(root: Path) -> None:
     found = FIND(1, root=str(root))
     assert [n.path for n in found.nodes] == ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"]
     assert {n.source for n in found.nodes} == {f"{root}{n.path}" for n in found.nodes}
     assert len(FIND(2, root=str(root)).nodes) == 4
 
 
-def test_libraries_outside_the_system_are_shown_file_by_file(root: Path) -> None:
+def test_libraries_outside_the_system_are_mounted_file_by_file(root: Path) -> None:
     found = FIND(1, root=str(root))
     assert [item.path for item in found.libraries] == [
         "/opt/nvidia/lib64/libcuda.so.1",
@@ -86,8 +86,8 @@ def test_libraries_outside_the_system_are_shown_file_by_file(root: Path) -> None
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_libraries_of_the_system_are_there_already(tmp_path: Path, *, cached: bool) -> None:
-    """The loader is told of them only if its cache does not know them."""
+def test_libraries_of_the_system_need_no_mount(tmp_path: Path, *, cached: bool) -> None:
+    """LD_LIBRARY_PATH is set only if the loader's cache lacks them."""
     node(tmp_path, "nvidia0")
     library(tmp_path, "/usr/local/nvidia/lib64", version="999.9")
     if cached:
@@ -132,26 +132,26 @@ def refused(count: int, root: Path, **options: object) -> sb.BackendUnavailableE
     return caught.value
 
 
-def test_no_device_is_told(tmp_path: Path) -> None:
+def test_a_missing_device_is_reported(tmp_path: Path) -> None:
     error = refused(1, tmp_path)
     assert "no NVIDIA device (/dev/nvidia0)" in str(error)
     assert "--gpus all" in error.hint
 
 
-def test_too_few_devices_are_told(root: Path) -> None:
+def test_too_few_devices_are_reported(root: Path) -> None:
     assert "more NVIDIA devices than there are (/dev/nvidia0, /dev/nvidia1)" in str(
         refused(3, root)
     )
 
 
-def test_a_driver_without_libraries_is_told(tmp_path: Path) -> None:
+def test_a_driver_without_libraries_is_reported(tmp_path: Path) -> None:
     node(tmp_path, "nvidia0")
     error = refused(1, tmp_path)
     assert "libcuda.so.1 was not found" in str(error)
     assert error.missing == ("libcuda.so.1",)
 
 
-def test_a_device_that_the_sandbox_may_not_open_is_told(root: Path) -> None:
+def test_a_device_that_the_sandbox_may_not_open_is_reported(root: Path) -> None:
     (root / "dev" / "nvidia0").chmod(0o660)
     error = refused(1, root)
     assert "closed to the sandbox" in str(error)
@@ -187,7 +187,7 @@ async def test_a_sandbox_has_the_device_and_the_library(
         assert stat.S_IMODE((root / "dev" / "nvidia0").stat().st_mode) == 0o666
 
 
-async def test_without_a_request_no_device_is_shown(
+async def test_without_a_request_no_device_is_visible(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: the same host."""
@@ -199,7 +199,7 @@ async def test_without_a_request_no_device_is_shown(
 
 @pytest.mark.skipif(
     bool(gpu.devices()),
-    reason="this machine has a GPU: what is told without one is tested on others",
+    reason="this machine has a GPU; the error without one is tested on other machines",
 )
 async def test_opening_without_a_device_fails_at_once() -> None:
     with pytest.raises(sb.BackendUnavailableError, match="no NVIDIA device"):
@@ -208,6 +208,6 @@ async def test_opening_without_a_device_fails_at_once() -> None:
 
 @pytest.mark.parametrize("backend", ["userns", "none", "sandbox-exec"])
 def test_another_backend_refuses_before_anything_starts(backend: str) -> None:
-    with pytest.raises(sb.errors.SandboxUsageError, match="shows no GPU") as caught:
+    with pytest.raises(sb.errors.SandboxUsageError, match="does not support GPUs") as caught:
         session_of(backend, resources=sb.Resources(gpu=1))
     assert backend in str(caught.value)

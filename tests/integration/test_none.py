@@ -1,4 +1,4 @@
-"""``none`` isolates nothing and says so each time; all else is as with any backend."""
+"""``none`` isolates nothing and warns at each open; the rest is as with any backend."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_the_warning_is_shown_at_each_open_and_names_the_callers_line(tmp_path: 
 
 
 @pytest.mark.spec("G1")
-async def test_nothing_is_hidden_and_the_report_says_so(tmp_path: Path) -> None:
+async def test_nothing_is_hidden_and_the_report_shows_it(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("seen")
     async with session_of("none", network_mode="blocked") as sbx:
         assert (await sbx.exec(f"cat {tmp_path}/mine")).stdout == "seen"
         assert (await sbx.exec(f"test -d /proc/{os.getpid()}/fd")).ok
-        # There is no proxy of ours, so none is named: clients would only fail.
+        # There is no proxy of ours, so no variable names one: clients would only fail.
         assert "proxy" not in (await sbx.exec("env")).stdout.lower()
         report = sbx.isolation
     assert (report.namespaces, report.seccomp, report.capabilities) == ((), "", None)
@@ -53,7 +53,7 @@ async def test_nothing_is_hidden_and_the_report_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("G1", "G3")
-async def test_limits_hold_all_the_same() -> None:
+async def test_limits_are_enforced() -> None:
     limits = sb.Resources(memory="64Mi")
     async with session_of("none", resources=limits) as sbx:
         result = await sbx.exec("b = bytearray(300 << 20); print(len(b))", script_type="python")
@@ -63,7 +63,7 @@ async def test_limits_hold_all_the_same() -> None:
 
 @pytest.mark.spec("G1", "C7", "C8")
 async def test_the_whole_tree_ends_with_its_command_and_its_session(tmp_path: Path) -> None:
-    """Also what has left the session and the parent of the command."""
+    """Also processes that have left the command's session and parent."""
     mark = f"87654.{os.getpid()}"
     daemon = f"setsid sh -c 'setsid sleep {mark} & sleep {mark}' & "
     async with session_of("none") as sbx:

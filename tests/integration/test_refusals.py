@@ -1,4 +1,4 @@
-"""Where isolation is not to be had, opening says why and what to do; nothing weaker is used."""
+"""Where isolation is unavailable, open() raises with cause and remedy; there is no fallback."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from tests.conftest import ISOLATED
 
 from union import sandbox as sb
-from union.sandbox._core.seccomp import filter_program
 from union.sandbox._linux import kernel
+from union.sandbox._seccomp.filter import filter_program
 
 PROJECT = Path(__file__).parents[2]
 
-# A process under our own filter is in the place of one in a container whose profile refuses user
-# namespaces: the same calls are closed to it.
+# A process under our own filter stands for one in a container whose profile refuses user
+# namespaces: the same calls are refused.
 CONFINED = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[2])
@@ -36,7 +36,7 @@ asyncio.run(main())
 @pytest.mark.threat(114)
 @pytest.mark.spec("G1")
 @pytest.mark.parametrize("backend", ISOLATED)
-def test_no_user_namespaces_is_told_with_its_remedies(backend: str) -> None:
+def test_missing_user_namespaces_are_reported_with_remedies(backend: str) -> None:
     program = filter_program(machine=kernel.machine()).hex()
     done = subprocess.run(
         [sys.executable, "-c", CONFINED, program, str(PROJECT), backend],
@@ -54,6 +54,6 @@ def test_no_user_namespaces_is_told_with_its_remedies(backend: str) -> None:
 @pytest.mark.threat(114)
 @pytest.mark.spec("G1")
 @pytest.mark.parametrize("backend", ISOLATED)
-async def test_the_control_is_that_it_opens_without_the_filter(backend: str) -> None:
+async def test_control_the_session_opens_without_the_filter(backend: str) -> None:
     async with sb.on_device.session(backend=backend) as session:
         assert (await session.exec("echo fine")).stdout == "fine\n"

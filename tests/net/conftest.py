@@ -1,19 +1,19 @@
 from __future__ import annotations
 
 import pytest
-from tests.net.harness import Doors
+from tests.net.harness import EgressHarness
 
 
 @pytest.fixture
-async def open_doors():
-    """Make doors; all are closed at the end."""
+async def open_egress():
+    """Return a function that starts an egress; all are closed after the test."""
     made = []
 
-    def make(judge, **options):
-        doors = Doors(judge, **options)
-        made.append(doors)
-        return doors
+    def make(policy_or_rules, **options):
+        harness = EgressHarness(policy_or_rules, **options)
+        made.append(harness)
+        return harness
 
     yield make
-    for doors in made:
-        await doors.aclose()
+    for harness in made:
+        await harness.aclose()

@@ -1,4 +1,4 @@
-"""The doors on plain loopback sockets, with a resolver and servers of the test's own."""
+"""An egress on plain loopback sockets, with a fake resolver and local servers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import contextlib
 import ipaddress
 import socket
 
-from union.sandbox._core.hosts import NetworkRules, parse_entries
-from union.sandbox._core.upstream import Upstream
 from union.sandbox._net.budget import Budget
+from union.sandbox._net.egress import Egress
 from union.sandbox._net.policy import Policy
-from union.sandbox._net.server import Egress
 from union.sandbox._net.upstream import UpstreamDialer
+from union.sandbox._policy.rules import NetworkRules, parse_entries
+from union.sandbox._policy.upstream import Upstream
 
 
 def rules(allow=(), deny=()):
@@ -27,14 +27,14 @@ def policy(allow=(), deny=(), **options):
 
 
 class FakeResolver:
-    """Answers from a table; a list of lists answers a different one each time."""
+    """Resolve names from a table; a list of lists returns another element for each query."""
 
     def __init__(self, table):
         self.table = table
-        self.asked = []
+        self.queries = []
 
     async def resolve(self, name):
-        self.asked.append(name)
+        self.queries.append(name)
         if name not in self.table:
             raise socket.gaierror(socket.EAI_NONAME, "no such name")
         answers = self.table[name]
@@ -52,10 +52,10 @@ def listener(host="127.0.0.1", kind=socket.SOCK_STREAM):
     return sock
 
 
-class Doors:
-    """An Egress with all its doors, and how to knock at them."""
+class EgressHarness:
+    """An Egress with all its listeners, and functions that connect to them."""
 
-    def __init__(self, judge, *, table=None, destination=None, upstream=None, **options):
+    def __init__(self, policy_or_rules, *, table=None, destination=None, upstream=None, **options):
         self.decisions = []
         self.resolver = FakeResolver(table or {})
         self.destination = destination
@@ -72,7 +72,7 @@ class Doors:
         if isinstance(upstream, Upstream):
             upstream = UpstreamDialer(upstream, resolver=self.resolver)
         self.egress = Egress(
-            judge if isinstance(judge, Policy) else Policy(judge),
+            policy_or_rules if isinstance(policy_or_rules, Policy) else Policy(policy_or_rules),
             upstream=upstream,
             on_decision=self.decisions.append,
             destination=self._destination,
@@ -87,18 +87,18 @@ class Doors:
         host, port = self.destination
         return ipaddress.ip_address(host), port
 
-    async def knock(self, door):
-        return await asyncio.open_connection("127.0.0.1", self.ports[door])
+    async def connect(self, listener_name):
+        return await asyncio.open_connection("127.0.0.1", self.ports[listener_name])
 
     async def http(self, data, *, end=True):
-        """Send bytes to the HTTP door and return all that comes back."""
-        reader, writer = await self.knock("http")
+        """Send bytes to the HTTP frontend and return the whole response."""
+        reader, writer = await self.connect("http")
         writer.write(data)
         if end:
             writer.write_eof()
-        answer = await asyncio.wait_for(read_all(reader), 10)
+        response = await asyncio.wait_for(read_all(reader), 10)
         writer.close()
-        return answer
+        return response
 
     async def aclose(self):
         await self.egress.aclose()
@@ -114,7 +114,7 @@ async def read_all(reader):
 
 @contextlib.asynccontextmanager
 async def serving(handler, host="127.0.0.1"):
-    """A server on loopback; yields its port."""
+    """Run a server on loopback; yield its port."""
 
     async def handle(reader, writer):
         try:
@@ -132,7 +132,7 @@ async def serving(handler, host="127.0.0.1"):
 
 
 async def echo(reader, writer):
-    """Sends back what it gets, and ends when the client has."""
+    """Send back received data and end after the client has ended."""
     while data := await reader.read(65536):
         writer.write(data)
         await writer.drain()

@@ -1,6 +1,6 @@
-"""Makes a user and network namespace, sets it up, hands out its listeners, runs a program in it.
+"""Create a user and network namespace, pass its listeners to the parent, run a program in it.
 
-Stands in for the launcher: same messages, same sockets, nothing else of it. Arguments: the
+This replaces the launcher in tests: it uses the same netlink messages and sockets. Arguments: the
 descriptor of a unix socket, a resolv.conf to use inside, and the program with its arguments.
 """
 
@@ -12,7 +12,7 @@ import socket
 import struct
 import sys
 
-from union.sandbox._core.netlink import egress_setup
+from union.sandbox._codecs.netlink import egress_setup
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000
 MS_BIND, MS_PRIVATE_REC = 0x1000, 0x44000
@@ -39,7 +39,7 @@ def send(step):
                 length, kind = struct.unpack_from("=IH", data)
                 (error,) = struct.unpack_from("=i", data, 16)
                 if kind != 2 or error:
-                    raise OSError(-error, f"{step.what}: {os.strerror(-error)}")
+                    raise OSError(-error, f"{step.description}: {os.strerror(-error)}")
                 seen += 1
                 data = data[(length + 3) & ~3 :]
 

@@ -1,4 +1,4 @@
-"""CONNECT and plain requests, and every way of meaning two hosts at once."""
+"""CONNECT and plain requests, and requests that name two hosts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import base64
 
 import pytest
 from tests.net.harness import echo, read_all, rules, serving
-from tests.unit.test_tls import greeting
+from tests.unit.test_client_hello import client_hello
 
 LOOPBACK = "127.0.0.0/8"
 
 
 def origin(seen):
-    """A little web server; notes the head and body of each request."""
+    """A minimal web server that stores the head and body of each request."""
 
     async def handle(reader, writer):
         head = await reader.readuntil(b"\r\n\r\n")
@@ -55,29 +55,29 @@ def get(url, host, extra="", method="GET"):
 
 
 @pytest.fixture
-async def web(open_doors):
+async def web(open_egress):
     seen = []
     async with serving(origin(seen)) as port:
-        doors = open_doors(
+        harness = open_egress(
             rules(["a.example", "b.example", LOOPBACK]),
             table={"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]},
         )
-        doors.port = port
-        doors.seen = seen
-        yield doors
+        harness.port = port
+        harness.seen = seen
+        yield harness
 
 
-async def test_connect_makes_a_tunnel(open_doors):
+async def test_connect_opens_a_tunnel(open_egress):
     async with serving(echo) as port:
-        doors = open_doors(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
-        # What follows the request at once is the tunnel's.
-        answer = await doors.http(
+        harness = open_egress(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
+        # Bytes after the request belong to the tunnel.
+        answer = await harness.http(
             f"CONNECT A.Example.:{port} HTTP/1.1\r\nHost: a.example:{port}\r\n\r\nhello".encode()
         )
         assert answer == b"HTTP/1.1 200 Connection established\r\n\r\nhello"
 
 
-async def test_a_plain_request_is_passed_on_without_what_is_ours(web):
+async def test_a_plain_request_is_forwarded_without_hop_by_hop_fields(web):
     url = f"http://a.example:{web.port}/x?y=1"
     extra = "Proxy-Connection: keep-alive\r\nX-Hop: 1\r\nConnection: X-Hop\r\nAccept: */*\r\n"
     answer = await web.http(get(url, f"a.example:{web.port}", extra))
@@ -89,7 +89,7 @@ async def test_a_plain_request_is_passed_on_without_what_is_ours(web):
     )
 
 
-async def test_each_request_on_one_connection_is_judged_anew(web):
+async def test_each_request_on_one_connection_is_checked(web):
     one = get(f"http://a.example:{web.port}/1", f"a.example:{web.port}")
     two = get(f"http://b.example:{web.port}/2", f"b.example:{web.port}")
     bad = get(f"http://evil.example:{web.port}/3", f"evil.example:{web.port}")
@@ -103,24 +103,24 @@ async def test_each_request_on_one_connection_is_judged_anew(web):
         ("b.example", True),
         ("evil.example", False),
     ]
-    assert b"the entry that would allow it: evil.example:" in answer
-    assert web.resolver.asked == ["a.example", "b.example"]
+    assert b"entry that would allow it: evil.example:" in answer
+    assert web.resolver.queries == ["a.example", "b.example"]
 
 
 @pytest.mark.parametrize("path,body", [("/chunked", b"3\r\nabc\r\n0\r\n\r\n"), ("/", b"ok")])
-async def test_framed_answers_keep_the_connection(web, path, body):
+async def test_framed_responses_keep_the_connection_open(web, path, body):
     request = get(f"http://a.example:{web.port}{path}", f"a.example:{web.port}")
     assert (await web.http(request + request)).count(body) == 2
 
 
-async def test_an_answer_that_ends_with_its_connection_ends_ours(web):
+async def test_a_response_without_a_length_ends_the_connection(web):
     answer = await web.http(
         get(f"http://a.example:{web.port}/endless", f"a.example:{web.port}") * 2
     )
     assert answer == b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nuntil the end"
 
 
-async def test_bodies_go_up_and_what_follows_them_is_a_request_of_its_own(web):
+async def test_bodies_are_forwarded_and_the_next_request_is_separate(web):
     host = f"a.example:{web.port}"
     sized = get(f"http://{host}/", host, "Content-Length: 5\r\n", "POST") + b"hello"
     chunked = get(f"http://{host}/", host, "Transfer-Encoding: chunked\r\n", "POST")
@@ -129,7 +129,7 @@ async def test_bodies_go_up_and_what_follows_them_is_a_request_of_its_own(web):
     assert [body for _head, body in web.seen] == [b"hello", b"5\r\nhello\r\n0\r\n\r\n", b"hello"]
 
 
-async def test_interim_answers_and_answers_without_a_body(web):
+async def test_interim_responses_and_responses_without_a_body(web):
     host = f"a.example:{web.port}"
     answer = await web.http(
         get(f"http://{host}/continue", host) + get(f"http://{host}/", host, "", "HEAD")
@@ -139,7 +139,7 @@ async def test_interim_answers_and_answers_without_a_body(web):
 
 
 @pytest.mark.parametrize("path", ["/both", "/junk"])
-async def test_odd_answers_are_not_passed_on(web, path):
+async def test_invalid_responses_are_not_forwarded(web, path):
     answer = await web.http(get(f"http://a.example:{web.port}{path}", f"a.example:{web.port}"))
     assert answer.startswith(b"HTTP/1.1 502 ")
 
@@ -178,10 +178,10 @@ async def test_odd_answers_are_not_passed_on(web, path):
         b"\x16\x03\x01\x00\x05hello\r\n\r\n",
     ],
 )
-async def test_two_meanings_are_refused_before_anybody_is_asked(web, request_bytes):
+async def test_ambiguous_requests_are_refused_before_any_lookup(web, request_bytes):
     answer = await web.http(request_bytes)
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert web.resolver.asked == []
+    assert web.resolver.queries == []
     assert web.seen == []
     assert [d.allowed for d in web.decisions] == [False]
 
@@ -191,25 +191,25 @@ async def test_two_meanings_are_refused_before_anybody_is_asked(web, request_byt
     ["evil.example:443", "10.0.0.1:443", "[::1]:443", "169.254.169.254:80", "2852039166:80",
      "0xa9fea9fe:80", "[::ffff:169.254.169.254]:80", "a.example.evil:443", "xa.example:443"],
 )  # fmt: skip
-async def test_connect_to_what_is_not_listed_is_forbidden(open_doors, target):
-    doors = open_doors(rules(["a.example"]))
-    answer = await doors.http(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
+async def test_connect_to_an_unlisted_destination_is_forbidden(open_egress, target):
+    harness = open_egress(rules(["a.example"]))
+    answer = await harness.http(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 403 ")
-    assert doors.resolver.asked == []
+    assert harness.resolver.queries == []
 
 
-async def test_an_allowed_name_that_leads_inwards_is_forbidden(open_doors):
-    doors = open_doors(rules(["a.example"]), table={"a.example": ["127.0.0.1", "10.0.0.1"]})
+async def test_an_allowed_name_with_an_internal_address_is_forbidden(open_egress):
+    harness = open_egress(rules(["a.example"]), table={"a.example": ["127.0.0.1", "10.0.0.1"]})
     for request in (
         b"CONNECT a.example:443 HTTP/1.1\r\n\r\n",
         get("http://a.example/", "a.example"),
     ):
-        answer = await doors.http(request)
+        answer = await harness.http(request)
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert b"127.0.0.1" in answer
 
 
-async def test_smuggling_in_a_body_is_seen_and_ends_the_connection(web):
+async def test_request_smuggling_in_a_body_ends_the_connection(web):
     host = f"a.example:{web.port}"
     head = get(f"http://{host}/", host, "Transfer-Encoding: chunked\r\n", "POST")
     answer = await web.http(head + b"5\nhello\n0\n\nGET http://evil.example/ HTTP/1.1\r\n\r\n")
@@ -217,49 +217,51 @@ async def test_smuggling_in_a_body_is_seen_and_ends_the_connection(web):
     assert answer.count(b"HTTP/1.1") == 1
 
 
-async def test_a_tunnel_with_a_foreign_tls_name_is_dropped(open_doors):
+async def test_a_tunnel_with_a_refused_server_name_is_reset(open_egress):
     async with serving(echo) as port:
-        doors = open_doors(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
+        harness = open_egress(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
         connect = f"CONNECT a.example:{port} HTTP/1.1\r\n\r\n".encode()
-        hidden = await doors.http(connect + greeting("hidden.example"))
+        hidden = await harness.http(connect + client_hello("hidden.example"))
         assert hidden in {b"", b"HTTP/1.1 200 Connection established\r\n\r\n"}
-        fine = greeting("a.example")
-        assert (await doors.http(connect + fine)).endswith(fine)
-        await doors.aclose()
-    assert [d.allowed for d in doors.decisions] == [False, True]
+        fine = client_hello("a.example")
+        assert (await harness.http(connect + fine)).endswith(fine)
+        await harness.aclose()
+    assert [d.allowed for d in harness.decisions] == [False, True]
 
 
-async def test_a_head_without_end_is_refused(open_doors):
-    doors = open_doors(rules([]))
-    answer = await doors.http(b"GET http://a.example/ HTTP/1.1\r\nX: " + b"a" * 65_536, end=False)
+async def test_an_endless_head_is_refused(open_egress):
+    harness = open_egress(rules([]))
+    answer = await harness.http(b"GET http://a.example/ HTTP/1.1\r\nX: " + b"a" * 65_536, end=False)
     assert answer.startswith(b"HTTP/1.1 431 ")
 
 
-async def test_slow_clients_are_let_go(open_doors, monkeypatch):
+async def test_slow_clients_time_out(open_egress, monkeypatch):
     monkeypatch.setattr("union.sandbox._net.http_proxy._HEAD_TIMEOUT_S", 0.2)
-    doors = open_doors(rules([]))
-    assert (await doors.http(b"GET http", end=False)).startswith(b"HTTP/1.1 408 ")
+    harness = open_egress(rules([]))
+    assert (await harness.http(b"GET http", end=False)).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_an_idle_client_is_let_go_without_a_word(web, monkeypatch):
+async def test_an_idle_client_is_disconnected_without_a_response(web, monkeypatch):
     monkeypatch.setattr("union.sandbox._net.http_proxy._IDLE_TIMEOUT_S", 0.1)
     request = get(f"http://a.example:{web.port}/", f"a.example:{web.port}")
     assert (await web.http(request, end=False)).count(b"HTTP/1.1") == 1
 
 
-async def test_credentials_are_needed_where_there_are_any(open_doors):
+async def test_configured_credentials_are_required(open_egress):
     async with serving(echo) as port:
-        doors = open_doors(rules([LOOPBACK]), credentials="run:secret")
+        harness = open_egress(rules([LOOPBACK]), credentials="run:secret")
         for secret, status in ((None, b"407"), ("run:wrong", b"407"), ("run:secret", b"200")):
             header = ""
             if secret is not None:
                 value = base64.b64encode(secret.encode()).decode()
                 header = f"Proxy-Authorization: Basic {value}\r\n"
-            answer = await doors.http(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n{header}\r\n".encode())
+            answer = await harness.http(
+                f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n{header}\r\n".encode()
+            )
             assert answer.split(b" ")[1] == status
 
 
-async def test_an_early_answer_to_a_large_body_arrives(open_doors):
+async def test_an_early_response_to_a_large_body_arrives(open_egress):
     async def refuse(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
@@ -267,9 +269,9 @@ async def test_an_early_answer_to_a_large_body_arrives(open_doors):
         await asyncio.sleep(0.5)
 
     async with serving(refuse) as port:
-        doors = open_doors(rules([LOOPBACK]))
+        harness = open_egress(rules([LOOPBACK]))
         host = f"127.0.0.1:{port}"
-        reader, writer = await doors.knock("http")
+        reader, writer = await harness.connect("http")
         writer.write(get(f"http://{host}/", host, "Content-Length: 100000000\r\n", "POST"))
         writer.write(b"x" * 1000)
         answer = await asyncio.wait_for(read_all(reader), 10)

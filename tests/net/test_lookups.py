@@ -1,4 +1,4 @@
-"""Slow names of one session delay neither another session's names nor its files."""
+"""Slow lookups of one session delay neither the lookups nor the files of another."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import threading
 import pytest
 from tests.conftest import ISOLATED, session_of
 
-from union.sandbox._net.connect import HostResolver
+from union.sandbox._net.happy_eyeballs import HostResolver
 
 
 @pytest.fixture
 def slow_names(monkeypatch):
-    """Names under ``slow.example`` get no answer until the test ends."""
+    """Lookups of names under ``slow.example`` hang until the test ends."""
     release = threading.Event()
     started = []
     real = socket.getaddrinfo
 
-    def look_up(host, *args, **options):
+    def slow_getaddrinfo(host, *args, **options):
         if str(host).endswith("slow.example"):
             started.append(host)
             release.wait(60)
             raise socket.gaierror(socket.EAI_AGAIN, "no answer")
         return real("127.0.0.1", *args, **options)
 
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", slow_getaddrinfo)
     yield started
     release.set()
 
@@ -38,23 +38,23 @@ async def cancelled(tasks):
 
 
 @pytest.mark.threat(155)
-async def test_another_sessions_names_are_resolved_meanwhile(slow_names):
+async def test_slow_lookups_do_not_delay_another_session(slow_names):
     greedy, modest = HostResolver("greedy"), HostResolver("modest")
     stuck = [asyncio.create_task(greedy.resolve(f"n{i}.slow.example")) for i in range(64)]
     for _ in range(500):
         if len(slow_names) >= 4:
             break
         await asyncio.sleep(0.01)
-    # The control: the session itself waits behind its own slow names.
+    # Control: the session itself waits for its own slow lookups.
     own = asyncio.create_task(greedy.resolve("quick.example"))
     assert await asyncio.wait_for(modest.resolve("quick.example"), 10) == ["127.0.0.1"]
     assert not own.done()
-    assert len(slow_names) == 4, "its share of the threads"
+    assert len(slow_names) == 4, "the session uses only its share of the threads"
     await cancelled([*stuck, own])
 
 
 @pytest.mark.threat(155)
-async def test_too_many_waiting_names_are_refused_at_once(slow_names):
+async def test_too_many_queued_lookups_are_refused(slow_names):
     greedy = HostResolver("flooding")
     stuck = [asyncio.create_task(greedy.resolve(f"n{i}.slow.example")) for i in range(400)]
     done, _ = await asyncio.wait(stuck, timeout=5, return_when=asyncio.FIRST_EXCEPTION)
@@ -65,7 +65,7 @@ async def test_too_many_waiting_names_are_refused_at_once(slow_names):
 
 @pytest.mark.threat(155)
 @pytest.mark.parametrize("backend", ISOLATED)
-async def test_files_and_sessions_of_others_go_on(slow_names, backend):
+async def test_slow_lookups_do_not_delay_files_or_new_sessions(slow_names, backend):
     program = """
     import socket, threading
     def go(i):
@@ -94,7 +94,7 @@ async def test_files_and_sessions_of_others_go_on(slow_names, backend):
             if len(slow_names) >= 4:
                 break
             await asyncio.sleep(0.01)
-        assert slow_names, "the control: lookups hang at this moment"
+        assert slow_names, "control: lookups hang at this moment"
         async with asyncio.timeout(20):
             await victim.put_bytes("a", b"x")
             assert await victim.get_bytes("a") == b"x"

@@ -1,4 +1,4 @@
-"""The doors behind a real network namespace: every way out of it is one of them."""
+"""The frontends with a real network namespace, whose only ways out are its listeners."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 from tests.net.harness import FakeResolver, echo, rules, serving
 
-from union.sandbox._core import netlink
+from union.sandbox._codecs import netlink
+from union.sandbox._net.egress import Egress
 from union.sandbox._net.policy import Policy
-from union.sandbox._net.server import Egress
 
 CHILD = os.path.join(os.path.dirname(__file__), "namespace_child.py")
 SOURCES = os.path.abspath(os.path.join(os.path.dirname(netlink.__file__), "../../.."))
 LOOPBACK = "127.0.0.0/8"
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 
 
 def may_unshare():
@@ -31,20 +33,20 @@ def may_unshare():
 
 pytestmark = pytest.mark.skipif(
     not may_unshare(),
-    reason="no user namespaces here: sysctl user.max_user_namespaces=10000, or another container",
+    reason="user namespaces are disabled: sysctl user.max_user_namespaces=10000",
 )
 
 
 class Inside:
-    """One namespace with its Egress; ``python`` runs code in it and returns what it prints."""
+    """One namespace with its Egress; ``python`` runs code in it and returns its output."""
 
-    def __init__(self, tmp_path, policy, table, *, uid, interpreter):
+    def __init__(self, directory, policy, table, *, uid, interpreter):
         self.policy = policy
         self.resolver = FakeResolver(table)
         self.decisions = []
         self.uid = uid
         self.interpreter = interpreter
-        self.resolv = tmp_path / "resolv.conf"
+        self.resolv = directory / "resolv.conf"
         self.resolv.write_text("nameserver 127.0.0.53\n")
 
     async def run(self, *argv, env=None, limit_s=20):
@@ -92,8 +94,8 @@ class Inside:
 
 
 def interpreter_for(uid):
-    """An interpreter that this user can start, with a user namespace; None if there is none."""
-    code = f"import sys; sys.path.insert(0, {SOURCES!r}); import union.sandbox._core.netlink"
+    """Return an interpreter that this user can execute; None if there is none."""
+    code = f"import sys; sys.path.insert(0, {SOURCES!r}); import union.sandbox._codecs.netlink"
     for path in (sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin")):
         if path is None:
             continue
@@ -108,26 +110,25 @@ def interpreter_for(uid):
     return None
 
 
-@pytest.fixture(params=["as we are", "unprivileged"])
-def inside(request, tmp_path):
+@pytest.fixture(params=["current user", "unprivileged"])
+def inside(request):
     uid, interpreter = None, sys.executable
     if request.param == "unprivileged":
         if os.geteuid() != 0:
-            pytest.skip("we are unprivileged already: run as root to see both")
-        uid, interpreter = NOBODY, interpreter_for(NOBODY)
+            pytest.skip("the test process is already unprivileged: run as root to cover both")
+        uid, interpreter = UNPRIVILEGED_UID, interpreter_for(UNPRIVILEGED_UID)
         if interpreter is None:
-            pytest.skip("no Python 3.11+ that user nobody can start: install python3")
-        # Up to the directory for temporary files, however many levels pytest has made below it.
-        for path in (tmp_path, *tmp_path.parents):
-            if path.stat().st_mode & 0o005 == 0o005:
-                break
-            path.chmod(0o755)
-    return lambda allow=(), deny=(), table=None: Inside(
-        tmp_path, rules(allow, deny), table or {}, uid=uid, interpreter=interpreter
-    )
+            pytest.skip("no Python 3.11+ that uid 65534 can execute: install python3")
+    # Other pytest processes reset the mode of the parents of tmp_path, so it is not used here.
+    with tempfile.TemporaryDirectory(prefix="test-namespace-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield lambda allow=(), deny=(), table=None: Inside(
+            directory, rules(allow, deny), table or {}, uid=uid, interpreter=interpreter
+        )
 
 
-async def test_a_raw_connect_by_name_works_without_any_proxy_variable(inside):
+async def test_a_raw_connect_by_name_needs_no_proxy_variable(inside):
     async with serving(echo) as port:
         ns = inside(["a.example", LOOPBACK], table={"a.example": ["127.0.0.1"]})
         out = await ns.python(f"""
@@ -145,7 +146,7 @@ async def test_a_raw_connect_by_name_works_without_any_proxy_variable(inside):
     ] * 2
 
 
-async def test_everything_else_fails_at_once_and_visibly(inside):
+async def test_all_other_destinations_fail_immediately_with_an_error(inside):
     async with serving(echo) as port:
         ns = inside(["a.example"], table={"a.example": ["127.0.0.1"]})
         started = time.monotonic()
@@ -168,7 +169,7 @@ async def test_everything_else_fails_at_once_and_visibly(inside):
                 attempt("tcp", six, tcp, (address, {port}))
             attempt("own", four, tcp, ("127.0.0.1", {port}))
             attempt("own", six, tcp, ("::1", {port}))
-            attempt("door", four, tcp, ("127.0.0.1", 12345))
+            attempt("listener", four, tcp, ("127.0.0.1", 12345))
             attempt("udp", four, udp, ("8.8.8.8", 53))
             attempt("udp", six, udp, ("2001:4860:4860::8888", 53))
             try:
@@ -182,16 +183,16 @@ async def test_everything_else_fails_at_once_and_visibly(inside):
         """)
         took = time.monotonic() - started
     lines = [line.split(" ", 1) for line in out.splitlines()]
-    # fe80::1 has no zone: the kernel refuses it before anybody else.
+    # fe80::1 has no zone, so the kernel itself refuses it.
     assert {value for what, value in lines if what == "tcp"} <= {"ConnectionResetError", "OSError"}
     assert [value for what, value in lines if what == "own"] == ["ConnectionRefusedError"] * 2
-    assert ["door", "ConnectionResetError"] in lines
+    assert ["listener", "ConnectionResetError"] in lines
     assert [value for what, value in lines if what == "udp"] == ["ConnectionRefusedError"] * 2
     assert ["name", "True"] in lines
     assert ["ping", "PermissionError"] in lines
     assert len(lines) == 16
     assert took < 5
-    assert ns.resolver.asked == []
+    assert ns.resolver.queries == []
     assert not any(d.allowed for d in ns.decisions)
     assert {"203.0.113.5", "169.254.169.254", "2001:db8::1", "evil.example"} <= {
         d.host for d in ns.decisions
@@ -217,10 +218,10 @@ async def test_curl_with_and_without_proxy_variables(inside, proxies):
         out = await ns.run(curl, "-sS", "-f", "-m", "5", f"http://b.example:{port}/", env=proxies)
         assert "hello" not in out
         assert "timed out" not in out
-    assert ns.resolver.asked == ["a.example"]
+    assert ns.resolver.queries == ["a.example"]
 
 
-async def test_two_namespaces_with_different_lists_do_not_meet(inside):
+async def test_two_namespaces_with_different_lists_are_independent(inside):
     async with serving(echo) as port:
         code = f"""
             import socket

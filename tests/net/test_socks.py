@@ -18,8 +18,8 @@ def by_address(packed, port):
     return bytes((5, 1, 0, 1 if len(packed) == 4 else 4)) + packed + struct.pack(">H", port)
 
 
-async def talk(doors, request, payload=b""):
-    reader, writer = await doors.knock("socks")
+async def socks_connect(harness, request, payload=b""):
+    reader, writer = await harness.connect("socks")
     writer.write(b"\x05\x01\x00")
     assert await reader.readexactly(2) == b"\x05\x00"
     writer.write(request)
@@ -33,14 +33,14 @@ async def talk(doors, request, payload=b""):
     return reply[1], answer
 
 
-async def test_names_and_addresses(open_doors):
+async def test_names_and_addresses(open_egress):
     async with serving(echo) as port:
-        doors = open_doors(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
-        assert await talk(doors, by_name("A.example.", port), b"one") == (0, b"one")
-        assert await talk(doors, by_address(b"\x7f\0\0\1", port), b"two") == (0, b"two")
+        harness = open_egress(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
+        assert await socks_connect(harness, by_name("A.example.", port), b"one") == (0, b"one")
+        assert await socks_connect(harness, by_address(b"\x7f\0\0\1", port), b"two") == (0, b"two")
         mapped = bytes(10) + b"\xff\xff\x7f\0\0\1"
-        assert await talk(doors, by_address(mapped, port), b"three") == (0, b"three")
-        assert await talk(doors, by_name("127.1", port), b"four") == (0, b"four")
+        assert await socks_connect(harness, by_address(mapped, port), b"three") == (0, b"three")
+        assert await socks_connect(harness, by_name("127.1", port), b"four") == (0, b"four")
 
 
 @pytest.mark.threat(80, 84)
@@ -62,49 +62,49 @@ async def test_names_and_addresses(open_doors):
         "u@a.example",
     ],
 )
-async def test_refused_names_are_not_resolved(open_doors, name):
-    doors = open_doors(rules(["a.example"]), table={"a.example": ["127.0.0.1"]})
-    assert (await talk(doors, by_name(name, 80)))[0] == 2
-    assert doors.resolver.asked == []
-    (decision,) = doors.decisions
+async def test_refused_names_are_not_resolved(open_egress, name):
+    harness = open_egress(rules(["a.example"]), table={"a.example": ["127.0.0.1"]})
+    assert (await socks_connect(harness, by_name(name, 80)))[0] == 2
+    assert harness.resolver.queries == []
+    (decision,) = harness.decisions
     assert (decision.door, decision.allowed) == ("socks", False)
     assert decision.host.isprintable()
 
 
 @pytest.mark.threat(91)
 @pytest.mark.parametrize("inner", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "0.0.0.0"])
-async def test_an_allowed_name_that_leads_inwards_is_refused(open_doors, inner):
-    doors = open_doors(rules(["a.example"]), table={"a.example": [inner]})
-    assert (await talk(doors, by_name("a.example", 80)))[0] == 2
+async def test_an_allowed_name_with_an_internal_address_is_refused(open_egress, inner):
+    harness = open_egress(rules(["a.example"]), table={"a.example": [inner]})
+    assert (await socks_connect(harness, by_name("a.example", 80)))[0] == 2
 
 
 @pytest.mark.threat(97)
 @pytest.mark.parametrize("command", [2, 3, 9])
-async def test_only_connect_is_served(open_doors, command):
-    doors = open_doors(rules(["a.example"]))
-    assert (await talk(doors, by_name("a.example", 80, command)))[0] == 7
+async def test_only_connect_is_served(open_egress, command):
+    harness = open_egress(rules(["a.example"]))
+    assert (await socks_connect(harness, by_name("a.example", 80, command)))[0] == 7
 
 
-async def test_unreachable_is_not_refused(open_doors):
+async def test_unreachable_is_not_reported_as_refused(open_egress):
     async with serving(echo) as port:
         pass
-    doors = open_doors(rules([LOOPBACK, "gone.example"]))
-    assert (await talk(doors, by_address(b"\x7f\0\0\1", port)))[0] == 5
-    assert (await talk(doors, by_name("gone.example", port)))[0] == 4
-    assert [d.allowed for d in doors.decisions] == [True, True]
-    assert all(d.error for d in doors.decisions)
+    harness = open_egress(rules([LOOPBACK, "gone.example"]))
+    assert (await socks_connect(harness, by_address(b"\x7f\0\0\1", port)))[0] == 5
+    assert (await socks_connect(harness, by_name("gone.example", port)))[0] == 4
+    assert [d.allowed for d in harness.decisions] == [True, True]
+    assert all(d.error for d in harness.decisions)
 
 
 @pytest.mark.threat(96)
-async def test_credentials_are_needed_where_there_are_any(open_doors):
+async def test_configured_credentials_are_required(open_egress):
     async with serving(echo) as port:
-        doors = open_doors(rules([LOOPBACK]), credentials="run:secret")
-        reader, writer = await doors.knock("socks")
+        harness = open_egress(rules([LOOPBACK]), credentials="run:secret")
+        reader, writer = await harness.connect("socks")
         writer.write(b"\x05\x01\x00")
         assert await reader.readexactly(2) == b"\x05\xff"
         writer.close()
         for password, fine in ((b"secret", True), (b"wrong", False)):
-            reader, writer = await doors.knock("socks")
+            reader, writer = await harness.connect("socks")
             writer.write(b"\x05\x02\x00\x02")
             assert await reader.readexactly(2) == b"\x05\x02"
             writer.write(b"\x01\x03run" + bytes((len(password),)) + password)
@@ -115,9 +115,9 @@ async def test_credentials_are_needed_where_there_are_any(open_doors):
             writer.close()
 
 
-async def test_other_versions_are_let_go(open_doors):
-    doors = open_doors(rules([]))
-    reader, writer = await doors.knock("socks")
+async def test_other_versions_are_disconnected(open_egress):
+    harness = open_egress(rules([]))
+    reader, writer = await harness.connect("socks")
     writer.write(b"\x04\x01\x00\x50\x7f\0\0\1\0")
     assert await asyncio.wait_for(read_all(reader), 5) == b""
     writer.close()

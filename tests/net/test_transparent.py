@@ -1,4 +1,4 @@
-"""Redirected connections: by name through a handed-out address, or by the address itself."""
+"""Redirected connections, by name through a synthetic address or by address."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 from tests.net.harness import echo, read_all, rules, serving
-from tests.unit.test_tls import greeting
+from tests.unit.test_client_hello import client_hello
 
 LOOPBACK = "127.0.0.0/8"
 
 
-async def exchange(doors, data):
-    """Send and return what comes back; a refusal may be seen in the connect itself."""
+async def send_and_read(harness, data):
+    """Send data and return the response; a refusal may already reset connect()."""
     try:
-        reader, writer = await doors.knock("tcp_transparent")
+        reader, writer = await harness.connect("tcp_transparent")
     except ConnectionResetError:
         return b""
     try:
@@ -25,40 +25,38 @@ async def exchange(doors, data):
         writer.close()
 
 
-def stand_for(doors, name):
-    return str(doors.egress._dns._resolution._names.addresses(name)[0])
+def synthetic_address(harness, name):
+    return str(harness.egress._dns._stub._names.addresses(name)[0])
 
 
-async def test_a_listed_address_is_reached_and_accounted_for(open_doors):
+async def test_a_listed_address_is_reached_and_recorded(open_egress):
     async with serving(echo) as port:
-        doors = open_doors(rules([LOOPBACK]), destination=("127.0.0.1", port))
-        assert await exchange(doors, b"hello") == b"hello"
-        await doors.aclose()
-    (decision,) = doors.decisions
+        harness = open_egress(rules([LOOPBACK]), destination=("127.0.0.1", port))
+        assert await send_and_read(harness, b"hello") == b"hello"
+        await harness.aclose()
+    (decision,) = harness.decisions
     assert (decision.door, decision.host, decision.port) == ("tcp", "127.0.0.1", port)
     assert (decision.allowed, decision.rule, decision.address) == (True, LOOPBACK, "127.0.0.1")
     assert (decision.bytes_up, decision.bytes_down) == (5, 5)
     assert decision.duration_ms > 0
 
 
-async def test_a_handed_out_address_is_judged_and_dialled_by_name(open_doors):
+async def test_a_synthetic_address_is_checked_and_dialled_by_name(open_egress):
     async with serving(echo) as port:
-        doors = open_doors(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
-        doors.destination = (stand_for(doors, "a.example"), port)
-        assert await exchange(doors, b"hello") == b"hello"
-        await doors.aclose()
-    assert [(d.host, d.address) for d in doors.decisions] == [("a.example", "127.0.0.1")]
+        harness = open_egress(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
+        harness.destination = (synthetic_address(harness, "a.example"), port)
+        assert await send_and_read(harness, b"hello") == b"hello"
+        await harness.aclose()
+    assert [(d.host, d.address) for d in harness.decisions] == [("a.example", "127.0.0.1")]
 
 
 @pytest.mark.parametrize("address", ["203.0.113.9", "169.254.169.254", "10.0.0.1", "127.0.0.1"])
-async def test_an_unlisted_address_is_reset_at_once_with_the_entry_that_would_allow_it(
-    open_doors, address, caplog
-):
-    doors = open_doors(rules(["a.example"]), destination=(address, 80))
+async def test_an_unlisted_address_is_reset_with_a_suggested_entry(open_egress, address, caplog):
+    harness = open_egress(rules(["a.example"]), destination=(address, 80))
 
     async def connect_and_read():
-        # The reset comes in the connect itself or right after it.
-        reader, writer = await doors.knock("tcp_transparent")
+        # The reset arrives during connect() or right after it.
+        reader, writer = await harness.connect("tcp_transparent")
         try:
             await asyncio.wait_for(reader.read(), 2)
         finally:
@@ -66,31 +64,31 @@ async def test_an_unlisted_address_is_reset_at_once_with_the_entry_that_would_al
 
     with pytest.raises(ConnectionResetError):
         await connect_and_read()
-    (decision,) = doors.decisions
+    (decision,) = harness.decisions
     assert (decision.allowed, decision.suggestion) == (False, f"{address}:80")
     (record,) = [r for r in caplog.records if r.name == "union.sandbox.network"]
     assert f"{address}:80" in record.getMessage()
 
 
-async def test_a_connection_to_the_door_itself_goes_nowhere(open_doors):
-    doors = open_doors(rules([LOOPBACK]))
-    assert await exchange(doors, b"x") == b""
-    assert [d.allowed for d in doors.decisions] == [False]
+async def test_a_connection_to_the_listener_itself_is_refused(open_egress):
+    harness = open_egress(rules([LOOPBACK]))
+    assert await send_and_read(harness, b"x") == b""
+    assert [d.allowed for d in harness.decisions] == [False]
 
 
 @pytest.mark.threat(91, 92)
-async def test_a_name_whose_second_answer_is_inside_is_refused(open_doors):
-    doors = open_doors(
+async def test_a_name_that_rebinds_to_an_internal_address_is_refused(open_egress):
+    harness = open_egress(
         rules(["a.example"]), table={"a.example": [["10.255.255.1"], ["127.0.0.1", "::1"]]}
     )
-    doors.destination = (stand_for(doors, "a.example"), 80)
-    assert await exchange(doors, b"x") == b""
-    assert await exchange(doors, b"x") == b""
-    assert [(d.allowed, d.rule) for d in doors.decisions] == [(False, "internal")] * 2
+    harness.destination = (synthetic_address(harness, "a.example"), 80)
+    assert await send_and_read(harness, b"x") == b""
+    assert await send_and_read(harness, b"x") == b""
+    assert [(d.allowed, d.rule) for d in harness.decisions] == [(False, "internal")] * 2
 
 
 @pytest.mark.threat(94)
-async def test_a_foreign_tls_name_is_dropped_and_its_bytes_are_not_sent(open_doors):
+async def test_a_refused_server_name_is_reset_and_its_bytes_are_not_sent(open_egress):
     seen = bytearray()
 
     async def record(reader, writer):
@@ -98,27 +96,27 @@ async def test_a_foreign_tls_name_is_dropped_and_its_bytes_are_not_sent(open_doo
             seen.extend(data)
 
     async with serving(record) as port:
-        doors = open_doors(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
-        doors.destination = (stand_for(doors, "a.example"), port)
-        assert await exchange(doors, greeting("hidden.example")) == b""
+        harness = open_egress(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
+        harness.destination = (synthetic_address(harness, "a.example"), port)
+        assert await send_and_read(harness, client_hello("hidden.example")) == b""
         assert not seen
-        await exchange(doors, greeting("a.example"))
+        await send_and_read(harness, client_hello("a.example"))
         assert bytes(seen[:1]) == b"\x16"
-        await doors.aclose()
-    refused, fine = doors.decisions
+        await harness.aclose()
+    refused, fine = harness.decisions
     assert not refused.allowed
     assert refused.suggestion == f"hidden.example:{port}"
     assert refused.bytes_up == 0
     assert fine.allowed
 
 
-async def test_a_greeting_in_crumbs_is_judged_when_it_is_whole(open_doors):
+async def test_a_client_hello_in_small_reads_is_checked_when_complete(open_egress):
     async with serving(echo) as port:
-        doors = open_doors(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
-        doors.destination = (stand_for(doors, "a.example"), port)
+        harness = open_egress(rules(["a.example", LOOPBACK]), table={"a.example": ["127.0.0.1"]})
+        harness.destination = (synthetic_address(harness, "a.example"), port)
         for name, arrives in (("a.example", True), ("hidden.example", False)):
-            data = greeting(name)
-            reader, writer = await doors.knock("tcp_transparent")
+            data = client_hello(name)
+            reader, writer = await harness.connect("tcp_transparent")
             for at in range(0, len(data), 100):
                 writer.write(data[at : at + 100])
                 await asyncio.sleep(0.002)
@@ -127,23 +125,23 @@ async def test_a_greeting_in_crumbs_is_judged_when_it_is_whole(open_doors):
             writer.close()
 
 
-async def test_a_server_that_speaks_first_is_heard(open_doors):
+async def test_data_from_a_server_that_sends_first_arrives(open_egress):
     async def banner(reader, writer):
         writer.write(b"220 ready\r\n")
         await reader.read(1)
 
     async with serving(banner) as port:
-        doors = open_doors(rules([LOOPBACK]), destination=("127.0.0.1", port))
-        reader, writer = await doors.knock("tcp_transparent")
+        harness = open_egress(rules([LOOPBACK]), destination=("127.0.0.1", port))
+        reader, writer = await harness.connect("tcp_transparent")
         assert await asyncio.wait_for(reader.readline(), 5) == b"220 ready\r\n"
         writer.close()
 
 
-async def test_a_dead_destination_is_reset_and_the_error_is_told(open_doors):
+async def test_an_unreachable_destination_is_reset_and_the_error_is_recorded(open_egress):
     async with serving(echo) as port:
         pass
-    doors = open_doors(rules([LOOPBACK]), destination=("127.0.0.1", port))
-    assert await exchange(doors, b"x") == b""
-    (decision,) = doors.decisions
+    harness = open_egress(rules([LOOPBACK]), destination=("127.0.0.1", port))
+    assert await send_and_read(harness, b"x") == b""
+    (decision,) = harness.decisions
     assert decision.allowed
     assert "refused" in decision.error

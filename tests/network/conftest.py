@@ -1,4 +1,4 @@
-"""What the network tests share: servers on loopback, a resolver of the test's own, sessions."""
+"""Fixtures of the network tests: servers on loopback, a fake resolver, sessions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import ISOLATED, session_of
 from tests.network.services import services
 
 from union import sandbox as sb
-from union.sandbox._net import decide
+from union.sandbox._net import dialer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -29,7 +29,7 @@ NAMES = [
 ]
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO")
 PUBLIC = "93.184.216.34"
-"""An address of the internet. No test connects to it: `Dialled` leads it to loopback."""
+"""An address of the internet. No test connects to it: `Dialled` redirects it to loopback."""
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +46,7 @@ def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 @pytest.fixture
 def served(_served: Services, monkeypatch: pytest.MonkeyPatch) -> Services:
-    """The servers; their authority is the one that sessions opened in this test trust."""
+    """Return the servers. Sessions opened in this test trust their certificate authority."""
     for name in CA_VARIABLES:
         monkeypatch.setenv(name, str(_served.ca))
     monkeypatch.delenv("SSL_CERT_DIR", raising=False)
@@ -57,12 +57,12 @@ def served(_served: Services, monkeypatch: pytest.MonkeyPatch) -> Services:
 
 
 class Resolver:
-    """Stands in for the host's resolver: answers from a table and remembers what it was asked."""
+    """Replaces the host's resolver: resolves names from a table and records the queries."""
 
     def __init__(self) -> None:
         self.table: dict[str, list[str]] = {}
         self.turns: dict[str, list[list[str]]] = {}
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         self._real = socket.getaddrinfo
 
     def __call__(self, host, port, *args, **options):
@@ -74,7 +74,7 @@ class Resolver:
             pass
         else:
             return self._real(host, port, *args, **options)
-        self.asked.append(host)
+        self.queries.append(host)
         turns = self.turns.get(host)
         answers = turns.pop(0) if turns else self.table.get(host)
         if answers is None:
@@ -84,7 +84,7 @@ class Resolver:
 
 @pytest.fixture
 def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
-    """Every name of the tests leads to loopback, where the servers are."""
+    """Resolve every name of the tests to loopback, where the servers are."""
     found = Resolver()
     names = [name for name in NAMES if "*" not in name]
     found.table = {name: ["127.0.0.1"] for name in [*names, "sub.allowed.test"]}
@@ -93,7 +93,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
 
 
 class Dialled:
-    """Sees every connection that the doors make; what is not loopback is led there or refused."""
+    """Records every outbound connection; other than to loopback it is redirected or refused."""
 
     def __init__(self, real) -> None:
         self.addresses: list[str] = []
@@ -107,34 +107,34 @@ class Dialled:
             sock, _ = await self._real([type(first)("127.0.0.1")], port, **options)
             return sock, first
         if not first.is_loopback:
-            raise ConnectionRefusedError(111, "the test connects nowhere else")
+            raise ConnectionRefusedError(111, "tests connect to loopback only")
         return await self._real(addresses, port, **options)
 
 
 @pytest.fixture
 def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
-    """Watch what the doors dial."""
-    found = Dialled(decide.connect_any)
-    monkeypatch.setattr(decide, "connect_any", found)
+    """Record the addresses that the dialer connects to."""
+    found = Dialled(dialer.connect_any)
+    monkeypatch.setattr(dialer, "connect_any", found)
     return found
 
 
 @pytest.fixture(params=ISOLATED)
-def cell(request: pytest.FixtureRequest) -> str:
-    """The name of an isolating way."""
+def backend(request: pytest.FixtureRequest) -> str:
+    """Return the name of an isolating backend."""
     return request.param
 
 
 @pytest.fixture
-def jailed(cell: str, served: Services, resolver: Resolver) -> OpenSession:
-    """Makes sessions of an isolating way, with the servers and the resolver in place."""
-    return lambda **options: session_of(cell, **options)
+def open_isolated(backend: str, served: Services, resolver: Resolver) -> OpenSession:
+    """Return a function that makes isolated sessions with the servers and the resolver."""
+    return lambda **options: session_of(backend, **options)
 
 
 @pytest.fixture
-async def net(jailed: OpenSession) -> AsyncIterator[sb.Session]:
-    """An open session, blocked unless a call says otherwise."""
-    async with jailed() as session:
+async def net(open_isolated: OpenSession) -> AsyncIterator[sb.Session]:
+    """Open a session whose network is blocked unless a call sets a mode."""
+    async with open_isolated() as session:
         if not await _redirects(session):
             pytest.skip("this kernel lacks nf_tables: as root, modprobe nf_tables nft_chain_nat")
         yield session
@@ -146,8 +146,8 @@ async def _redirects(session: sb.Session) -> bool:
 
 
 @pytest.fixture
-def plants() -> Iterator[Callable[[int, int, object], socket.socket]]:
-    """Makes listening sockets of the host that must hear nothing."""
+def host_sockets() -> Iterator[Callable[[int, int, object], socket.socket]]:
+    """Return a function that makes sockets of the host that must receive nothing."""
     made: list[tuple[socket.socket, object]] = []
 
     def make(family: int, kind: int, address: object) -> socket.socket:
@@ -166,8 +166,8 @@ def plants() -> Iterator[Callable[[int, int, object], socket.socket]]:
             Path(address).unlink(missing_ok=True)
 
 
-def silent(sock: socket.socket) -> bool:
-    """Whether nobody has come to ``sock``."""
+def received_nothing(sock: socket.socket) -> bool:
+    """Return whether ``sock`` has received no connection and no datagram."""
     try:
         if sock.type == socket.SOCK_STREAM:
             sock.accept()[0].close()

@@ -1,4 +1,4 @@
-"""Programs that run inside, and what comes back: what they found, and what the caller was told."""
+"""Run programs inside a sandbox; return their output and the recorded decisions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ out = {}
 HTTP, SOCKS, DNS = ("127.0.0.1", 3128), ("127.0.0.1", 1080), ("127.0.0.53", 53)
 
 def attempt(function, *args, **options):
-    # [what it gave, or the name of the error; the seconds it took]
+    # Return [result or name of the error, duration in seconds].
     begun = time.monotonic()
     try:
         found = function(*args, **options)
@@ -38,8 +38,8 @@ def read_all(s):
             raise
     return data
 
-def ask(address, data=b"hello", end=True):
-    # Connects once, by one family; says something, and returns all that comes back.
+def send_and_read(address, data=b"hello", end=True):
+    # Connect once with one address family, send data, return all received data.
     with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as s:
         s.settimeout(10)
         s.connect(tuple(address))
@@ -47,19 +47,19 @@ def ask(address, data=b"hello", end=True):
             s.sendall(data)
             end and s.shutdown(socket.SHUT_WR)
         except OSError as exc:
-            # What a reset looks like to whoever writes after it came.
+            # A write after a reset fails with EPIPE or ENOTCONN.
             if exc.errno in (errno.EPIPE, errno.ENOTCONN):
                 raise ConnectionResetError(errno.ECONNRESET, "reset") from exc
             raise
         return read_all(s).decode("latin-1")
 
 def status(data):
-    # The first status that the HTTP proxy gives to these bytes.
-    text = ask(HTTP, data if isinstance(data, bytes) else data.encode("latin-1"))
+    # Return the first status code of the HTTP proxy for these bytes.
+    text = send_and_read(HTTP, data if isinstance(data, bytes) else data.encode("latin-1"))
     return int(text.split()[1]) if text else 0
 
 def tunnel(host, port):
-    # A socket through the HTTP proxy, or its refusal.
+    # Return a socket through the HTTP proxy; raise PermissionError if it refuses.
     s = socket.create_connection(HTTP, timeout=10)
     s.sendall(f"CONNECT {host}:{port} HTTP/1.1\\r\\nHost: {host}:{port}\\r\\n\\r\\n".encode())
     head = b""
@@ -73,7 +73,7 @@ def tunnel(host, port):
     return s
 
 def socks(name, port, command=1):
-    # The reply code of the SOCKS proxy.
+    # Return the reply code of the SOCKS proxy.
     raw = name if isinstance(name, bytes) else name.encode()
     with socket.create_connection(SOCKS, timeout=10) as s:
         place = bytes((3, len(raw))) + raw + struct.pack(">H", port)
@@ -84,8 +84,8 @@ def socks(name, port, command=1):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the program reported, and the handle of its run."""
+class Outcome:
+    """The report of the program and the handle of its run."""
 
     out: dict[str, Any]
     proc: sb.SandboxProcess
@@ -99,28 +99,28 @@ class Seen:
         return [decision for decision in self.proc.network if decision.allowed]
 
 
-async def look(
+async def run_inside(
     session: sb.Session,
     code: str,
     *,
     allow: list[str] | None = None,
     given: dict[str, Any] | None = None,
     **options: Any,
-) -> Seen:
-    """Run a program under an allow-list (or, with none, as ``options`` say)."""
+) -> Outcome:
+    """Run a program with an allow-list, or with the network of ``options`` if it is None."""
     if allow is not None:
         options |= {"network_mode": "allowlist", "network_allowlist": allow}
     options.setdefault("timeout_s", 30)
     proc = await session.run(program(code, given), script_type="python", **options)
     stdout, stderr = await proc.communicate_text()
     assert proc.returncode == 0, f"{proc.returncode} {proc.termination_reason}\n{stdout}\n{stderr}"
-    return Seen(json.loads(stdout.splitlines()[-1]), proc)
+    return Outcome(json.loads(stdout.splitlines()[-1]), proc)
 
 
 def program(code: str, given: dict[str, Any] | None = None) -> str:
-    """The whole source."""
-    facts = json.dumps(json.dumps(given or {}))
+    """Return the complete source of a program."""
+    encoded = json.dumps(json.dumps(given or {}))
     return (
-        f"{_PRELUDE}\ngiven = json.loads({facts})\n{textwrap.dedent(code)}\n"
+        f"{_PRELUDE}\ngiven = json.loads({encoded})\n{textwrap.dedent(code)}\n"
         "print(json.dumps(out), flush=True)\n"
     )

@@ -1,4 +1,4 @@
-"""Servers of the host's loopback that sandboxes may, or may not, reach."""
+"""Servers on the host's loopback that sandboxes connect to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PIECE = 1 << 18
 
 @dataclass(slots=True)
 class Site:
-    """One web server: where it listens, and the requests and connections that it has seen."""
+    """One server: its port and the requests and connections it has received."""
 
     port: int = 0
     requests: list[str] = field(default_factory=list)
@@ -41,19 +41,19 @@ class _Server(socketserver.ThreadingTCPServer):
     context: ssl.SSLContext | None = None
 
     def handle_error(self, request, client_address):
-        """A client that went away is no news."""
+        """Ignore clients that disconnect."""
 
     def process_request(self, request, client_address):
         self.site.connections += 1
         super().process_request(request, client_address)
 
     def finish_request(self, request, client_address):
-        # In the connection's own thread: a greeting that never comes holds nobody else up.
+        # The handshake runs in the connection's own thread, so a stalled one blocks no other.
         if self.context is None:
             super().finish_request(request, client_address)
             return
         request.settimeout(20)
-        # Some releases of Python leak a socket that is gone before it is wrapped.
+        # Some Python releases leak a socket that disconnects before it is wrapped.
         if not request.recv(1, socket.MSG_PEEK):
             return
         with self.context.wrap_socket(request, server_side=True) as wrapped:
@@ -66,7 +66,7 @@ class _Web(http.server.BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, format, *args):  # noqa: A002 - the base class's name
-        """Quiet."""
+        """Log nothing."""
 
     def do_GET(self):
         self.server.site.requests.append(f"{self.command} {self.headers['Host']} {self.path}")
@@ -99,7 +99,7 @@ class _Web(http.server.BaseHTTPRequestHandler):
 
 
 class _Echo(socketserver.BaseRequestHandler):
-    """Sends back what it gets; says "bye" once the client has ended its side."""
+    """Send back received data, and "bye" after the client has ended its side."""
 
     def handle(self):
         with suppress(OSError):
@@ -109,7 +109,7 @@ class _Echo(socketserver.BaseRequestHandler):
 
 
 class _Endless(socketserver.BaseRequestHandler):
-    """Sends until nobody listens."""
+    """Send until the client disconnects."""
 
     def handle(self):
         with suppress(OSError):
@@ -118,7 +118,7 @@ class _Endless(socketserver.BaseRequestHandler):
 
 
 class _Mute(socketserver.BaseRequestHandler):
-    """Says nothing and ends nothing, whatever the client does, until the connection is gone."""
+    """Send nothing and keep the connection open until the client disconnects."""
 
     def handle(self):
         gone = select.poll()
@@ -143,7 +143,7 @@ def _serve(handler, context: ssl.SSLContext | None = None) -> Iterator[Site]:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """All of them."""
+    """All servers, and the file of their certificate authority."""
 
     http: Site
     https: Site
@@ -178,7 +178,7 @@ def services(place: Path, *, names: list[str]) -> Iterator[Services]:
 
 
 def make_certificates(place: Path, names: list[str]) -> tuple[Path, Path, Path]:
-    """Make an authority and a certificate of it for ``names``: authority, certificate, key."""
+    """Make a certificate for ``names``; return its authority, certificate and key."""
     ca, ca_key, cert, key, request, extension = (
         place / name for name in ("ca.pem", "ca.key", "tls.pem", "tls.key", "tls.csr", "tls.ext")
     )
@@ -198,7 +198,7 @@ def make_certificates(place: Path, names: list[str]) -> tuple[Path, Path, Path]:
 
 
 def make_index(web: Path) -> None:
-    """Make a PEP 503 index with one wheel; its link leads to the same server."""
+    """Make a PEP 503 index with one wheel on the same server."""
     wheel = f"{PACKAGE}-1.0-py3-none-any.whl"
     files = {
         f"{PACKAGE}.py": "answer = 42\n",
@@ -239,7 +239,7 @@ def make_repository(bare: Path, checkout: Path) -> None:
 
 
 class _HttpProxy(socketserver.StreamRequestHandler):
-    """CONNECT only; leads every name to loopback."""
+    """A proxy for CONNECT only that connects every name to loopback."""
 
     server: _Server
 

@@ -1,4 +1,4 @@
-"""Ordinary programs under an allow-list: with the proxy variables and without, by name."""
+"""Common clients with an allow-list, with and without the proxy variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import session_of
 from tests.network.services import PACKAGE
 
 from union import sandbox as sb
-from union.sandbox._core.addresses import internal_range
+from union.sandbox._policy.addresses import internal_range
 
 if TYPE_CHECKING:
     from tests.network.conftest import Resolver
@@ -86,10 +86,10 @@ def _command(client: str, *, proxied: bool, name: str, port: int) -> tuple[str, 
 @pytest.mark.threat(76)
 @pytest.mark.parametrize("proxied", [True, False], ids=["proxied", "direct"])
 @pytest.mark.parametrize("client", [*_SHELL, *_PYTHON])
-async def test_an_allowed_name_works_and_another_fails_at_once(
+async def test_an_allowed_name_works_and_another_fails_immediately(
     net: sb.Session, served: Services, resolver: Resolver, client: str, *, proxied: bool
 ) -> None:
-    """The same command, twice: only the name differs."""
+    """Run the same command twice; only the name differs."""
     if client in {"requests", "aiohttp"} and importlib.util.find_spec(client) is None:
         pytest.skip(f"{client} is not installed: pip install {client}")
     allow = ["allowed.test", f"127.0.0.1:{served.https.port}"]
@@ -124,7 +124,7 @@ async def test_an_allowed_name_works_and_another_fails_at_once(
     assert {(d.door, d.allowed, d.host) for d in refused.network} == {
         ("http" if through == "http" else "dns", False, "other.test")
     }
-    assert "other.test" not in resolver.asked
+    assert "other.test" not in resolver.queries
     assert not [line for line in served.https.requests if "other.test" in line]
 
 
@@ -145,9 +145,9 @@ async def test_socks_clients_are_served_by_name(
 
 
 @pytest.mark.threat(82)
-async def test_plain_http_is_judged_too(net: sb.Session, served: Services) -> None:
-    """Not only CONNECT."""
-    for proxy, door in (("", "http"), ("--noproxy '*'", "tcp")):
+async def test_plain_http_is_checked_too(net: sb.Session, served: Services) -> None:
+    """The policy also applies to requests without CONNECT."""
+    for proxy, frontend in (("", "http"), ("--noproxy '*'", "tcp")):
         proc = await net.run(
             f"curl -sS {proxy} http://allowed.test:{served.http.port}/hello; "
             f"curl -sS --fail-with-body {proxy} http://other.test:{served.http.port}/hello",
@@ -158,13 +158,13 @@ async def test_plain_http_is_judged_too(net: sb.Session, served: Services) -> No
         stdout, _ = await proc.communicate_text()
         assert stdout.startswith(f"hello from allowed.test:{served.http.port}")
         assert proc.returncode in {6, 22}
-        assert [d.door for d in proc.network if d.allowed] == [door]
+        assert [d.door for d in proc.network if d.allowed] == [frontend]
         assert [d.host for d in proc.network if not d.allowed] == ["other.test"]
     assert len(served.http.requests) == 2
 
 
 def _mirror_of_the_index() -> list[str] | None:
-    """Entries for a mirror that this machine has in the public index's place; None: no index."""
+    """Return entries for a mirror that replaces the public index here; None without an index."""
     found = set()
     try:
         for host in sb.PYPI_HOSTS[:2]:
@@ -178,15 +178,15 @@ def _mirror_of_the_index() -> list[str] | None:
 
 
 @pytest.mark.spec("F6")
-async def test_a_package_is_installed_under_the_python_indexs_hosts(
-    cell: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+async def test_a_package_is_installed_with_the_hosts_of_the_python_index(
+    backend: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the public index where this machine reaches it, else from loopback in its name."""
+    """Use the public index if it is reachable, else a server on loopback with its name."""
     package, options, allow = "six", "", list(sb.PYPI_HOSTS)
     mirror = await asyncio.to_thread(_mirror_of_the_index)
     if mirror is not None:
         allow += mirror
-        # uv has authorities of its own; a mirror's is one that this machine trusts.
+        # uv bundles its own certificate authorities; a mirror's is in the system's store.
         if "SSL_CERT_FILE" not in os.environ and os.path.exists(SYSTEM_AUTHORITIES):
             monkeypatch.setenv("SSL_CERT_FILE", SYSTEM_AUTHORITIES)
     else:
@@ -195,7 +195,7 @@ async def test_a_package_is_installed_under_the_python_indexs_hosts(
         port = served.https.port
         package, options = PACKAGE, f"--default-index https://{sb.PYPI_HOSTS[0]}:{port}/simple"
         allow.append(f"127.0.0.1:{port}")
-    async with session_of(cell) as session:
+    async with session_of(backend) as session:
         proc = await session.run(
             f"uv pip install -q --no-cache {options} {package} && python -c 'import {package}'",
             network_mode="allowlist",
@@ -206,4 +206,4 @@ async def test_a_package_is_installed_under_the_python_indexs_hosts(
         assert {d.host for d in proc.network} <= set(sb.PYPI_HOSTS)
         assert all(d.allowed for d in proc.network)
         installed = await session.exec(f"python -c 'print(__import__(\"{package}\").__file__)'")
-        assert installed.stdout.startswith(session.work_dir), "it is the session's own"
+        assert installed.stdout.startswith(session.work_dir), "it is installed in the session"

@@ -1,4 +1,4 @@
-"""Many connections, large transfers, ends in the middle; and nothing is left afterwards."""
+"""Many connections, large transfers, and interrupted transfers leak nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import descriptors
-from tests.network.inside import look, program
+from tests.network.inside import program, run_inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,14 +24,14 @@ ALLOW = ["allowed.test", "127.0.0.1"]
 POLICY = {"network_mode": "allowlist", "network_allowlist": ALLOW}
 
 
-@pytest.mark.parametrize("door", ["tcp", "http"])
+@pytest.mark.parametrize("frontend", ["tcp", "http"])
 async def test_two_hundred_connections_at_once(
-    net: sb.Session, served: Services, door: str
+    net: sb.Session, served: Services, frontend: str
 ) -> None:
-    """All open before the first byte is sent; each gets its own bytes back."""
+    """All are open before the first byte is sent; each receives its own bytes."""
     code = """
     def opened():
-        if given["door"] == "http":
+        if given["frontend"] == "http":
             return tunnel("allowed.test", given["port"])
         return socket.create_connection(("allowed.test", given["port"]), timeout=20)
     held = [opened() for _ in range(200)]
@@ -40,9 +40,9 @@ async def test_two_hundred_connections_at_once(
         s.shutdown(socket.SHUT_WR)
     out["right"] = sum(read_all(s) == f"connection {n}bye".encode() for n, s in enumerate(held))
     """
-    given = {"port": served.echo.port, "door": door}
+    given = {"port": served.echo.port, "frontend": frontend}
     begun = time.monotonic()
-    seen = await look(net, code, allow=ALLOW, given=given)
+    seen = await run_inside(net, code, allow=ALLOW, given=given)
     assert seen.out == {"right": 200}
     assert len(seen.grants) == 200
     assert not seen.refusals
@@ -50,15 +50,15 @@ async def test_two_hundred_connections_at_once(
     assert time.monotonic() - begun < 15
 
 
-@pytest.mark.parametrize("door", ["tcp", "http", "socks"])
-async def test_a_half_closed_connection_still_answers(
-    net: sb.Session, served: Services, door: str
+@pytest.mark.parametrize("frontend", ["tcp", "http", "socks"])
+async def test_a_half_closed_connection_still_receives_data(
+    net: sb.Session, served: Services, frontend: str
 ) -> None:
-    """The server sees the end of what is sent, and its last words come back."""
+    """The server receives the end of the stream, and its last data arrives."""
     code = """
-    if given["door"] == "tcp":
+    if given["frontend"] == "tcp":
         s = socket.create_connection(("allowed.test", given["port"]), timeout=5)
-    elif given["door"] == "http":
+    elif given["frontend"] == "http":
         s = tunnel("allowed.test", given["port"])
     else:
         s = socket.create_connection(SOCKS, timeout=5)
@@ -69,17 +69,21 @@ async def test_a_half_closed_connection_still_answers(
     s.shutdown(socket.SHUT_WR)
     out["rest"] = read_all(s).decode()
     """  # noqa: E501
-    seen = await look(net, code, allow=ALLOW, given={"port": served.echo.port, "door": door})
+    seen = await run_inside(
+        net, code, allow=ALLOW, given={"port": served.echo.port, "frontend": frontend}
+    )
     assert seen.out == {"echo": "one", "rest": "bye"}
 
 
-@pytest.mark.parametrize("door", ["tcp", "http"])
-async def test_64_mib_both_ways_arrive_intact(net: sb.Session, served: Services, door: str) -> None:
+@pytest.mark.parametrize("frontend", ["tcp", "http"])
+async def test_64_mib_both_ways_arrive_intact(
+    net: sb.Session, served: Services, frontend: str
+) -> None:
     code = """
     import hashlib, random
     block = random.Random(7).randbytes(1 << 20)
     size = 64 << 20
-    s = tunnel("allowed.test", given["port"]) if given["door"] == "http" else socket.create_connection(("allowed.test", given["port"]))
+    s = tunnel("allowed.test", given["port"]) if given["frontend"] == "http" else socket.create_connection(("allowed.test", given["port"]))
     def send():
         for number in range(64):
             s.sendall(number.to_bytes(4, "big") + block[4:])
@@ -95,8 +99,8 @@ async def test_64_mib_both_ways_arrive_intact(net: sb.Session, served: Services,
         total += len(piece)
     out["total"], out["same"] = total, sent.digest() == got.digest()
     """  # noqa: E501
-    given = {"port": served.echo.port, "door": door}
-    seen = await look(net, code, allow=ALLOW, given=given)
+    given = {"port": served.echo.port, "frontend": frontend}
+    seen = await run_inside(net, code, allow=ALLOW, given=given)
     assert seen.out == {"total": (64 << 20) + 3, "same": True}
     [decision] = seen.grants
     assert (decision.bytes_up, decision.bytes_down) == (64 << 20, (64 << 20) + 3)
@@ -105,13 +109,13 @@ async def test_64_mib_both_ways_arrive_intact(net: sb.Session, served: Services,
 async def test_a_program_that_does_not_read_slows_the_server_down(
     net: sb.Session, served: Services
 ) -> None:
-    """Back-pressure: what the program leaves unread is not gathered by the host."""
+    """Back-pressure: the host does not buffer data that the program leaves unread."""
     code = """
     s = socket.create_connection(("allowed.test", given["port"]))
     s.recv(1)
     time.sleep(1)
     """
-    seen = await look(net, code, allow=ALLOW, given={"port": served.endless.port})
+    seen = await run_inside(net, code, allow=ALLOW, given={"port": served.endless.port})
     [decision] = seen.grants
     assert decision.bytes_down < 32 << 20
 
@@ -126,7 +130,7 @@ while s.recv(1 << 20):
 
 
 async def _state() -> tuple[int, int]:
-    # The loop gets a moment to close what has ended.
+    # The event loop needs a moment to close ended connections.
     for _ in range(20):
         await asyncio.sleep(0.01)
     held = descriptors()
@@ -136,7 +140,7 @@ async def _state() -> tuple[int, int]:
 
 
 async def _settles(before: tuple[int, int]) -> bool:
-    # Server threads of the test hold descriptors too, until they notice that the client is gone.
+    # Server threads of the test keep descriptors until they detect the disconnect.
     for _ in range(50):
         now = await _state()
         if now[0] <= before[0] and now[1] <= before[1]:
@@ -181,29 +185,29 @@ async def _time_out(session: sb.Session, served: Services) -> None:
 
 @pytest.mark.spec("D7", "G4")
 @pytest.mark.parametrize("end", [_kill, _cancel, _time_out])
-async def test_a_run_that_ends_during_a_transfer_leaves_nothing(
+async def test_a_run_that_ends_during_a_transfer_leaks_nothing(
     net: sb.Session, served: Services, end: Callable
 ) -> None:
-    """No descriptor, no task; and the next call works."""
+    """No descriptor and no task is left, and the next call works."""
     await end(net, served)
     before = await _state()
     for _ in range(3):
         await end(net, served)
     assert await _settles(before), (before, await _state(), descriptors())
-    seen = await look(net, 'out["x"] = ask(("allowed.test", given["port"]))', allow=ALLOW,
-                      given={"port": served.echo.port})  # fmt: skip
+    code = 'out["x"] = send_and_read(("allowed.test", given["port"]))'
+    seen = await run_inside(net, code, allow=ALLOW, given={"port": served.echo.port})
     assert seen.out == {"x": "hellobye"}
 
 
 @pytest.mark.spec("B6", "G4")
-async def test_closing_during_a_transfer_leaves_nothing(
-    jailed: OpenSession, served: Services
+async def test_closing_during_a_transfer_leaks_nothing(
+    open_isolated: OpenSession, served: Services
 ) -> None:
-    async with jailed() as session:
+    async with open_isolated() as session:
         await _started(session, served)
     before = await _state()
     for _ in range(3):
-        async with jailed() as session:
+        async with open_isolated() as session:
             proc = await _started(session, served)
             begun = time.monotonic()
         assert time.monotonic() - begun < 3
@@ -212,10 +216,10 @@ async def test_closing_during_a_transfer_leaves_nothing(
 
 
 @pytest.mark.spec("G4")
-async def test_a_server_that_never_ends_does_not_keep_a_run_or_its_doors(
+async def test_a_server_that_never_ends_does_not_keep_a_run_or_its_listeners(
     net: sb.Session, served: Services
 ) -> None:
-    """The program is gone; the other side says nothing and stays."""
+    """The program has exited; the server sends nothing and stays connected."""
     code = """
     held = [socket.create_connection(("allowed.test", given["port"])) for _ in range(3)]
     for s in held:
@@ -223,23 +227,23 @@ async def test_a_server_that_never_ends_does_not_keep_a_run_or_its_doors(
     time.sleep(0.1)
     """
     given = {"port": served.mute.port}
-    await look(net, code, allow=ALLOW, given=given)
+    await run_inside(net, code, allow=ALLOW, given=given)
     before = await _state()
     begun = time.monotonic()
     for _ in range(3):
-        seen = await look(net, code, allow=ALLOW, given=given)
+        seen = await run_inside(net, code, allow=ALLOW, given=given)
         assert [d.bytes_up for d in seen.grants] == [1, 1, 1]
     assert time.monotonic() - begun < 6
     assert await _settles(before), (before, await _state(), descriptors())
 
 
 @pytest.mark.spec("G4")
-async def test_many_runs_leave_nothing(net: sb.Session, served: Services) -> None:
-    """Refused, allowed, unused doors and doors with connections still open, over and over."""
+async def test_many_runs_leak_nothing(net: sb.Session, served: Services) -> None:
+    """Repeat runs with refused, allowed, unused and still open connections."""
     code = """
     held = [socket.create_connection(("allowed.test", given["port"])) for _ in range(3)]
     held.append(socket.create_connection(HTTP))
-    attempt(ask, ("other.test", 80)), attempt(ask, ("10.0.0.1", 80))
+    attempt(send_and_read, ("other.test", 80)), attempt(send_and_read, ("10.0.0.1", 80))
     os._exit(0)
     """
     text = program(code, {"port": served.echo.port})

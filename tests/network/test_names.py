@@ -1,13 +1,13 @@
-"""Names: who gets to hear of them, and where they may lead."""
+"""Names: which are resolved, and to which addresses they may resolve."""
 
-# ruff: noqa: E501 - a program keeps each try on one line
+# ruff: noqa: E501 - a program keeps each attempt on one line
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.network.conftest import PUBLIC
-from tests.network.inside import look
+from tests.network.inside import run_inside
 
 if TYPE_CHECKING:
     from tests.network.conftest import Dialled, Resolver
@@ -36,10 +36,10 @@ def by_tcp(name, kind=1):
 
 
 @pytest.mark.threat(80)
-async def test_names_that_are_not_allowed_are_told_to_nobody(
+async def test_names_that_are_not_allowed_are_not_resolved(
     net: sb.Session, resolver: Resolver
 ) -> None:
-    """By every way in which a program can mention a name."""
+    """A program can use a name with libc, both proxies, and DNS over UDP and TCP."""
     code = (
         _QUERY
         + """
@@ -56,13 +56,15 @@ for name in given["names"]:
     )
     names = ["other.test", "c2VjcmV0.other.test", "c2VjcmV0.allowed.test", "a.b.sub.test",
              "pattern.test", "localhost.other.test"]  # fmt: skip
-    seen = await look(net, code, allow=["allowed.test", "*.pattern.test"], given={"names": names})
+    seen = await run_inside(
+        net, code, allow=["allowed.test", "*.pattern.test"], given={"names": names}
+    )
     expected = {"libc": "gaierror", "http": 403, "plain": 403, "socks": 2, "udp": 3, "tcp": 3,
                 "another": "ECONNREFUSED"}  # fmt: skip
     for name, (found, took) in seen.out.items():
         assert found == expected[name.split()[0]], (name, found)
         assert took < 2
-    assert resolver.asked == []
+    assert resolver.queries == []
     assert {d.host.lower() for d in seen.refusals} == {name.lower() for name in names}
 
 
@@ -70,7 +72,7 @@ for name in given["names"]:
 async def test_an_allowed_name_is_resolved_only_when_it_is_connected_to(
     net: sb.Session, served: Services, resolver: Resolver
 ) -> None:
-    """Looking up is not yet sending: answers are addresses of the sandbox's own."""
+    """A lookup returns synthetic addresses and sends no query."""
     code = """
     infos = socket.getaddrinfo("allowed.test", given["port"], type=socket.SOCK_STREAM)
     out["addresses"] = [info[4][0] for info in infos]
@@ -78,17 +80,17 @@ async def test_an_allowed_name_is_resolved_only_when_it_is_connected_to(
     out["reverse"] = socket.gethostbyaddr(out["again"])[0]
     """
     allow = ["allowed.test", "127.0.0.1"]
-    seen = await look(net, code, allow=allow, given={"port": served.echo.port})
-    assert resolver.asked == []
+    seen = await run_inside(net, code, allow=allow, given={"port": served.echo.port})
+    assert resolver.queries == []
     assert seen.out["again"] in seen.out["addresses"]
     assert seen.out["reverse"] == "allowed.test"
     assert not {"127.0.0.1", "::1"} & set(seen.out["addresses"])
 
 
 @pytest.mark.threat(91)
-@pytest.mark.parametrize("door", ["tcp", "http", "socks"])
-async def test_a_name_that_leads_inwards_is_refused(
-    net: sb.Session, served: Services, resolver: Resolver, dialled: Dialled, door: str
+@pytest.mark.parametrize("frontend", ["tcp", "http", "socks"])
+async def test_a_name_with_an_internal_address_is_refused(
+    net: sb.Session, served: Services, resolver: Resolver, dialled: Dialled, frontend: str
 ) -> None:
     """Loopback, private, link-local, unspecified, and their IPv6 spellings."""
     inner = ["127.0.0.1", "10.1.2.3", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.1.1",
@@ -96,18 +98,18 @@ async def test_a_name_that_leads_inwards_is_refused(
     names = [f"n{number}.allowed.test" for number in range(len(inner))]
     resolver.table |= {name: [address] for name, address in zip(names, inner, strict=True)}
     code = """
-    ways = {"tcp": lambda name: ask((name, given["port"])),
+    ways = {"tcp": lambda name: send_and_read((name, given["port"])),
             "http": lambda name: tunnel(name, given["port"]).recv(10),
             "socks": lambda name: socks(name, given["port"])}
     for name in given["names"]:
-        out[name] = attempt(ways[given["door"]], name)
+        out[name] = attempt(ways[given["frontend"]], name)
     """
-    given = {"names": names, "port": served.echo.port, "door": door}
-    seen = await look(net, code, allow=["*.allowed.test"], given=given)
-    expected = {"tcp": "ECONNRESET", "http": "EACCES", "socks": 2}[door]
+    given = {"names": names, "port": served.echo.port, "frontend": frontend}
+    seen = await run_inside(net, code, allow=["*.allowed.test"], given=given)
+    expected = {"tcp": "ECONNRESET", "http": "EACCES", "socks": 2}[frontend]
     assert {found for found, _ in seen.out.values()} == {expected}, seen.out
     assert max(took for _, took in seen.out.values()) < 2
-    assert {(d.door, d.rule) for d in seen.refusals} == {(door, "internal")}
+    assert {(d.door, d.rule) for d in seen.refusals} == {(frontend, "internal")}
     assert all(d.suggestion for d in seen.refusals)
     assert dialled.addresses == []
     assert served.echo.connections == 0
@@ -117,24 +119,24 @@ async def test_a_name_that_leads_inwards_is_refused(
 async def test_rebinding_is_refused(
     net: sb.Session, served: Services, resolver: Resolver, dialled: Dialled
 ) -> None:
-    """One look-up per connection; the address that was checked is the one dialled."""
+    """There is one lookup per connection, and a checked address is dialled."""
     dialled.to_loopback.add(PUBLIC)
     resolver.turns["rebind.test"] = [[PUBLIC], ["127.0.0.1"], [PUBLIC, "127.0.0.1"], ["::1"]]
     code = """
     socket.gethostbyname("rebind.test")
     for turn in range(4):
-        out[turn] = attempt(ask, ("rebind.test", given["port"]))
+        out[turn] = attempt(send_and_read, ("rebind.test", given["port"]))
     """
-    seen = await look(net, code, allow=["rebind.test"], given={"port": served.echo.port})
+    seen = await run_inside(net, code, allow=["rebind.test"], given={"port": served.echo.port})
     found = [found for found, _ in seen.out.values()]
     assert found == ["hellobye", "ECONNRESET", "hellobye", "ECONNRESET"]
-    assert resolver.asked == ["rebind.test"] * 4
-    assert dialled.addresses == [PUBLIC, PUBLIC], "never the second answer"
+    assert resolver.queries == ["rebind.test"] * 4
+    assert dialled.addresses == [PUBLIC, PUBLIC], "an internal address is never dialled"
 
 
 @pytest.mark.threat(85, 86, 87)
 @pytest.mark.parametrize(
-    "entry, asked, reached",
+    "entry, requested, reached",
     [
         ("allowed.test", "ALLOWED.Test", True),
         ("Allowed.TEST.", "allowed.test", True),
@@ -153,9 +155,15 @@ async def test_rebinding_is_refused(
     ],
 )
 async def test_which_names_an_entry_covers(
-    net: sb.Session, served: Services, resolver: Resolver, entry: str, asked: str, *, reached: bool
+    net: sb.Session,
+    served: Services,
+    resolver: Resolver,
+    entry: str,
+    requested: str,
+    *,
+    reached: bool,
 ) -> None:
-    """The same answer at every door."""
+    """The result is the same for every frontend."""
     for name in ("suballowed.test", "notallowed.test", "allowed.test.other.test", "allowed-test"):
         resolver.table[name] = ["127.0.0.1"]
     code = """
@@ -164,10 +172,10 @@ async def test_which_names_an_entry_covers(
     def connect():
         with tunnel(wire, port):
             return "open"
-    out["tcp"] = attempt(ask, (wire, port))[0] == "hellobye"
+    out["tcp"] = attempt(send_and_read, (wire, port))[0] == "hellobye"
     out["http"] = attempt(connect)[0] == "open"
     out["socks"] = attempt(socks, name, port)[0] == 0
     """
-    given = {"name": asked, "port": served.echo.port}
-    seen = await look(net, code, allow=[entry, "127.0.0.1"], given=given)
+    given = {"name": requested, "port": served.echo.port}
+    seen = await run_inside(net, code, allow=[entry, "127.0.0.1"], given=given)
     assert seen.out == {"tcp": reached, "http": reached, "socks": reached}

@@ -1,17 +1,17 @@
-"""Differences between parsers: what the policy reads must be what is connected to.
+"""Differences between parsers: the checked destination must be the connected one.
 
-Every request here either reaches `allowed.test` or nobody; `other.test` listens on the same
-address and must hear of none.
+Every request here reaches `allowed.test` or no server; `other.test` listens on the same address and
+must receive none.
 """
 
-# ruff: noqa: E501 - a request is read best in one line
+# ruff: noqa: E501 - each request is on one line
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.network.inside import look
+from tests.network.inside import run_inside
 
 from union.sandbox._net import http_proxy
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.spec("F3", "F4", "F8")
 
 A, B = "allowed.test:{port}", "other.test:{port}"
 OK = {
-    "as it is": f"GET http://{A}/hello HTTP/1.1\r\nHost: {A}\r\n\r\n",
+    "unchanged": f"GET http://{A}/hello HTTP/1.1\r\nHost: {A}\r\n\r\n",
     "upper case": "GET HTTP://ALLOWED.Test:{port}/hello HTTP/1.1\r\nhOST: allowed.TEST:{port}\r\n\r\n",
     "trailing dot": "GET http://allowed.test.:{port}/hello HTTP/1.1\r\nHost: allowed.test:{port}\r\n\r\n",
     "IDNA": "GET http://xn--bcher-kva.test:{port}/hello HTTP/1.1\r\nHost: xn--bcher-kva.test:{port}\r\n\r\n",
@@ -60,7 +60,7 @@ REFUSED = {
     "ftp": f"GET ftp://{A}/ HTTP/1.1\r\nHost: {A}\r\n\r\n",
     "no authority": f"GET http:///hello HTTP/1.1\r\nHost: {A}\r\n\r\n",
     "empty host": "GET http://:{port}/ HTTP/1.1\r\nHost: :{port}\r\n\r\n",
-    "look-alike": "CONNECT allowed.test.other.test:{port} HTTP/1.1\r\n\r\n",
+    "similar name": "CONNECT allowed.test.other.test:{port} HTTP/1.1\r\n\r\n",
     "prefix": "CONNECT xallowed.test:{port} HTTP/1.1\r\n\r\n",
     "two dots": "CONNECT allowed..test:{port} HTTP/1.1\r\n\r\n",
     "brackets": "CONNECT [allowed.test]:{port} HTTP/1.1\r\n\r\n",
@@ -77,7 +77,7 @@ REFUSED = {
     "twice chunked": f"POST http://{A}/ HTTP/1.1\r\nHost: {A}\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "negative length": f"POST http://{A}/ HTTP/1.1\r\nHost: {A}\r\nContent-Length: -1\r\n\r\n",
     "listed length": f"POST http://{A}/ HTTP/1.1\r\nHost: {A}\r\nContent-Length: 1, 2\r\n\r\nx",
-    "http/2 greeting": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "http/2 preface": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "http/0.9": f"GET http://{A}/\r\n\r\n",
     "garbage": "\x16\x03\x01\x02\r\n\r\n",
 }
@@ -99,24 +99,24 @@ for name, request in given["requests"].items():
 
 @pytest.mark.threat(82, 83, 84, 85, 86, 87, 90, 94, 95)
 @pytest.mark.parametrize("requests", [OK, REFUSED], ids=["served", "refused"])
-async def test_the_proxy_and_the_policy_read_the_same(
+async def test_the_proxy_and_the_policy_parse_the_same_destination(
     net: sb.Session, served: Services, resolver: Resolver, requests: dict[str, str]
 ) -> None:
     port = str(served.http.port)
     given = {"requests": {name: text.replace("{port}", port) for name, text in requests.items()}}
-    seen = await look(net, _EACH, allow=_allow(served), given=given)
+    seen = await run_inside(net, _EACH, allow=_allow(served), given=given)
     expected = {200} if requests is OK else {400, 403}
     wrong = {name: found for name, (found, took) in seen.out.items() if found not in expected}
     assert wrong == {}
     assert max(took for _, took in seen.out.values()) < 2
     assert _others(served) == []
     assert len(served.http.requests) == (len(OK) if requests is OK else 0)
-    assert "other.test" not in resolver.asked
+    assert "other.test" not in resolver.queries
     assert len(seen.refusals) == (0 if requests is OK else len(REFUSED))
 
 
 @pytest.mark.threat(83, 95)
-async def test_each_request_of_a_connection_is_judged(net: sb.Session, served: Services) -> None:
+async def test_each_request_of_a_connection_is_checked(net: sb.Session, served: Services) -> None:
     """Pipelined, after a body, inside a chunked body."""
     code = """
     a, b = (f"{name}:{given['port']}" for name in ("allowed.test", "other.test"))
@@ -124,15 +124,15 @@ async def test_each_request_of_a_connection_is_judged(net: sb.Session, served: S
     bad = f"GET http://{b}/hello HTTP/1.1\\r\\nHost: {b}\\r\\n\\r\\n"
     length = f"POST http://{a}/hello HTTP/1.1\\r\\nHost: {a}\\r\\nContent-Length: {len(bad)}\\r\\n\\r\\n"
     def statuses(text):
-        return [int(part.split()[0]) for part in ask(HTTP, text.encode()).split("HTTP/1.1 ")[1:]]
+        return [int(part.split()[0]) for part in send_and_read(HTTP, text.encode()).split("HTTP/1.1 ")[1:]]
     out["pipelined"] = attempt(statuses, good + bad + good)
     out["two good"] = attempt(statuses, good + good)
     out["after a body"] = attempt(statuses, length + bad + bad)
     """
-    seen = await look(net, code, allow=_allow(served), given={"port": served.http.port})
+    seen = await run_inside(net, code, allow=_allow(served), given={"port": served.http.port})
     assert seen.out["pipelined"][0] == [200, 403]
     assert seen.out["two good"][0] == [200, 200]
-    # The first `bad` is the body of a POST: it reaches the allowed server as data and comes back.
+    # The first `bad` is the body of a POST: the allowed server receives and returns it as data.
     assert seen.out["after a body"][0][0] == 200
     assert seen.out["after a body"][0][-1] == 403
     assert _others(served) == []
@@ -140,41 +140,41 @@ async def test_each_request_of_a_connection_is_judged(net: sb.Session, served: S
 
 
 @pytest.mark.threat(94)
-@pytest.mark.parametrize("door", ["http", "tcp"])
+@pytest.mark.parametrize("frontend", ["http", "tcp"])
 @pytest.mark.parametrize(
     "server_name, wanted",
     [("allowed.test", "ok"), ("other.test", "refused"), ("bücher.test", "ok"),
      ("allowed.test.other.test", "refused")],
 )  # fmt: skip
 async def test_the_tls_server_name_must_be_allowed_too(
-    net: sb.Session, served: Services, door: str, server_name: str, wanted: str
+    net: sb.Session, served: Services, frontend: str, server_name: str, wanted: str
 ) -> None:
-    """An allowed front does not open the hosts behind it."""
+    """An allowed CDN does not give access to the hosts behind it."""
     code = """
-    def greet():
-        raw = tunnel("allowed.test", given["port"]) if given["door"] == "http" else socket.create_connection(("allowed.test", given["port"]))
+    def handshake():
+        raw = tunnel("allowed.test", given["port"]) if given["frontend"] == "http" else socket.create_connection(("allowed.test", given["port"]))
         context = ssl.create_default_context()
         context.check_hostname = False
         with context.wrap_socket(raw, server_hostname=given["name"]):
             return "ok"
-    out["greet"] = attempt(greet)
+    out["handshake"] = attempt(handshake)
     """
-    given = {"port": served.https.port, "name": server_name, "door": door}
+    given = {"port": served.https.port, "name": server_name, "frontend": frontend}
     allow = ["allowed.test", "bücher.test", "127.0.0.1"]
-    seen = await look(net, code, allow=allow, given=given)
-    found, took = seen.out["greet"]
+    seen = await run_inside(net, code, allow=allow, given=given)
+    found, took = seen.out["handshake"]
     assert took < 2
     if wanted == "ok":
         assert found == "ok"
         assert not seen.refusals
     else:
         assert found in {"ECONNRESET", "SSLError", "SSLEOFError", "SSLZeroReturnError"}
-        assert [d.door for d in seen.refusals] == [door]
+        assert [d.door for d in seen.refusals] == [frontend]
         assert "server name" in seen.refusals[0].reason
 
 
 @pytest.mark.threat(84, 97)
-async def test_socks_names_are_read_whole(
+async def test_socks_names_are_parsed_completely(
     net: sb.Session, served: Services, resolver: Resolver
 ) -> None:
     """NUL and control characters in names; commands other than CONNECT."""
@@ -189,33 +189,33 @@ async def test_socks_names_are_read_whole(
              "other.test .allowed.test", "other.test%00allowed.test", "allowed.test@other.test",
              "other.test#allowed.test", "allowed.test:80", "\xff\xfe", "", "." , "a" * 255,
              "127.0.0.1.", "0x7f.1", "127.0.0.1:1"]  # fmt: skip
-    seen = await look(
+    seen = await run_inside(
         net, code, allow=["allowed.test"], given={"names": names, "port": served.echo.port}
     )
     assert seen.out.pop("bind")[0] == 7
     assert seen.out.pop("udp")[0] == 7
-    # Allowed by name, and it leads to loopback: refused for that.
+    # The name is allowed but resolves to loopback, which is refused.
     assert seen.out.pop("good")[0] == 2
     assert {found for found, _ in seen.out.values()} == {2}, seen.out
-    assert resolver.asked == ["allowed.test"]
+    assert resolver.queries == ["allowed.test"]
     assert served.echo.connections == 0
 
 
 @pytest.mark.threat(100)
-async def test_oversized_heads_and_garbage_are_answered_and_dropped(
+async def test_oversized_heads_and_garbage_are_refused_and_disconnected(
     net: sb.Session, served: Services
 ) -> None:
-    """And the next request is served."""
+    """The next request is served."""
     code = """
     good = f"GET http://allowed.test:{given['port']}/hello HTTP/1.1\\r\\nHost: allowed.test:{given['port']}\\r\\n\\r\\n"
     out["large header"] = attempt(status, "GET http://allowed.test/ HTTP/1.1\\r\\nX: " + "x" * 70000 + "\\r\\n\\r\\n")
     out["many headers"] = attempt(status, "GET http://allowed.test/ HTTP/1.1\\r\\n" + "X: y\\r\\n" * 12000 + "\\r\\n")
     out["long line"] = attempt(status, "GET http://allowed.test/" + "x" * 70000 + " HTTP/1.1\\r\\n\\r\\n")
-    out["zeroes"] = attempt(ask, HTTP, bytes(100_000))
-    out["socks garbage"] = attempt(ask, SOCKS, bytes(100_000))
+    out["zeroes"] = attempt(send_and_read, HTTP, bytes(100_000))
+    out["socks garbage"] = attempt(send_and_read, SOCKS, bytes(100_000))
     out["good"] = attempt(status, good)
     """
-    seen = await look(net, code, allow=_allow(served), given={"port": served.http.port})
+    seen = await run_inside(net, code, allow=_allow(served), given={"port": served.http.port})
     assert [seen.out[name][0] for name in ("large header", "many headers", "long line")] == [
         431, 431, 431]  # fmt: skip
     assert seen.out["good"][0] == 200
@@ -223,10 +223,10 @@ async def test_oversized_heads_and_garbage_are_answered_and_dropped(
 
 
 @pytest.mark.threat(100)
-async def test_slow_clients_do_not_keep_others_waiting(
+async def test_slow_clients_do_not_delay_others(
     net: sb.Session, served: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that trickles is ended; 150 half-open ones hurt nobody."""
+    """A slow request times out; 150 half-open connections do not delay others."""
     monkeypatch.setattr(http_proxy, "_HEAD_TIMEOUT_S", 0.5)
     code = """
     good = f"GET http://allowed.test:{given['port']}/hello HTTP/1.1\\r\\nHost: allowed.test:{given['port']}\\r\\n\\r\\n"
@@ -248,7 +248,7 @@ async def test_slow_clients_do_not_keep_others_waiting(
     out["held"] = attempt(lambda: held[1].recv(100).split()[1].decode())
     """
     begun = time.monotonic()
-    seen = await look(net, code, allow=_allow(served), given={"port": served.http.port})
+    seen = await run_inside(net, code, allow=_allow(served), given={"port": served.http.port})
     assert seen.out["good"][0] == 200
     assert seen.out["good"][1] < 2
     assert seen.out["trickle"][0] in {"408", "ECONNRESET"}

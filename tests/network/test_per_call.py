@@ -1,4 +1,4 @@
-"""The policy belongs to the call: calls at once, one after another, deny-lists, arguments."""
+"""The policy applies per call: concurrent and successive calls, deny-lists, arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.conftest import eventually
 from tests.network.conftest import PUBLIC
-from tests.network.inside import look, program
+from tests.network.inside import program, run_inside
 
 from union import sandbox as sb
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.spec("C9", "F3")
 
 _REACH = """
 def reach(host):
-    return ask((host, given["port"]))
+    return send_and_read((host, given["port"]))
 def connect(host):
     with tunnel(host, given["port"]):
         return "open"
@@ -34,8 +34,8 @@ REACHED, REFUSED = ["hellobye", "open"], ["gaierror", "EACCES"]
 
 
 @pytest.mark.threat(96)
-async def test_calls_at_once_have_each_their_own_list(net: sb.Session, served: Services) -> None:
-    """Both are alive and talking while the other is refused."""
+async def test_concurrent_calls_have_their_own_lists(net: sb.Session, served: Services) -> None:
+    """Both calls run at the same time."""
     names = ["allowed.test", "other.test"]
     code = 'print("ready", flush=True); sys.stdin.readline()\n' + _REACH + "\ntime.sleep(0.2)"
     given = {"names": names, "port": served.echo.port}
@@ -68,10 +68,8 @@ async def test_calls_at_once_have_each_their_own_list(net: sb.Session, served: S
 
 
 @pytest.mark.threat(98)
-async def test_calls_one_after_another_have_each_their_own_list(
-    net: sb.Session, served: Services
-) -> None:
-    """Wide, narrow, blocked, and wide again."""
+async def test_successive_calls_have_their_own_lists(net: sb.Session, served: Services) -> None:
+    """Use a wide, a narrow, an empty, a blocked and again a wide network."""
     given = {"names": ["allowed.test"], "port": served.echo.port}
     for allow, wanted in (
         (["allowed.test", "127.0.0.1"], REACHED),
@@ -80,25 +78,27 @@ async def test_calls_one_after_another_have_each_their_own_list(
         (None, ["gaierror", "ECONNREFUSED"]),
         (["allowed.test", "127.0.0.1"], REACHED),
     ):
-        assert (await look(net, _REACH, allow=allow, given=given)).out == {"allowed.test": wanted}
+        assert (await run_inside(net, _REACH, allow=allow, given=given)).out == {
+            "allowed.test": wanted
+        }
 
 
 @pytest.mark.threat(172)
 async def test_a_call_narrows_the_sessions_list_and_cannot_widen_it(
-    jailed: OpenSession, served: Services
+    open_isolated: OpenSession, served: Services
 ) -> None:
     given = {"names": ["allowed.test", "other.test"], "port": served.echo.port}
     both = ["allowed.test", "other.test", "127.0.0.1"]
-    async with jailed(network_mode="allowlist", network_allowlist=both) as session:
+    async with open_isolated(network_mode="allowlist", network_allowlist=both) as session:
         for options, wanted in (
             ({}, [REACHED, REACHED]),
             ({"network_allowlist": ["other.test", "127.0.0.1"]}, [REFUSED, REACHED]),
             ({"network_mode": "blocked"}, [["gaierror", "ECONNREFUSED"]] * 2),
             ({}, [REACHED, REACHED]),
         ):
-            seen = await look(session, _REACH, given=given, **options)
+            seen = await run_inside(session, _REACH, given=given, **options)
             assert list(seen.out.values()) == wanted, options
-    async with jailed(
+    async with open_isolated(
         network_mode="allowlist", network_allowlist=["allowed.test", "127.0.0.1"]
     ) as session:
         for wider in ({"network_allowlist": ["other.test"]}, {"network_mode": "open"}):
@@ -109,23 +109,23 @@ async def test_a_call_narrows_the_sessions_list_and_cannot_widen_it(
 
 @pytest.mark.threat(93)
 async def test_a_deny_list_without_a_mode_applies_to_every_call(
-    jailed: OpenSession, served: Services
+    open_isolated: OpenSession, served: Services
 ) -> None:
     given = {"names": ["allowed.test", "other.test"], "port": served.echo.port}
     allow = ["allowed.test", "other.test", "127.0.0.1"]
     for denied, wanted in ([], [REACHED, REACHED]), (["other.test"], [REACHED, REFUSED]):
-        async with jailed(network_denylist=denied) as session:
-            seen = await look(session, _REACH, given=given, allow=allow)
+        async with open_isolated(network_denylist=denied) as session:
+            seen = await run_inside(session, _REACH, given=given, allow=allow)
             assert list(seen.out.values()) == wanted
-            assert (await session.run("true")).isolation.egress == "kernel", "blocked, as ever"
+            assert (await session.run("true")).isolation.egress == "kernel", "blocked by default"
 
 
 @pytest.mark.threat(98)
 @pytest.mark.spec("C8", "F1", "F2")
-async def test_what_an_open_call_leaves_behind_cannot_serve_a_blocked_one(
+async def test_a_daemon_of_an_open_call_cannot_serve_a_blocked_call(
     net: sb.Session, served: Services
 ) -> None:
-    """A daemon that relays to the host's network, on TCP, by name and by path."""
+    """The daemon relays to the host's network over TCP and unix sockets."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -158,22 +158,22 @@ async def test_what_an_open_call_leaves_behind_cannot_serve_a_blocked_one(
         if out["alive"] is None:
             break
     """
-    # Abstract names are the host's where the network is: another test may be at this too.
+    # With the host's network, abstract names are shared with concurrent tests.
     given = {"port": port, "echo": served.echo.port, "abstract": f"\0relay-{port}"}
-    seen = await look(net, daemon, given=given, network_mode="open")
-    assert seen.out == {"alive": None}, "the relay ran, and reached the host"
+    seen = await run_inside(net, daemon, given=given, network_mode="open")
+    assert seen.out == {"alive": None}, "control: the relay ran and reached the host"
     attack = """
     def path(address):
         with socket.socket(socket.AF_UNIX) as s:
             s.settimeout(2)
             s.connect(address)
             return s.recv(10).decode()
-    out["tcp"] = attempt(ask, ("127.0.0.1", given["port"]))[0]
+    out["tcp"] = attempt(send_and_read, ("127.0.0.1", given["port"]))[0]
     for address in ("relay", "/tmp/relay", given["abstract"]):
         out[address] = attempt(path, address)[0]
     """
     for options in ({"network_mode": "blocked"}, {"allow": ["allowed.test"]}):
-        found = (await look(net, attack, given=given, **options)).out
+        found = (await run_inside(net, attack, given=given, **options)).out
         assert set(found.values()) <= {"ECONNREFUSED", "ENOENT"}, found
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
         pass
@@ -182,10 +182,10 @@ async def test_what_an_open_call_leaves_behind_cannot_serve_a_blocked_one(
 @pytest.mark.threat(93)
 @pytest.mark.spec("F5")
 @pytest.mark.parametrize("mode", ["open", "allowlist"])
-async def test_a_deny_list_comes_first(
-    jailed: OpenSession, served: Services, resolver: Resolver, dialled: Dialled, mode: str
+async def test_a_deny_list_overrides_the_allow_list(
+    open_isolated: OpenSession, served: Services, resolver: Resolver, dialled: Dialled, mode: str
 ) -> None:
-    """By name, by pattern, by range; an allowed name that leads there; all doors."""
+    """Names, patterns, ranges and resolved addresses are denied by every frontend."""
     dialled.to_loopback |= {PUBLIC}
     resolver.table |= {
         "allowed.test": [PUBLIC],
@@ -202,34 +202,38 @@ async def test_a_deny_list_comes_first(
     names = ["allowed.test", "part.test", "front.test", "x.denied.test", "ec2.test",
              "metadata.google.internal", "169.254.169.254", "0xa9fea9fe"]  # fmt: skip
     given = {"names": names, "port": served.echo.port}
-    async with jailed(
+    async with open_isolated(
         network_mode=mode,
         network_denylist=[*sb.CLOUD_METADATA_DENY, "*.denied.test"],
         **options,
     ) as session:
         assert session.isolation.egress == "kernel"
-        seen = await look(session, _REACH, given=given)
+        seen = await run_inside(session, _REACH, given=given)
     assert seen.out.pop("allowed.test") == REACHED
-    assert seen.out.pop("part.test") == REACHED, "by the address that is not denied"
+    assert seen.out.pop("part.test") == REACHED, "reached at the address that is not denied"
     assert all(b == "EACCES" and a in {"gaierror", "ECONNRESET"} for a, b in seen.out.values())
     assert set(dialled.addresses) == {PUBLIC}
     rules = {d.rule for d in seen.refusals}
     assert rules == {"169.254.0.0/16", "*.denied.test", "fd00:ec2::/32", "metadata.google.internal"}
-    assert {d.suggestion for d in seen.refusals} == {""}, "no allow entry would help"
+    assert {d.suggestion for d in seen.refusals} == {""}, "no allow entry permits it"
 
 
 @pytest.mark.threat(77)
 @pytest.mark.spec("F2", "F5")
-async def test_an_open_network_with_a_deny_list_does_not_lend_the_hosts_loopback(
-    jailed: OpenSession, served: Services
+async def test_an_open_network_with_a_deny_list_has_its_own_loopback(
+    open_isolated: OpenSession, served: Services
 ) -> None:
-    """`open` alone is the host's network; with a deny-list loopback is one's own."""
+    """`open` is the host's network; with a deny-list, loopback belongs to the sandbox."""
     given = {"names": ["127.0.0.1", "allowed.test"], "port": served.echo.port}
-    async with jailed(network_mode="open") as session:
-        out = (await look(session, 'out["x"] = ask(("127.0.0.1", given["port"]))', given=given)).out
+    async with open_isolated(network_mode="open") as session:
+        out = (
+            await run_inside(
+                session, 'out["x"] = send_and_read(("127.0.0.1", given["port"]))', given=given
+            )
+        ).out
         assert out == {"x": "hellobye"}
-    async with jailed(network_mode="open", network_denylist=["10.0.0.0/8"]) as session:
-        out = (await look(session, _REACH, given=given)).out
+    async with open_isolated(network_mode="open", network_denylist=["10.0.0.0/8"]) as session:
+        out = (await run_inside(session, _REACH, given=given)).out
     assert out == {
         "127.0.0.1": ["ECONNREFUSED", "EACCES"],
         "allowed.test": ["ECONNRESET", "EACCES"],
@@ -263,15 +267,15 @@ async def test_an_open_network_with_a_deny_list_does_not_lend_the_hosts_loopback
     ],
 )  # fmt: skip
 async def test_arguments_are_checked_before_anything_starts(
-    jailed: OpenSession, options: dict[str, Any], argument: str
+    open_isolated: OpenSession, options: dict[str, Any], argument: str
 ) -> None:
-    """At the session, and at the call where the call takes it."""
+    """Both the session and the call check their arguments."""
     with pytest.raises(sb.SandboxUsageError) as raised:
-        jailed(**options)
+        open_isolated(**options)
     assert raised.value.argument == argument
     assert argument in str(raised.value)
     if set(options) <= {"network_mode", "network_allowlist"}:
-        async with jailed() as session:
+        async with open_isolated() as session:
             with pytest.raises(sb.SandboxUsageError) as raised:
                 await session.run("true", **options)
             assert raised.value.argument == argument
@@ -279,9 +283,11 @@ async def test_arguments_are_checked_before_anything_starts(
 
 @pytest.mark.threat(96)
 @pytest.mark.spec("B6")
-async def test_a_closed_session_leaves_no_door(jailed: OpenSession, served: Services) -> None:
-    """A background run ends with its session, and so do its doors."""
-    async with jailed() as session:
+async def test_a_closed_session_leaves_no_listener(
+    open_isolated: OpenSession, served: Services
+) -> None:
+    """A background run and its listeners end with the session."""
+    async with open_isolated() as session:
         proc = await session.run(
             program(
                 's = socket.create_connection(("allowed.test", given["port"]))\n'

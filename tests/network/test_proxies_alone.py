@@ -1,4 +1,4 @@
-"""A kernel without nf_tables: the proxies serve, all else is blocked, and we say so."""
+"""Without nf_tables only the proxies work, and the reported isolation shows it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import struct
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.network.inside import look
+from tests.network.inside import run_inside
 
 from union import sandbox as sb
-from union.sandbox._core.netlink import NETLINK_NETFILTER
+from union.sandbox._codecs.netlink import NETLINK_NETFILTER
 from union.sandbox.on_device import _network, _probe
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ ALLOW = ["allowed.test", "127.0.0.1"]
 
 @pytest.fixture
 def no_nf_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send each rule to a part of netfilter that no kernel has: it fails as without the module."""
+    """Send each rule to an unknown netfilter subsystem, so that it fails as without the module."""
     real = _network.egress_setup
 
     def setup(*args, **options):
@@ -45,34 +45,34 @@ def connect(name):
         s.sendall(b"hello")
         s.shutdown(socket.SHUT_WR)
         return read_all(s).decode()
-out["direct"] = attempt(ask, ("allowed.test", given["port"]))
-out["address"] = attempt(ask, ("93.184.216.34", 80))
-out["metadata"] = attempt(ask, ("169.254.169.254", 80))
-out["loopback"] = attempt(ask, ("127.0.0.1", given["port"]))
+out["direct"] = attempt(send_and_read, ("allowed.test", given["port"]))
+out["address"] = attempt(send_and_read, ("93.184.216.34", 80))
+out["metadata"] = attempt(send_and_read, ("169.254.169.254", 80))
+out["loopback"] = attempt(send_and_read, ("127.0.0.1", given["port"]))
 out["proxy"] = attempt(connect, "allowed.test")
 out["socks"] = attempt(socks, "allowed.test", given["port"])
 out["proxy refused"] = attempt(connect, "other.test")
 out["socks refused"] = attempt(socks, "other.test", given["port"])
-out["name refused"] = attempt(ask, ("other.test", given["port"]))
+out["name refused"] = attempt(send_and_read, ("other.test", given["port"]))
 """
 
 
 @pytest.mark.threat(76)
 @pytest.mark.usefixtures("no_nf_tables")
 @pytest.mark.parametrize("first", ["session", "call"])
-async def test_the_proxies_serve_and_nothing_else_does(
-    jailed: OpenSession, served: Services, resolver: Resolver, dialled: Dialled, first: str
+async def test_only_the_proxies_work(
+    open_isolated: OpenSession, served: Services, resolver: Resolver, dialled: Dialled, first: str
 ) -> None:
-    """Whether the session or a call is the first to ask for a list."""
+    """The first allow-list comes from the session or from a call."""
     policy = {"network_mode": "allowlist", "network_allowlist": ALLOW}
     given = {"port": served.echo.port}
-    async with jailed(**(policy if first == "session" else {})) as session:
-        seen = await look(session, _EACH, given=given, **(policy if first == "call" else {}))
+    async with open_isolated(**(policy if first == "session" else {})) as session:
+        seen = await run_inside(session, _EACH, given=given, **(policy if first == "call" else {}))
         assert seen.proc.isolation.egress == "proxy-only"
         if first == "session":
             assert session.isolation.egress == "proxy-only"
             assert "proxy-only" in str(session.isolation)
-        blocked = await look(session, 'out["x"] = 1', network_mode="blocked")
+        blocked = await run_inside(session, 'out["x"] = 1', network_mode="blocked")
         assert blocked.proc.isolation.egress == "kernel"
     found = {name: result for name, (result, _) in seen.out.items()}
     assert max(took for _, took in seen.out.values()) < 2
@@ -80,14 +80,14 @@ async def test_the_proxies_serve_and_nothing_else_does(
     assert (found.pop("proxy refused"), found.pop("socks refused")) == ("EACCES", 2)
     assert set(found.values()) <= {"ENETUNREACH", "ECONNREFUSED", "gaierror"}, found
     assert dialled.addresses == ["127.0.0.1"] * 2
-    assert set(resolver.asked) == {"allowed.test"}
+    assert set(resolver.queries) == {"allowed.test"}
 
 
 @pytest.mark.usefixtures("no_nf_tables")
 async def test_ordinary_clients_work_through_the_variables(
-    jailed: OpenSession, served: Services
+    open_isolated: OpenSession, served: Services
 ) -> None:
-    async with jailed() as session:
+    async with open_isolated() as session:
         proc = await session.run(
             f"curl -sS https://allowed.test:{served.https.port}/hello && "
             f"git clone -q https://allowed.test:{served.https.port}/repo.git && "
@@ -101,29 +101,29 @@ async def test_ordinary_clients_work_through_the_variables(
         assert stdout == f"hello from allowed.test:{served.https.port}"
 
 
-async def _masked(jailed: OpenSession) -> bool:
-    """Whether this place masks /proc, so that strict=True rules it out before any network."""
-    async with jailed() as session:
+async def _masked(open_isolated: OpenSession) -> bool:
+    """Return whether /proc is masked here, so that strict=True fails before the network."""
+    async with open_isolated() as session:
         return session.isolation.proc == "inherited"
 
 
 @pytest.mark.spec("G1")
 @pytest.mark.usefixtures("no_nf_tables")
-async def test_strict_refuses_with_the_remedy(jailed: OpenSession) -> None:
+async def test_strict_refuses_with_the_remedy(open_isolated: OpenSession) -> None:
     with pytest.raises(sb.BackendUnavailableError) as raised:
-        await jailed(network_mode="allowlist", network_allowlist=ALLOW, strict=True).open()
-    remedy = "procMount" if await _masked(jailed) else "modprobe nf_tables"
+        await open_isolated(network_mode="allowlist", network_allowlist=ALLOW, strict=True).open()
+    remedy = "procMount" if await _masked(open_isolated) else "modprobe nf_tables"
     assert remedy in str(raised.value.hint)
 
 
 @pytest.mark.spec("G1")
 @pytest.mark.usefixtures("no_nf_tables")
-async def test_strict_refuses_a_call_and_the_session_lives_on(jailed: OpenSession) -> None:
-    if await _masked(jailed):
+async def test_strict_refuses_a_call_and_the_session_continues(open_isolated: OpenSession) -> None:
+    if await _masked(open_isolated):
         with pytest.raises(sb.BackendUnavailableError):
-            await jailed(strict=True).open()
+            await open_isolated(strict=True).open()
         return
-    async with jailed(strict=True) as session:
+    async with open_isolated(strict=True) as session:
         with pytest.raises(sb.BackendUnavailableError) as raised:
             await session.run("true", network_mode="allowlist", network_allowlist=ALLOW)
         assert "modprobe" in str(raised.value.hint)

@@ -1,4 +1,4 @@
-"""What the caller is told: decisions, and one line in the log for each refusal."""
+"""Every connection is recorded as a decision, and every refusal is logged once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.network.inside import look
+from tests.network.inside import run_inside
 
 if TYPE_CHECKING:
     from tests.network.conftest import Resolver
@@ -31,7 +31,7 @@ async def test_an_allowed_connection_is_recorded_with_its_bytes_and_time(
         out["size"] = len(read_all(s))
     """
     before = time.time()
-    seen = await look(net, code, allow=["allowed.test", "127.0.0.0/8"],
+    seen = await run_inside(net, code, allow=["allowed.test", "127.0.0.0/8"],
                       given={"port": served.echo.port})  # fmt: skip
     assert seen.out == {"size": 100_003}
     [decision] = seen.proc.network
@@ -39,44 +39,44 @@ async def test_an_allowed_connection_is_recorded_with_its_bytes_and_time(
     assert (decision.door, decision.host, decision.port) == (
         "tcp", "allowed.test", served.echo.port)  # fmt: skip
     assert decision.address == "127.0.0.1"
-    assert decision.rule == "127.0.0.0/8", "the name alone would not have been enough"
+    assert decision.rule == "127.0.0.0/8", "the name alone does not allow it"
     assert (decision.bytes_up, decision.bytes_down) == (100_000, 100_003)
     assert 90 <= decision.duration_ms < 10_000
     assert before <= decision.time <= time.time()
     assert decision.suggestion == decision.error == ""
 
 
-@pytest.mark.parametrize("door", ["dns", "tcp", "http", "socks"])
-async def test_a_refusal_says_what_would_have_allowed_it(
+@pytest.mark.parametrize("frontend", ["dns", "tcp", "http", "socks"])
+async def test_a_refusal_suggests_the_entry_that_allows_it(
     net: sb.Session,
     served: Services,
     resolver: Resolver,
     caplog: pytest.LogCaptureFixture,
-    door: str,
+    frontend: str,
 ) -> None:
-    """And that entry does allow it; one line in the log, with the same words."""
-    host = "127.0.0.1" if door == "tcp" else "other.test"
+    """The suggested entry works, and one log line contains the reason."""
+    host = "127.0.0.1" if frontend == "tcp" else "other.test"
     code = """
-    ways = {"dns": lambda: ask(("other.test", given["port"])),
-            "tcp": lambda: ask(("allowed.test", given["port"])),
+    ways = {"dns": lambda: send_and_read(("other.test", given["port"])),
+            "tcp": lambda: send_and_read(("allowed.test", given["port"])),
             "http": lambda: tunnel("other.test", given["port"]).close(),
             "socks": lambda: socks("other.test", given["port"])}
-    out["found"] = attempt(ways[given["door"]])
+    out["found"] = attempt(ways[given["frontend"]])
     """
-    given = {"door": door, "port": served.echo.port}
-    allow = ["allowed.test"] if door == "tcp" else ["127.0.0.1"]
+    given = {"frontend": frontend, "port": served.echo.port}
+    allow = ["allowed.test"] if frontend == "tcp" else ["127.0.0.1"]
     with caplog.at_level(logging.WARNING, logger=LOGGER):
-        seen = await look(net, code, allow=allow, given=given)
+        seen = await run_inside(net, code, allow=allow, given=given)
     assert seen.out["found"][1] < 2
     [refusal] = seen.refusals
-    suggestion = host if door == "dns" else f"{host}:{served.echo.port}"
-    assert (refusal.door, refusal.suggestion) == (door, suggestion)
-    assert refusal.rule == ("internal" if door == "tcp" else "default")
+    suggestion = host if frontend == "dns" else f"{host}:{served.echo.port}"
+    assert (refusal.door, refusal.suggestion) == (frontend, suggestion)
+    assert refusal.rule == ("internal" if frontend == "tcp" else "default")
     assert host in refusal.reason
     [record] = [record for record in caplog.records if record.name == LOGGER]
     assert suggestion in record.getMessage()
     assert refusal.reason in record.getMessage()
-    again = await look(net, code, allow=[*allow, suggestion], given=given)
+    again = await run_inside(net, code, allow=[*allow, suggestion], given=given)
     assert not again.refusals
     assert again.grants
 
@@ -84,30 +84,33 @@ async def test_a_refusal_says_what_would_have_allowed_it(
 async def test_a_failure_to_connect_is_not_a_refusal(
     net: sb.Session, resolver: Resolver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody listens, and a name that does not exist: allowed, with an error; nothing logged."""
+    """A closed port and an unknown name are allowed with an error and not logged."""
     code = """
-    out["nobody"] = [attempt(ask, ("allowed.test", 1))[0], attempt(tunnel, "allowed.test", 1)[0]]
-    out["no name"] = [attempt(ask, ("missing.test", 1))[0], attempt(tunnel, "missing.test", 1)[0]]
+    for name in ("allowed.test", "missing.test"):
+        out[name] = [attempt(send_and_read, (name, 1))[0], attempt(tunnel, name, 1)[0]]
     """
     with caplog.at_level(logging.WARNING, logger=LOGGER):
-        seen = await look(net, code, allow=["allowed.test", "missing.test", "127.0.0.1"])
-    assert seen.out == {"nobody": ["ECONNRESET", "EACCES"], "no name": ["ECONNRESET", "EACCES"]}
+        seen = await run_inside(net, code, allow=["allowed.test", "missing.test", "127.0.0.1"])
+    assert seen.out == {
+        "allowed.test": ["ECONNRESET", "EACCES"],
+        "missing.test": ["ECONNRESET", "EACCES"],
+    }
     assert not seen.refusals
     assert [bool(d.error) for d in seen.grants] == [True] * 4
     assert not [record for record in caplog.records if record.name == LOGGER]
 
 
-async def test_what_the_program_writes_cannot_forge_the_log(
+async def test_a_program_cannot_forge_log_lines(
     net: sb.Session, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A host of line breaks and escapes; a flood of refusals is bounded."""
+    """A host name contains line breaks and escapes; the number of log lines is limited."""
     code = """
     out["forged"] = attempt(socks, b"x\\r\\n\\x1b[2Jrefused nothing\\xe2\\x80\\xae", 80)[0]
     for number in range(1100):
         attempt(socket.getaddrinfo, f"n{number}.test", 80)
     """
     with caplog.at_level(logging.WARNING, logger=LOGGER):
-        seen = await look(net, code, allow=["allowed.test"])
+        seen = await run_inside(net, code, allow=["allowed.test"])
     lines = [record.getMessage() for record in caplog.records if record.name == LOGGER]
     assert all(line.isascii() and line.isprintable() for line in lines)
     assert len(lines) == 1001
@@ -115,9 +118,9 @@ async def test_what_the_program_writes_cannot_forge_the_log(
     assert all(d.host.isascii() and d.host.isprintable() for d in seen.refusals)
 
 
-async def test_other_modes_have_nothing_to_record(net: sb.Session, served: Services) -> None:
-    code = 'out["x"] = attempt(ask, ("127.0.0.1", given["port"]))[0]'
+async def test_other_modes_record_no_decisions(net: sb.Session, served: Services) -> None:
+    code = 'out["x"] = attempt(send_and_read, ("127.0.0.1", given["port"]))[0]'
     for mode, wanted in (("blocked", "ECONNREFUSED"), ("open", "hellobye")):
-        seen = await look(net, code, network_mode=mode, given={"port": served.echo.port})
+        seen = await run_inside(net, code, network_mode=mode, given={"port": served.echo.port})
         assert seen.out == {"x": wanted}
         assert seen.proc.network == ()

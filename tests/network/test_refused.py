@@ -1,6 +1,6 @@
-"""What an allow-list does not name cannot be reached, whatever the program tries."""
+"""Destinations outside the allow-list are unreachable by any means."""
 
-# ruff: noqa: E501 - an attack program keeps each try on one line
+# ruff: noqa: E501 - an attack program keeps each attempt on one line
 from __future__ import annotations
 
 import os
@@ -9,8 +9,8 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.network.conftest import silent
-from tests.network.inside import look
+from tests.network.conftest import received_nothing
+from tests.network.inside import run_inside
 
 if TYPE_CHECKING:
     from tests.network.conftest import Dialled, Resolver
@@ -49,7 +49,7 @@ INTERNAL = {
     "public": "93.184.216.34",
     "public v6": "2606:2800:220:1:248:1893:25c8:1946",
     "allowed address, other port": "8.8.4.4",
-    "a synthetic address never handed out": "198.18.77.77",
+    "an unassigned synthetic address": "198.18.77.77",
 }
 
 _CONNECT = """
@@ -71,19 +71,19 @@ for name, (host, port) in given["places"].items():
 async def test_a_raw_connect_to_an_address_that_is_not_allowed(
     net: sb.Session, dialled: Dialled, resolver: Resolver, places: dict[str, str]
 ) -> None:
-    """Every spelling; nothing is dialled, nothing is looked up."""
+    """Every spelling is refused without a lookup or a connection."""
     given = {"places": {name: (host, 80) for name, host in places.items()}}
-    seen = await look(net, _CONNECT, allow=ALLOW, given=given)
+    seen = await run_inside(net, _CONNECT, allow=ALLOW, given=given)
     assert {found for found, _ in seen.out.values()} <= FAILED, seen.out
     assert max(took for _, took in seen.out.values()) < 2
     assert dialled.addresses == []
-    assert resolver.asked == []
+    assert resolver.queries == []
     assert not seen.grants
 
 
 async def test_the_refusal_names_the_address_whatever_its_spelling(net: sb.Session) -> None:
     given = {"places": {"hex": ("0xa9fea9fe", 80), "mapped": ("::ffff:169.254.169.254", 8080)}}
-    seen = await look(net, _CONNECT, allow=ALLOW, given=given)
+    seen = await run_inside(net, _CONNECT, allow=ALLOW, given=given)
     assert [(d.door, d.host, d.port, d.suggestion) for d in seen.refusals] == [
         ("tcp", "169.254.169.254", 80, "169.254.169.254:80"),
         ("tcp", "169.254.169.254", 8080, "169.254.169.254:8080"),
@@ -92,21 +92,21 @@ async def test_the_refusal_names_the_address_whatever_its_spelling(net: sb.Sessi
 
 @pytest.mark.threat(77)
 async def test_the_hosts_own_addresses_are_unreachable(
-    net: sb.Session, served: Services, plants, dialled: Dialled
+    net: sb.Session, served: Services, host_sockets, dialled: Dialled
 ) -> None:
-    """Loopback v4 and v6, a listener on all addresses, this machine's own address."""
-    listening = {"v4": plants(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
-                 "any": plants(socket.AF_INET, socket.SOCK_STREAM, ("0.0.0.0", 0)),
-                 "v6": plants(socket.AF_INET6, socket.SOCK_STREAM, ("::", 0))}  # fmt: skip
+    """Test loopback v4 and v6, a listener on all addresses, and this machine's address."""
+    listening = {"v4": host_sockets(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)),
+                 "any": host_sockets(socket.AF_INET, socket.SOCK_STREAM, ("0.0.0.0", 0)),
+                 "v6": host_sockets(socket.AF_INET6, socket.SOCK_STREAM, ("::", 0))}  # fmt: skip
     ports = {name: sock.getsockname()[1] for name, sock in listening.items()}
     places = {"v4": ("127.0.0.1", ports["v4"]), "other loopback": ("127.7.7.7", ports["any"]),
               "all": ("0.0.0.0", ports["any"]), "v6": ("::1", ports["v6"]),
               "mapped": ("::ffff:127.0.0.1", ports["v4"])}  # fmt: skip
     if own := _own_address():
         places["own"] = (own, ports["any"])
-    seen = await look(net, _CONNECT, allow=ALLOW, given={"places": places})
+    seen = await run_inside(net, _CONNECT, allow=ALLOW, given={"places": places})
     assert {found for found, _ in seen.out.values()} <= FAILED, seen.out
-    assert all(map(silent, listening.values()))
+    assert all(map(received_nothing, listening.values()))
     assert dialled.addresses == []
 
 
@@ -123,7 +123,7 @@ def _own_address() -> str | None:
 async def test_the_proxies_refuse_addresses_in_every_spelling(
     net: sb.Session, served: Services, dialled: Dialled, resolver: Resolver
 ) -> None:
-    """CONNECT, plain http and SOCKS, to metadata and to the host's loopback."""
+    """Test CONNECT, plain HTTP and SOCKS to metadata and to the host's loopback."""
     code = """
     for name, (host, port) in given["places"].items():
         written = f"[{host}]" if ":" in host else host
@@ -135,20 +135,20 @@ async def test_the_proxies_refuse_addresses_in_every_spelling(
     places = {name: (host, 80) for name, host in METADATA.items()}
     places |= {host: (host, port) for host in ("127.0.0.1", "0x7f000001", "0177.1", "2130706433",
                                                "127.1", "0", "::1", "::ffff:7f00:1")}  # fmt: skip
-    seen = await look(net, code, allow=ALLOW, given={"places": places})
+    seen = await run_inside(net, code, allow=ALLOW, given={"places": places})
     for name, (found, took) in seen.out.items():
         assert found in ({2} if name.startswith("socks") else {403, 400}), (name, found)
         assert took < 2
     assert dialled.addresses == []
-    assert resolver.asked == []
+    assert resolver.queries == []
     assert served.http.connections == 0
 
 
 @pytest.mark.threat(76, 80)
-async def test_no_datagram_leaves(net: sb.Session, plants) -> None:
-    """To the host's loopback, to name servers, to anybody; refused at once."""
-    plant = plants(socket.AF_INET, socket.SOCK_DGRAM, ("0.0.0.0", 0))
-    plant6 = plants(socket.AF_INET6, socket.SOCK_DGRAM, ("::1", 0))
+async def test_no_datagram_leaves(net: sb.Session, host_sockets) -> None:
+    """Datagrams to loopback, name servers and other addresses are refused immediately."""
+    sock = host_sockets(socket.AF_INET, socket.SOCK_DGRAM, ("0.0.0.0", 0))
+    sock6 = host_sockets(socket.AF_INET6, socket.SOCK_DGRAM, ("::1", 0))
     code = """
     def datagram(family, host, port):
         with socket.socket(family, socket.SOCK_DGRAM) as s:
@@ -159,23 +159,23 @@ async def test_no_datagram_leaves(net: sb.Session, plants) -> None:
     for host, port in given["places"]:
         out[host] = attempt(datagram, socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
     """
-    port = plant.getsockname()[1]
-    places = [("127.0.0.1", port), ("::1", plant6.getsockname()[1]), ("192.0.2.1", 53),
+    port = sock.getsockname()[1]
+    places = [("127.0.0.1", port), ("::1", sock6.getsockname()[1]), ("192.0.2.1", 53),
               ("8.8.4.4", 53), ("10.0.0.1", port), ("169.254.169.254", 123), ("2001:db8::1", 443),
               ("224.0.0.251", 5353)]  # fmt: skip
     if own := _own_address():
         places.append((own, port))
-    seen = await look(net, code, allow=ALLOW, given={"places": places})
+    seen = await run_inside(net, code, allow=ALLOW, given={"places": places})
     multicast, _ = seen.out.pop("224.0.0.251")
     assert multicast in FAILED | {"TimeoutError"}
     assert {found for found, _ in seen.out.values()} <= FAILED, seen.out
-    assert silent(plant)
-    assert silent(plant6)
+    assert received_nothing(sock)
+    assert received_nothing(sock6)
 
 
 @pytest.mark.threat(76)
 async def test_no_raw_packet_or_ping_socket(net: sb.Session) -> None:
-    """Nor the kernel's other families; the namespace cannot be changed."""
+    """Other address families are refused too."""
     code = """
     def opened(family, kind, protocol=0):
         socket.socket(family, kind, protocol).close()
@@ -191,15 +191,15 @@ async def test_no_raw_packet_or_ping_socket(net: sb.Session) -> None:
     out["vsock"] = attempt(opened, socket.AF_VSOCK, socket.SOCK_STREAM)
     out["nftables"] = attempt(opened, socket.AF_NETLINK, socket.SOCK_RAW, 12)
     """
-    seen = await look(net, code, allow=ALLOW)
+    seen = await run_inside(net, code, allow=ALLOW)
     refused = {"EPERM", "EACCES", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT"}
-    assert seen.out.pop("nftables")[0] in refused | {None}, "opening it changes nothing"
+    assert seen.out.pop("nftables")[0] in refused | {None}, "opening the socket changes nothing"
     assert {found for found, _ in seen.out.values()} <= refused, seen.out
 
 
 @pytest.mark.threat(76)
 async def test_the_rules_cannot_be_removed_from_inside(net: sb.Session, dialled: Dialled) -> None:
-    """Deleting the table, the route, or taking loopback down."""
+    """Try to delete the table and the route, and to take loopback down."""
     code = """
     def send(protocol, kind, body):
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as s:
@@ -214,21 +214,21 @@ async def test_the_rules_cannot_be_removed_from_inside(net: sb.Session, dialled:
     out["link"] = attempt(send, 0, 16, struct.pack("=BxHiII", 0, 0, 1, 0, 1))
     out["user namespace"] = attempt(os.unshare, 0x10000000) if hasattr(os, "unshare") else ["EPERM", 0]
     """
-    seen = await look(net, code, allow=ALLOW)
+    seen = await run_inside(net, code, allow=ALLOW)
     assert {found for found, _ in seen.out.values()} <= {"EPERM", "EACCES", "EAFNOSUPPORT",
             "EPROTONOSUPPORT", "ENOSYS", "ENOSPC"}, seen.out  # fmt: skip
 
 
 @pytest.mark.threat(78, 79)
 @pytest.mark.spec("F1")
-async def test_unix_sockets_of_the_host_are_unreachable(net: sb.Session, plants) -> None:
-    """Abstract and by path, stream and datagram."""
+async def test_unix_sockets_of_the_host_are_unreachable(net: sb.Session, host_sockets) -> None:
+    """Test abstract names and paths, stream and datagram sockets."""
     name = f"\0sbx-net-{secrets.token_hex(6)}"
     paths = [f"{place}/sbx-net-{secrets.token_hex(4)}" for place in ("/tmp", "/dev/shm")]
-    made = [plants(socket.AF_UNIX, socket.SOCK_STREAM, name),
-            plants(socket.AF_UNIX, socket.SOCK_DGRAM, name + "d"),
-            plants(socket.AF_UNIX, socket.SOCK_STREAM, paths[0]),
-            plants(socket.AF_UNIX, socket.SOCK_DGRAM, paths[1])]  # fmt: skip
+    made = [host_sockets(socket.AF_UNIX, socket.SOCK_STREAM, name),
+            host_sockets(socket.AF_UNIX, socket.SOCK_DGRAM, name + "d"),
+            host_sockets(socket.AF_UNIX, socket.SOCK_STREAM, paths[0]),
+            host_sockets(socket.AF_UNIX, socket.SOCK_DGRAM, paths[1])]  # fmt: skip
     for path in paths:
         os.chmod(path, 0o777)
     code = """
@@ -236,24 +236,26 @@ async def test_unix_sockets_of_the_host_are_unreachable(net: sb.Session, plants)
         with socket.socket(socket.AF_UNIX, kind) as s:
             s.connect(address)
             s.send(b"hello")
-    for number, (kind, address) in enumerate(given["plants"]):
+    for number, (kind, address) in enumerate(given["host_sockets"]):
         out[number] = attempt(connect, kind, address)
     """
-    given = {"plants": [(1, name), (2, name + "d"), (1, paths[0]), (2, paths[1])]}
-    seen = await look(net, code, allow=ALLOW, given=given)
+    given = {"host_sockets": [(1, name), (2, name + "d"), (1, paths[0]), (2, paths[1])]}
+    seen = await run_inside(net, code, allow=ALLOW, given=given)
     assert [found for found, _ in seen.out.values()] == [
         "ECONNREFUSED", "ECONNREFUSED", "ENOENT", "ENOENT"]  # fmt: skip
-    assert all(map(silent, made))
+    assert all(map(received_nothing, made))
 
 
-async def test_the_door_itself_leads_nowhere(net: sb.Session, dialled: Dialled) -> None:
-    """A connection to the transparent door, not through it."""
+async def test_the_transparent_listener_itself_leads_nowhere(
+    net: sb.Session, dialled: Dialled
+) -> None:
+    """A direct connection to the listener has no original destination."""
     code = """
-    out["v4"] = attempt(ask, ("127.0.0.1", 3129))
-    out["v6"] = attempt(ask, ("::1", 3129))
-    out["dns"] = attempt(ask, ("127.0.0.53", 53), b"\\xff\\xff" + b"x" * 100)
+    out["v4"] = attempt(send_and_read, ("127.0.0.1", 3129))
+    out["v6"] = attempt(send_and_read, ("::1", 3129))
+    out["dns"] = attempt(send_and_read, ("127.0.0.53", 53), b"\\xff\\xff" + b"x" * 100)
     """
-    seen = await look(net, code, allow=[*ALLOW, "127.0.0.0/8", "::1"])
+    seen = await run_inside(net, code, allow=[*ALLOW, "127.0.0.0/8", "::1"])
     assert {found for found, _ in seen.out.values()} <= FAILED | {""}, seen.out
     assert dialled.addresses == []
     assert {d.rule for d in seen.refusals} == {"syntax"}
@@ -262,9 +264,9 @@ async def test_the_door_itself_leads_nowhere(net: sb.Session, dialled: Dialled) 
 @pytest.mark.threat(81)
 async def test_an_empty_list_allows_nothing(net: sb.Session, served: Services) -> None:
     code = """
-    out["name"] = attempt(ask, ("allowed.test", given["port"]))
+    out["name"] = attempt(send_and_read, ("allowed.test", given["port"]))
     out["proxy"] = attempt(tunnel, "allowed.test", given["port"])
     """
-    seen = await look(net, code, allow=[], given={"port": served.echo.port})
+    seen = await run_inside(net, code, allow=[], given={"port": served.echo.port})
     assert [found for found, _ in seen.out.values()] == ["gaierror", "EACCES"]
     assert served.echo.connections == 0

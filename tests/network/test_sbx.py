@@ -1,4 +1,4 @@
-"""``sbx run`` with the network: what its options allow, and what it says about the rest."""
+"""``sbx run`` with network options, and its reports about refused hosts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @pytest.mark.spec("H", "F6")
 def test_a_package_is_installed_from_the_command_line(
-    cell: str,
+    backend: str,
     served: Services,
     resolver: Resolver,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Loopback stands in the index's place, and has to be allowed as such."""
+    """A server on loopback replaces the index, so loopback must be allowed too."""
     port = served.https.port
-    run = ("run", "--backend", cell, "--work-dir", str(tmp_path))
+    run = ("run", "--backend", backend, "--work-dir", str(tmp_path))
     install = ("uv", "pip", "install", "--no-cache", PACKAGE)
     index = ("--env", f"UV_DEFAULT_INDEX=https://{sb.PYPI_HOSTS[0]}:{port}/simple")
     stand_in = ("--allow", f"127.0.0.1:{port}")
@@ -35,7 +35,7 @@ def test_a_package_is_installed_from_the_command_line(
     retries = ("--env", "UV_HTTP_RETRIES=0")
     assert main([*run, *index, *retries, *stand_in, "--", *install]) != 0
     refused = capfd.readouterr().err
-    assert f"sbx: refused {sb.PYPI_HOSTS[0]}" in refused
+    assert f"sbx: denied {sb.PYPI_HOSTS[0]}" in refused
     assert f"--allow {sb.PYPI_HOSTS[0]}" in refused
 
     code = main([*run, *index, "--allow-pypi", *stand_in, "--", *install])

@@ -1,4 +1,4 @@
-"""What `make dist` publishes is whole, and installs where there is no compiler."""
+"""The files of `make dist` are complete and install without a compiler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def native(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that an installation from source makes here, by the compiler that is here."""
+    """Build the wheel from source with the local compiler."""
     return dist.build(sdist, tmp_path_factory.mktemp("native"), "--wheel")
 
 
@@ -109,7 +109,7 @@ def test_it_installs_and_runs_where_there_is_no_compiler(native: Path):
     print(f"{dist.try_out(native):.1f} s")
 
 
-@pytest.mark.timeout(240)  # a compiler that is used for the first time makes its libc first
+@pytest.mark.timeout(240)  # The first use of the compiler builds its libc.
 @pytest.mark.parametrize("architecture", dist.ARCHITECTURES)
 def test_the_wheel_for_publishing(sdist: Path, tmp_path: Path, architecture: str):
     pytest.importorskip("ziglang", reason="pip install --group dist (make dist does)")
@@ -125,11 +125,11 @@ def test_the_wheel_for_publishing(sdist: Path, tmp_path: Path, architecture: str
     if architecture != HERE:
         emulator = shutil.which(f"qemu-{architecture}-static")
         if emulator is None:
-            return  # its header was read; to start it takes qemu-user-static
+            return  # Only its header is checked; executing it needs qemu-user-static.
         command.insert(0, emulator)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reading, writing = os.pipe()
-    # It waits for requests, and ends by itself when nobody is there to send one.
+    # It waits for requests, and ends when no client is connected.
     with subprocess.Popen(command, stdin=theirs, stdout=reading) as process:
         theirs.close()
         with pytest.raises(subprocess.TimeoutExpired):

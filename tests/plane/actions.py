@@ -1,4 +1,4 @@
-"""ActionsService: a task's own sub-actions, asked for from inside its pod."""
+"""ActionsService: a task's own sub-actions, requested from inside its pod."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Actions(ActionsService):
-    """Takes sub-actions, and tells a parent what becomes of its children."""
+    """Accepts sub-actions, and reports the state of children to their parent."""
 
     def __init__(self, state: State, executor: Executor) -> None:
         self._state, self._executor = state, executor
@@ -47,7 +47,7 @@ class Actions(ActionsService):
         return actions_service_pb2.EnqueueResponse()
 
     def _record(self, action: Action, trace: run_definition_pb2.TraceAction) -> None:
-        """A trace has happened already, in its parent."""
+        """Record a trace, which has already run in its parent."""
         action.details.metadata.action_type = run_definition_pb2.ACTION_TYPE_TRACE
         self._state.begin_attempt(action)
         self._state.move(action, trace.phase)
@@ -55,18 +55,18 @@ class Actions(ActionsService):
     async def watch_for_updates(
         self, request: actions_service_pb2.WatchForUpdatesRequest, ctx: RequestContext
     ) -> AsyncIterator[actions_service_pb2.WatchForUpdatesResponse]:
-        """Every child as it is, then a sentinel, then every change."""
+        """Send every child as it is, then a sentinel, then every change."""
         parent = request.parent_action_id
         run = self._state.find_run(parent.run)
-        told: dict[str, int] = {}
+        payload: dict[str, int] = {}
         sentinel = False
         while True:
-            bell = self._state.bell()
+            change = self._state.next_change()
             for action in list(run.actions.values()):
                 if action.details.metadata.parent != parent.name:
                     continue
-                if told.get(action.name) != action.phase:
-                    told[action.name] = action.phase
+                if payload.get(action.name) != action.phase:
+                    payload[action.name] = action.phase
                     yield actions_service_pb2.WatchForUpdatesResponse(action_update=action.update())
             if not sentinel:
                 sentinel = True
@@ -74,7 +74,7 @@ class Actions(ActionsService):
                 yield actions_service_pb2.WatchForUpdatesResponse(control_message=end)
             if run.actions[parent.name].is_over:
                 return
-            await bell.wait()
+            await change.wait()
 
     async def abort(
         self, request: actions_service_pb2.AbortRequest, ctx: RequestContext

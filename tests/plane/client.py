@@ -1,4 +1,4 @@
-"""The process that uses the SDK, pointed at a plane and given back as it was."""
+"""Connect this process's SDK to a plane, and restore it afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROJECT_DIR = Path(__file__).parent / "project"
 
 @contextlib.contextmanager
 def connected(plane: Plane, root_dir: Path = PROJECT_DIR) -> Iterator[Plane]:
-    """`flyte.init` with a plane: a home of its own, because the SDK keeps a cache there."""
+    """Call `flyte.init` with a plane, in a new home, because the SDK keeps a cache there."""
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="plane-home-", dir="/var/tmp") as home,
@@ -41,6 +41,6 @@ def connected(plane: Plane, root_dir: Path = PROJECT_DIR) -> Iterator[Plane]:
 
 @contextlib.contextmanager
 def standing_in(**options: object) -> Iterator[Plane]:
-    """A plane, and this process connected to it."""
+    """Start a plane, and connect this process to it."""
     with Plane(**options) as plane, connected(plane):  # type: ignore[arg-type]  # of the test
         yield plane

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Cluster(ClusterService):
-    """Answers every question with "here"."""
+    """Replies to every request with this plane."""
 
     async def select_cluster(
         self, request: payload_pb2.SelectClusterRequest, ctx: RequestContext
     ) -> payload_pb2.SelectClusterResponse:
-        """An empty address means the one that was asked."""
+        """Return an empty address, which means the replying server."""
         return payload_pb2.SelectClusterResponse()

@@ -29,7 +29,7 @@ def plane() -> Iterator[Plane]:
 
 @pytest.fixture(autouse=True)
 def no_faults_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A fault holds for the test that asked for it."""
+    """Reset the faults after each test."""
     yield
     if "plane" in request.fixturenames:
         faults = request.getfixturevalue("plane").faults

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class DataProxy(DataProxyService):
-    """Hands out places in the store, reads from it, and follows logs."""
+    """Allocates places in the store, reads from it, and follows logs."""
 
     def __init__(self, state: State, store: Store, faults: Faults, store_url: str) -> None:
         self._state, self._store, self._faults, self._url = state, store, faults, store_url
@@ -49,8 +49,8 @@ class DataProxy(DataProxyService):
         digest = hashlib.sha256(content).hexdigest()
         uri = self._store.uri(f"inputs/{digest}/inputs.pb")
         self._store.write(uri, content)
-        told = run_pb2.OffloadedInputData(uri=uri, inputs_hash=digest[:43])
-        return dataproxy_service_pb2.UploadInputsResponse(offloaded_input_data=told)
+        payload = run_pb2.OffloadedInputData(uri=uri, inputs_hash=digest[:43])
+        return dataproxy_service_pb2.UploadInputsResponse(offloaded_input_data=payload)
 
     async def get_action_data(
         self, request: dataproxy_service_pb2.GetActionDataRequest, ctx: RequestContext
@@ -68,7 +68,7 @@ class DataProxy(DataProxyService):
     async def tail_logs(
         self, request: dataproxy_service_pb2.TailLogsRequest, ctx: RequestContext
     ) -> AsyncIterator[dataproxy_service_pb2.TailLogsResponse]:
-        """The log of the action's current pod, from its begin to its end."""
+        """Stream the log of the action's current pod from begin to end."""
         if self._faults.logs_down:
             raise ConnectError(Code.UNAVAILABLE, "no logs today")
         pod = self._state.find_action(request.action_id).pod
@@ -76,17 +76,17 @@ class DataProxy(DataProxyService):
             raise ConnectError(Code.NOT_FOUND, "no pod yet")
         await asyncio.sleep(pod.born + self._faults.log_lag_s - time.monotonic())
         if self._faults.log_begins:
-            yield _told([line.encode() for line in self._faults.log_begins])
+            yield _response([line.encode() for line in self._faults.log_begins])
         rest = b""
         async for chunk in follow(pod):
             *lines, rest = (rest + chunk).split(b"\n")
             if lines:
-                yield _told(lines)
+                yield _response(lines)
         if rest:
-            yield _told([rest])
+            yield _response([rest])
 
 
-def _told(lines: list[bytes]) -> dataproxy_service_pb2.TailLogsResponse:
+def _response(lines: list[bytes]) -> dataproxy_service_pb2.TailLogsResponse:
     moment = now()
     logs = dataproxy_service_pb2.TailLogsResponse.Logs(
         lines=[

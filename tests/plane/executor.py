@@ -1,4 +1,4 @@
-"""The life of an action: phases, time limits, attempts, abort, and a pod that is made again.
+"""The life of an action: phases, time limits, attempts, abort, and a restarted pod.
 
 What a pod is, is not known here: see `processes` and `pods`.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.plane.store import Store
 
 GRACE_S = 30.0
-"""What Kubernetes gives a pod that does not say otherwise."""
+"""The default grace period of Kubernetes."""
 
 
 class Pod(Protocol):
@@ -32,7 +32,7 @@ class Pod(Protocol):
     namespace: str
     manifest: dict[str, Any]
     born: float
-    """Of `time.monotonic`."""
+    """A value of `time.monotonic`."""
 
     async def running(self) -> None:
         """Return when its container has a process."""
@@ -41,23 +41,23 @@ class Pod(Protocol):
         """Return the exit code when there is one."""
 
     async def end(self, grace_s: float) -> None:
-        """Ask it to end, insist after the grace; return when nothing of it is left."""
+        """Send SIGTERM, SIGKILL after the grace; return when nothing of the pod is left."""
 
     async def log_from(self, offset: int) -> bytes:
-        """What it has written, from an offset on."""
+        """Return the log from an offset on."""
 
     @property
     def is_over(self) -> bool: ...
 
 
 class Pods(Protocol):
-    """Makes pods."""
+    """Creates pods."""
 
     async def start(self, manifest: dict[str, Any]) -> Pod: ...
 
 
 class Executor:
-    """Runs actions in pods, and tells the state what becomes of them."""
+    """Runs actions in pods, and records their state."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Executor:
         self._lives[action] = asyncio.create_task(self._live(action))
 
     def abort(self, action: Action, reason: str) -> None:
-        """The action is over at once; its pod gets its grace behind the scenes."""
+        """End the action at once; its pod gets its grace in the background."""
         if action.is_over:
             return
         action.details.abort_info.reason = reason
@@ -89,13 +89,13 @@ class Executor:
         self._end_pod(action)
 
     async def recreate(self, action: Action) -> None:
-        """Kill the pod and make it again for the same attempt, as a lost node does."""
+        """Kill the pod and restart it for the same attempt, as a lost node does."""
         assert action.pod is not None
         before = action.pod
         self._again.add(action)
         await before.end(0)
         while action.pod is before and not action.is_over:
-            await self._state.bell().wait()
+            await self._state.next_change().wait()
 
     async def stop(self) -> None:
         """End everything, without grace."""
@@ -118,16 +118,16 @@ class Executor:
             limit = "the action took longer than its time limit"
             self._close(action, phase_pb2.ACTION_PHASE_TIMED_OUT, "TimedOut", limit)
             self._end_pod(action)
-        except Exception as problem:  # noqa: BLE001  # a test must see it, not wait for it
-            told = f"{type(problem).__name__}: {problem}"
-            self._close(action, phase_pb2.ACTION_PHASE_FAILED, "StandInError", told)
+        except Exception as problem:  # noqa: BLE001  # A test must see it instead of waiting for it.
+            message = f"{type(problem).__name__}: {problem}"
+            self._close(action, phase_pb2.ACTION_PHASE_FAILED, "StandInError", message)
             self._end_pod(action)
         if action is action.run.root:
             for child in action.run.actions.values():
                 self.abort(child, "the run is over")
 
     async def _attempt(self, action: Action) -> bool:
-        """Run one attempt; whether another may follow."""
+        """Run one attempt; return whether another may follow."""
         limits = action.details.task.task_template.metadata
         waits = limits.timeouts.queued_timeout.ToTimedelta().total_seconds()
         deadline = limits.timeouts.deadline.ToTimedelta().total_seconds()
@@ -142,7 +142,7 @@ class Executor:
         return self._judge(action, code)
 
     async def _in_pods(self, action: Action, runtime_s: float) -> int:
-        """Run one pod to its end, and as many more as a test makes again."""
+        """Run one pod to its end, and again for each restart by a test."""
         while True:
             try:
                 manifest = pod_of(action, self._around)
@@ -194,22 +194,22 @@ class Executor:
         self._close(action, phase_pb2.ACTION_PHASE_FAILED, fault.code, fault.message)
 
     def _judge(self, action: Action, code: int) -> bool:
-        """What the end of the pod means; whether another attempt may follow."""
+        """Record the outcome of the pod; return whether another attempt may follow."""
         if action.is_over:
             return False
         document = self._store.read(f"{action.output_prefix}/error.pb")
         if document is not None:
-            told = execution_pb2.ErrorDocument.FromString(document).error
-            again = told.kind == execution_pb2.ContainerError.RECOVERABLE
+            payload = execution_pb2.ErrorDocument.FromString(document).error
+            again = payload.kind == execution_pb2.ContainerError.RECOVERABLE
             if not again or self._was_last(action):
-                self._close(action, phase_pb2.ACTION_PHASE_FAILED, told.code, told.message)
+                self._close(action, phase_pb2.ACTION_PHASE_FAILED, payload.code, payload.message)
             return again
         if code == 0:
             self._state.move(action, phase_pb2.ACTION_PHASE_SUCCEEDED)
             return False
         if self._was_last(action):
-            told_code = f"the container ended with {code}"
-            self._close(action, phase_pb2.ACTION_PHASE_FAILED, "ContainerFailed", told_code)
+            message = f"the container ended with {code}"
+            self._close(action, phase_pb2.ACTION_PHASE_FAILED, "ContainerFailed", message)
         return True
 
     @staticmethod
@@ -246,14 +246,14 @@ class Executor:
 
 
 def _moment(begun: float, seconds: float) -> float | None:
-    """A deadline for the loop's clock, from a moment of `time.monotonic`."""
+    """Convert a moment of `time.monotonic` to the clock of the event loop."""
     if not seconds:
         return None
     return asyncio.get_running_loop().time() + begun + seconds - time.monotonic()
 
 
 async def follow(pod: Pod, *, every_s: float = 0.05) -> Any:
-    """The pod's log as it grows, until the pod is over."""
+    """Yield the pod's log as it grows, until the pod has ended."""
     offset = 0
     while True:
         over = pod.is_over

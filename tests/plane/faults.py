@@ -1,4 +1,4 @@
-"""What can be made to go wrong, while the plane runs."""
+"""Faults that a test can switch on while the plane runs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Faults:
     log_lag_s: float = 0.0
     """How long after its pod's start a log shows its first line."""
     logs_down: bool = False
-    """The log service answers nothing but an error."""
+    """Whether the log service returns only errors."""
     log_begins: tuple[str, ...] = ()
-    """Lines that somebody else gets into a log, before those of the pod."""
+    """Lines of an attacker in a log, before those of the pod."""
     watch_cuts: int = field(default=0, init=False)
 
     def cut_watches(self) -> None:

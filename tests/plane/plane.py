@@ -1,4 +1,4 @@
-"""Start and stop the stand-in; what a test holds while it runs."""
+"""Start and stop the stand-in; the handle that a test uses while it runs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Plane:
         self._ready = threading.Event()
         self._socket = socket.create_server((host, 0))
 
-    # --- what a client needs to know
+    # --- connection data for clients
 
     @property
     def endpoint(self) -> str:
@@ -80,11 +80,11 @@ class Plane:
         return self.endpoint + MOUNT
 
     def client_env(self) -> dict[str, str]:
-        """For the process that uses the SDK: the way to the store, and no calls home."""
+        """Return the variables of a process that uses the SDK: the store, and no telemetry."""
         return {**store_env(self.store_url), "DO_NOT_TRACK": "1"}
 
     def init_options(self) -> dict[str, Any]:
-        """For `flyte.init`."""
+        """Return the arguments of `flyte.init`."""
         return {
             "endpoint": self.endpoint,
             "insecure": True,
@@ -94,7 +94,7 @@ class Plane:
         }
 
     def config_file(self) -> Path:
-        """A configuration for the `flyte` command line."""
+        """Write a configuration file for the `flyte` command line."""
         path = self.place / "config.yaml"
         path.write_text(
             f"admin:\n  endpoint: {self.endpoint}\n  insecure: true\n"
@@ -102,7 +102,7 @@ class Plane:
         )
         return path
 
-    # --- what a test may look at and do
+    # --- inspection and faults for tests
 
     def run(self, name: str) -> Run:
         return self.state.runs[(PROJECT, DOMAIN, name)]
@@ -111,17 +111,17 @@ class Plane:
         return self.run(run).actions[name]
 
     def pod(self, run: str, name: str = ROOT_ACTION) -> ProcessPod:
-        """The current pod of an action, if pods are processes."""
+        """Return the current pod of an action, if pods are processes."""
         pod = self.action(run, name).pod
         assert isinstance(pod, ProcessPod), pod
         return pod
 
     def recreate_pod(self, run: str, name: str = ROOT_ACTION) -> None:
-        """Kill the pod and make it again for the same attempt; return when it has begun."""
+        """Kill the pod and restart it for the same attempt; return when it has started."""
         self._do(self._executor.recreate(self.action(run, name)))
 
     def cut_connections(self) -> None:
-        """Reset every connection, without a word."""
+        """Reset every connection without a close handshake."""
 
         async def cut() -> None:
             for connection in list(self._server.server_state.connections):
@@ -130,7 +130,7 @@ class Plane:
         self._do(cut())
 
     def processes(self) -> set[int]:
-        """Every process of every pod."""
+        """Return every process of every pod."""
         made = self.pods.made if isinstance(self.pods, ProcessPods) else []
         return {pid for pod in made for pid in pod.processes()}
 
@@ -208,6 +208,6 @@ class Plane:
         try:
             await service(scope, receive, send)
         except ConnectError as problem:
-            # A stream that is open when the plane stops.
+            # A stream may be open when the plane stops.
             if problem.code is not Code.CANCELED:
                 raise

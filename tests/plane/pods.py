@@ -1,4 +1,4 @@
-"""Pods that are pods: made through the Kubernetes API instead of as processes.
+"""Real pods: created through the Kubernetes API instead of as processes.
 
 For people who have a cluster: ``make test-pods KUBECONFIG=...``. The image that a task names must
 be there, with the package in it, and the cluster must reach this machine at the address that
@@ -39,7 +39,7 @@ class CoreApi(Protocol):
 
 
 def api_from(kubeconfig: str) -> CoreApi:
-    """The API of the cluster that a configuration file names."""
+    """Return the API of the cluster that a configuration file names."""
     from kubernetes import client, config
 
     config.load_kube_config(config_file=kubeconfig)
@@ -47,19 +47,19 @@ def api_from(kubeconfig: str) -> CoreApi:
 
 
 class KubePods:
-    """Makes pods in one namespace of a cluster, which must exist."""
+    """Creates pods in one existing namespace of a cluster."""
 
     def __init__(self, api: CoreApi, *, namespace: str = "default") -> None:
         self._api, self._namespace = api, namespace
         self.made: list[KubePod] = []
 
     async def start(self, manifest: dict[str, Any]) -> KubePod:
-        """Create a pod. What was created is known also when the caller is cancelled meanwhile."""
-        told = {
+        """Create a pod. It is recorded even if the caller is cancelled meanwhile."""
+        payload = {
             **manifest,
             "metadata": {**manifest["metadata"], "namespace": self._namespace},
         }
-        pod = KubePod(self._api, told)
+        pod = KubePod(self._api, payload)
         self.made.append(pod)
         creating = asyncio.ensure_future(pod.create())
         try:
@@ -73,7 +73,7 @@ class KubePods:
 
 
 class KubePod:
-    """One pod of a cluster, looked at now and then."""
+    """One pod of a cluster, polled for its state."""
 
     def __init__(self, api: CoreApi, manifest: dict[str, Any]) -> None:
         self._api, self.manifest = api, manifest
@@ -88,7 +88,7 @@ class KubePod:
         return self._code is not None
 
     async def create(self) -> None:
-        """Create it; one of the same name that is still on its way out is waited for."""
+        """Create the pod; wait for one of the same name that is still terminating."""
         while True:
             try:
                 await asyncio.to_thread(
@@ -145,7 +145,7 @@ class KubePod:
         self._log = text.encode()
 
     async def _look(self) -> V1Pod | None:
-        """The pod as it is now; None when it is gone, and then it is over."""
+        """Return the current state of the pod; None if it was deleted and has ended."""
         try:
             pod = await asyncio.to_thread(self._api.read_namespaced_pod, self.name, self.namespace)
         except Exception as problem:

@@ -1,7 +1,7 @@
-"""An action as the pod that Kubernetes would be asked for.
+"""The pod that an action requests from Kubernetes.
 
 Both executors start from this document: one sends it, the other runs its primary container as a
-process. So what a test sees in a process is what the pod would have been told.
+process. So a test that inspects a process sees what the pod would have received.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _RESOURCES = {
 
 
 class MissingSecretError(LookupError):
-    """The task wants a secret that the plane does not have."""
+    """The task requires a secret that the plane does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a plane tells every pod: where it is, where the store is, which secrets there are."""
+    """The settings of every pod: the address of the plane, the store, and the secrets."""
 
     endpoint: str
     store: str
@@ -51,7 +51,7 @@ def pod_namespace(action: Action) -> str:
 
 
 def pod_of(action: Action, around: Surroundings) -> dict[str, Any]:
-    """The pod for the current attempt of an action."""
+    """Return the pod for the current attempt of an action."""
     template = action.details.task.task_template
     spec, labels, annotations = _spec_of(template)
     container = primary_of(spec, template.k8s_pod.primary_container_name)
@@ -83,7 +83,7 @@ def pod_of(action: Action, around: Surroundings) -> dict[str, Any]:
 
 
 def primary_of(spec: dict[str, Any], name: str = "") -> dict[str, Any]:
-    """The container that runs the task."""
+    """Return the container that runs the task."""
     wanted = [c for c in spec["containers"] if c["name"] == (name or PRIMARY)]
     return (wanted or spec["containers"])[0]
 
@@ -109,12 +109,12 @@ def _spec_of(
         "limits": _resources(container.resources.limits),
     }
     if any(resources.values()):
-        made["resources"] = {kind: told for kind, told in resources.items() if told}
+        made["resources"] = {kind: payload for kind, payload in resources.items() if payload}
     return {"containers": [made]}, {}, {}
 
 
 def _whole_numbers(value: Any) -> Any:
-    """A Struct knows only floats; the Kubernetes API wants ``8080``, not ``8080.0``."""
+    """Convert whole floats: a Struct has only floats, and the Kubernetes API needs ``8080``."""
     if isinstance(value, dict):
         return {key: _whole_numbers(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -162,7 +162,7 @@ def _runtime_env(action: Action, around: Surroundings) -> dict[str, str]:
 
 
 def store_env(endpoint: str) -> dict[str, str]:
-    """The variables that lead the SDK's storage client to the plane's store."""
+    """Return the variables that point the SDK's storage client to the plane's store."""
     return {
         "FLYTE_AWS_ENDPOINT": endpoint,
         "FLYTE_AWS_ACCESS_KEY_ID": "stand-in",
@@ -187,5 +187,5 @@ def _pairs(values: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _merged(*groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry a name; what comes later wins, as it does in a container."""
+    """Keep one entry per name; the last one wins, as in a container."""
     return list({entry["name"]: entry for group in groups for entry in group}.values())

@@ -29,7 +29,7 @@ _FROM_THE_MACHINE = ("LANG", "TZ")
 
 
 class ProcessPods:
-    """Starts pods as processes, each with a directory below one place."""
+    """Starts pods as processes, each with its own directory."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -38,7 +38,7 @@ class ProcessPods:
         self.made: list[ProcessPod] = []
 
     async def start(self, manifest: dict[str, Any]) -> ProcessPod:
-        """Begin to run a pod. Nothing is awaited, so a cancelled caller leaves no process."""
+        """Start a pod. Nothing is awaited, so a cancelled caller leaves no process."""
         number = next(self._numbers)
         ip = f"{self._subnet}.{number // 250}.{number % 250 + 2}"
         pod = ProcessPod(manifest, self._place / str(number), ip)
@@ -58,7 +58,7 @@ class ProcessPod:
         self.orphans: set[int] = set()
         """Processes that outlived the first one, and had to be killed."""
         self.term_s: float | None = None
-        """How long it took from SIGTERM to the end of the first process; None without one."""
+        """Seconds from SIGTERM to the end of the first process; None without a SIGTERM."""
         for folder in ("home", "tmp", "work"):
             (place / folder).mkdir(parents=True)
         self._log = place / "log"
@@ -97,7 +97,7 @@ class ProcessPod:
             return log.read()
 
     async def running(self) -> None:
-        """At once: a process has no image to pull."""
+        """Return at once: a process has no image to pull."""
 
     async def ended(self) -> int:
         while (code := self._process.poll()) is None:
@@ -105,7 +105,7 @@ class ProcessPod:
         return code
 
     async def end(self, grace_s: float) -> None:
-        # Whoever waits for the grace of another call is not made to wait.
+        # This call must not wait for the grace period of another call.
         self._insist = self._insist or grace_s <= 0
         async with self._ending:
             self._seen |= _below(self.pid)
@@ -121,7 +121,7 @@ class ProcessPod:
             await self._sweep()
 
     def processes(self) -> set[int]:
-        """Everything of this pod that runs: with its directories, of its session, or below it."""
+        """Return the live processes of this pod: by directory, by session, or as descendants."""
         found = {pid for pid in self._seen | _below(self.pid) if _alive(pid)}
         for entry in os.listdir("/proc"):
             if entry.isdigit() and _alive(int(entry)) and self._owns(int(entry)):
@@ -136,7 +136,7 @@ class ProcessPod:
             return False
 
     async def _sweep(self) -> None:
-        """Wait a moment for what ends by itself; kill the rest, and remember that there was one."""
+        """Wait briefly for processes to end; kill the rest, and record that there were some."""
         limit = time.monotonic() + _WAIT_S
         while (left := self.processes()) and time.monotonic() < limit:
             await asyncio.sleep(0.02)
@@ -155,7 +155,7 @@ class ProcessPod:
             os.kill(self.pid, number)
 
     def _environment(self, container: dict[str, Any]) -> dict[str, str]:
-        """What a container would find, and nothing of this machine but the tools."""
+        """Return the environment of a container, with nothing of this machine but the tools."""
         found = {name: os.environ[name] for name in _FROM_THE_MACHINE if name in os.environ}
         found |= {
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
@@ -189,7 +189,7 @@ def _alive(pid: int) -> bool:
 
 
 def _below(pid: int) -> set[int]:
-    """Every process under one."""
+    """Return all descendants of a process."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:

@@ -1,4 +1,4 @@
-"""RunService: create, look at, watch, list and abort runs."""
+"""RunService: create, get, watch, list and abort runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.plane.tasks import Tasks
 
 _LOOK_S = 0.2
-"""How soon an open watch notices that it is to be cut."""
+"""How soon an open watch notices that it must be interrupted."""
 
 
 class Runs(RunService):
@@ -95,17 +95,17 @@ class Runs(RunService):
     ) -> AsyncIterator[run_service_pb2.WatchActionDetailsResponse]:
         action = self._state.find_action(request.action_id)
         cuts = self._faults.watch_cuts
-        told = b""
+        payload = b""
         while True:
-            bell = self._state.bell()
+            change = self._state.next_change()
             current = action.details.SerializeToString(deterministic=True)
-            if current != told:
-                told = current
+            if current != payload:
+                payload = current
                 yield run_service_pb2.WatchActionDetailsResponse(details=action.details)
             if action.is_over:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(bell.wait(), _LOOK_S)
+                await asyncio.wait_for(change.wait(), _LOOK_S)
             if self._faults.watch_cuts != cuts:
                 raise ConnectError(Code.UNAVAILABLE, "the watch was cut")
 
@@ -131,7 +131,7 @@ class Runs(RunService):
 def action_details(
     run_id: identifier_pb2.RunIdentifier, name: str, spec: task_definition_pb2.TaskSpec
 ) -> run_definition_pb2.ActionDetails:
-    """The description of an action that has not begun."""
+    """Return the description of an action that has not started."""
     template = spec.task_template
     task = run_definition_pb2.TaskActionMetadata(
         id=task_definition_pb2.TaskIdentifier(
@@ -157,7 +157,7 @@ def action_details(
 
 
 def _holds(asked: list_pb2.Filter, run: Run) -> bool:
-    """Whether a filter lets a run through; of the SDK's filters those that we use."""
+    """Return whether a filter accepts a run; only the filters that we use are supported."""
     if asked.field.startswith("labels."):
         value = run.spec.labels.values.get(asked.field.removeprefix("labels."))
         return value is not None and (not asked.values or value in asked.values)

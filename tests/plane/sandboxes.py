@@ -1,4 +1,4 @@
-"""A plane on which the default sandbox environments are deployed, and questions about it."""
+"""A plane with the default sandbox environments, and helpers to inspect it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG_S = 40.0
 
 @contextlib.contextmanager
 def sandbox_plane(**options: object) -> Iterator[Plane]:
-    """A plane with both default environments; at the end nothing of any pod may be left."""
+    """Provide a plane with both default environments; at the end no pod may be left."""
     with standing_in(**options) as plane:
         defaults = (sb.DEFAULT_SANDBOX_ENV, sb.DEFAULT_SANDBOX_ENV_BWRAP)
         flyte.deploy(*defaults, version="1", copy_style="none")
@@ -34,7 +34,7 @@ def sandbox_plane(**options: object) -> Iterator[Plane]:
 
 
 def settled(plane: Plane) -> None:
-    """No fault and no run may go on after the test that asked for it."""
+    """End all faults and runs after each test."""
     faults = plane.faults
     faults.no_pod, faults.logs_down, plane.store.refused = None, False, None
     faults.log_begins = ()
@@ -44,7 +44,7 @@ def settled(plane: Plane) -> None:
 
 
 async def in_task(task: Any, **inputs: Any) -> Any:
-    """What a task returns that is run on the plane."""
+    """Run a task on the plane; return its result."""
     run = await flyte.with_runcontext(mode="remote").run.aio(task, **inputs)
     async with asyncio.timeout(LONG_S):
         await run.wait.aio(quiet=True)
@@ -53,7 +53,7 @@ async def in_task(task: Any, **inputs: Any) -> Any:
 
 
 def soon(plane: Plane, run: str, *, within_s: float = 5.0) -> bool:
-    """Whether a run is over, or is so in a moment."""
+    """Return whether a run has ended, or ends in a moment."""
     end = time.monotonic() + within_s
     while not plane.action(run).is_over and time.monotonic() < end:
         time.sleep(0.02)
@@ -69,7 +69,7 @@ def phase(plane: Plane, run: str) -> str:
 
 
 async def until(check: Callable[[], object], *, within_s: float = LONG_S) -> float:
-    """Wait for something to become true; how long that took."""
+    """Wait until a condition holds; return how long that took."""
     begun = time.monotonic()
     while not check():
         assert time.monotonic() - begun < within_s, "it did not happen"

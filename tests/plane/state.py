@@ -1,4 +1,4 @@
-"""What the plane knows of tasks, runs and actions, and who waits for news of them.
+"""The state of tasks, runs and actions, and the watchers of its changes.
 
 Only the plane's loop writes. An action is kept as the message that describes it
 (`ActionDetails`), so that an answer is a copy and nothing is translated.
@@ -49,7 +49,7 @@ def phase_name(phase: int) -> str:
 
 @dataclass(eq=False)
 class Run:
-    """A named run: what it was asked to be, and its actions by name."""
+    """A named run: its specification, and its actions by name."""
 
     id: identifier_pb2.RunIdentifier
     spec: run_pb2.RunSpec
@@ -59,7 +59,7 @@ class Run:
 
     @property
     def base(self) -> str:
-        """The prefix of everything the run stores."""
+        """The prefix of all objects of the run."""
         return Store.uri(f"{self.id.project}/{self.id.domain}/{self.id.name}")
 
     @property
@@ -74,7 +74,7 @@ class Run:
 
 @dataclass(eq=False)
 class Action:
-    """One action of a run: its description on the wire, its pod, and what ended it."""
+    """One action of a run: its description on the wire, its pod, and its outcome."""
 
     run: Run
     details: run_definition_pb2.ActionDetails
@@ -82,7 +82,7 @@ class Action:
     base: str
     pod: Pod | None = None
     pods: list[Pod] = field(default_factory=list)
-    """Every pod it ever had, the current one last."""
+    """All its pods so far, the current one last."""
     error: execution_pb2.ExecutionError | None = None
 
     @property
@@ -99,7 +99,7 @@ class Action:
 
     @property
     def attempt(self) -> run_definition_pb2.ActionAttempt:
-        """The current one; there is one from the first moment on."""
+        """The current attempt; there always is one."""
         return self.details.attempts[-1]
 
     @property
@@ -108,46 +108,48 @@ class Action:
 
     @property
     def phases(self) -> list[str]:
-        """Every phase it went through, all attempts in order."""
-        told = [t for a in self.details.attempts for t in a.phase_transitions]
-        return [phase_name(t.phase) for t in told]
+        """All its phases so far, over all attempts, in order."""
+        payload = [t for a in self.details.attempts for t in a.phase_transitions]
+        return [phase_name(t.phase) for t in payload]
 
     @property
     def container_env(self) -> dict[str, str]:
-        """The environment that the task itself asks for."""
+        """The environment that the task itself requests."""
         return {pair.key: pair.value for pair in self.details.task.task_template.container.env}
 
     def message(self) -> run_definition_pb2.Action:
-        told = self.details
-        return run_definition_pb2.Action(id=told.id, metadata=told.metadata, status=told.status)
+        payload = self.details
+        return run_definition_pb2.Action(
+            id=payload.id, metadata=payload.metadata, status=payload.status
+        )
 
     def update(self) -> state_service_pb2.ActionUpdate:
-        """What a parent is told."""
-        told = state_service_pb2.ActionUpdate(
+        """Return the update that a parent receives."""
+        payload = state_service_pb2.ActionUpdate(
             action_id=self.details.id, phase=self.details.status.phase
         )
         if self.phase == phase_pb2.ACTION_PHASE_SUCCEEDED:
-            told.output_uri = self.output_prefix
+            payload.output_uri = self.output_prefix
         if self.error is not None:
-            told.error.CopyFrom(self.error)
-        return told
+            payload.error.CopyFrom(self.error)
+        return payload
 
 
 class State:
-    """Everything there is, and the bell that rings when any of it changes."""
+    """All state, and an event that is set when any of it changes."""
 
     def __init__(self) -> None:
         self.tasks: list[task_definition_pb2.TaskDetails] = []
         self.runs: dict[RunKey, Run] = {}
-        self._bell = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def bell(self) -> asyncio.Event:
-        """Rings at the next change; take it before looking, so that no change is missed."""
-        return self._bell
+    def next_change(self) -> asyncio.Event:
+        """Return the event of the next change; get it before reading, to miss no change."""
+        return self._changed
 
     def changed(self) -> None:
-        bell, self._bell = self._bell, asyncio.Event()
-        bell.set()
+        change, self._changed = self._changed, asyncio.Event()
+        change.set()
 
     def begin_attempt(self, action: Action) -> None:
         status = action.details.status
@@ -156,7 +158,7 @@ class State:
         self.move(action, phase_pb2.ACTION_PHASE_QUEUED)
 
     def move(self, action: Action, phase: int) -> None:
-        """Put an action into a phase, unless it is over."""
+        """Put an action into a phase, unless it has ended."""
         status, attempt = action.details.status, action.attempt
         if action.is_over:
             return
@@ -171,7 +173,7 @@ class State:
             status.duration_ms = int((time.monotonic() - action.run.begun) * 1000)
         self.changed()
 
-    def find_run(self, id: identifier_pb2.RunIdentifier) -> Run:  # noqa: A002  # the wire's word
+    def find_run(self, id: identifier_pb2.RunIdentifier) -> Run:  # noqa: A002  # the name on the wire
         run = self.runs.get((id.project, id.domain, id.name))
         if run is None:
             raise ConnectError(Code.NOT_FOUND, f"run {id.name} not found")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BUCKET = "plane"
 MOUNT = "/s3"
-"""Where the store is on the plane's port."""
+"""The path of the store on the plane's port."""
 _MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 _MODIFIED_ISO = "2026-01-01T00:00:00.000Z"
 
@@ -148,8 +148,8 @@ async def _answer(
     *,
     length: int | None = None,
 ) -> None:
-    told = {"content-length": str(len(body) if length is None else length), **(headers or {})}
-    pairs = [(k.encode(), v.encode()) for k, v in told.items()]
+    payload = {"content-length": str(len(body) if length is None else length), **(headers or {})}
+    pairs = [(k.encode(), v.encode()) for k, v in payload.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})
 

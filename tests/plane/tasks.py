@@ -1,4 +1,4 @@
-"""TaskService: deploy and look up."""
+"""TaskService: deploy and get tasks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Tasks(TaskService):
 
 
 def _holds(asked: list_pb2.Filter, name: str) -> bool:
-    """Whether a filter lets a name through; the SDK filters tasks by name only."""
+    """Return whether a filter accepts a name; the SDK filters tasks by name only."""
     if asked.field != "name":
         raise ConnectError(Code.UNIMPLEMENTED, f"filter by {asked.field}")
     if asked.function == list_pb2.Filter.CONTAINS:

@@ -33,7 +33,7 @@ async def task(name: str) -> flyte.remote.TaskDetails:
 
 
 async def submit(what: Any, *, name: str | None = None, **inputs: Any) -> flyte.remote.Run:
-    """Start a run of a task, given or by its name."""
+    """Start a run of a task, given as an object or by its name."""
     found = await task(what) if isinstance(what, str) else what
     return await flyte.with_runcontext(mode="remote", name=name).run.aio(found, **inputs)
 
@@ -45,7 +45,7 @@ async def finished(run: flyte.remote.Run) -> flyte.remote.Run:
 
 
 async def running(plane: Plane, run: flyte.remote.Run, line: str = "asleep") -> None:
-    """Wait until the task itself has said something."""
+    """Wait until the task itself has written to its log."""
     assert await asyncio.to_thread(
         eventually, lambda: plane.action(run.name).pod is not None, within_s=LONG_S
     )
@@ -80,7 +80,7 @@ async def test_a_run_by_reference_has_phases_a_pod_a_log_and_outputs(plane: Plan
     assert plane.pod("by-reference").orphans == set()
 
 
-async def test_a_name_is_taken_once(plane: Plane):
+async def test_a_name_is_used_once(plane: Plane):
     run = await submit("nap", name="only-one", seconds=60.0)
     with pytest.raises(flyte.errors.RuntimeUserError) as caught:
         await submit("nap", name="only-one", seconds=60.0)
@@ -88,7 +88,7 @@ async def test_a_name_is_taken_once(plane: Plane):
     await run.abort.aio(reason="enough")
 
 
-async def test_an_abort_is_told_with_its_reason_and_ends_the_pod(plane: Plane):
+async def test_an_abort_reports_its_reason_and_ends_the_pod(plane: Plane):
     quick = (await task("nap")).override(timeout=timedelta(minutes=5))
     run = await submit(quick, name="aborted", seconds=60.0)
     await running(plane, run)
@@ -104,17 +104,17 @@ async def test_an_abort_is_told_with_its_reason_and_ends_the_pod(plane: Plane):
     assert await asyncio.to_thread(
         eventually, lambda: not plane.pod("aborted").processes(), within_s=LONG_S
     )
-    # The task handles no SIGTERM, so it ends when its grace does, like PID 1 of a pod.
+    # The task has no SIGTERM handler, so it is killed after the grace, like PID 1 of a pod.
     assert plane.pod("aborted").term_s is None
 
 
-async def test_an_abort_of_what_is_gone_is_no_error(plane: Plane):
+async def test_aborting_an_ended_run_is_no_error(plane: Plane):
     run = await finished(await submit("double", name="done-before", n=1))
     await run.abort.aio(reason="late")
     assert (await flyte.remote.Run.get.aio(name="done-before")).phase == ActionPhase.SUCCEEDED
 
 
-async def test_a_failed_task_tells_its_error(plane: Plane):
+async def test_a_failed_task_reports_its_error(plane: Plane):
     run = await finished(await submit("failing", name="fails"))
     assert run.phase == ActionPhase.FAILED
     with pytest.raises(flyte.errors.RuntimeUserError, match="no good"):
@@ -155,7 +155,7 @@ async def test_overridden_resources_reach_the_pod(plane: Plane):
     await run.abort.aio()
 
 
-async def test_a_pod_has_its_own_environment_and_not_this_ones(
+async def test_a_pod_does_not_inherit_this_environment(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("OF_THE_CALLER", "must not be seen")
@@ -208,7 +208,7 @@ async def test_a_run_can_fail_before_it_has_a_pod(plane: Plane):
 
 
 @pytest.mark.parametrize("how", ["watches", "connections"])
-async def test_a_watch_that_is_cut_is_taken_up_again(plane: Plane, how: str):
+async def test_an_interrupted_watch_resumes(plane: Plane, how: str):
     run = await submit("nap", name=f"cut-{how}", seconds=1.0)
     waiting = asyncio.create_task(finished(run))
     await running(plane, run)
@@ -233,7 +233,7 @@ async def test_logs_can_lag_and_fail(plane: Plane):
     await run.abort.aio()
 
 
-async def test_a_pod_can_be_made_again_for_the_same_attempt(plane: Plane):
+async def test_a_pod_can_be_restarted_for_the_same_attempt(plane: Plane):
     run = await submit("nap", name="again", seconds=30.0)
     await running(plane, run)
     first = plane.pod("again")
@@ -249,7 +249,7 @@ async def test_a_pod_can_be_made_again_for_the_same_attempt(plane: Plane):
     await run.abort.aio()
 
 
-def test_a_stop_leaves_nothing():
+def test_stopping_leaves_nothing_behind():
     with standing_in() as plane:
         import plane_tasks
 

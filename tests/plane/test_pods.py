@@ -1,4 +1,4 @@
-"""What the pod executor would send to Kubernetes, and what it makes of the answers."""
+"""The requests of the pod executor to Kubernetes, and how it handles the replies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def spec_with_container() -> task_definition_pb2.TaskSpec:
     container.image = "image:1"
     container.args.extend(["a0", "--inputs", "{{.input}}", "--outputs-path", "{{.outputPrefix}}"])
     container.args.extend(["--run-start-time", "{{.runStartTime}}", "--unknown", "{{.nonesuch}}"])
-    container.env.append(literals_pb2.KeyValuePair(key="SAID", value="by the task"))
+    container.env.append(literals_pb2.KeyValuePair(key="SOURCE", value="by the task"))
     return spec
 
 
@@ -71,10 +71,10 @@ def environment_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_container_becomes_a_pod_with_its_arguments_filled_in():
-    envs = run_pb2.Envs(values=[literals_pb2.KeyValuePair(key="SAID", value="by the run")])
+    envs = run_pb2.Envs(values=[literals_pb2.KeyValuePair(key="SOURCE", value="by the run")])
     labels = run_pb2.Labels(values={"union-sandbox": "1"})
     pod = pod_of(action_of(spec_with_container(), envs=envs, labels=labels), AROUND)
-    assert environment_of(pod) == {**RUNTIME_ENV, "SAID": "by the run"}
+    assert environment_of(pod) == {**RUNTIME_ENV, "SOURCE": "by the run"}
     del pod["spec"]["containers"][0]["env"]
     assert pod == {
         "apiVersion": "v1",
@@ -147,7 +147,7 @@ def test_a_pod_template_of_the_sdk_survives():
 
 
 def assert_known_to_kubernetes(pod: dict[str, Any]) -> None:
-    """Every field is one of the API's: nothing is lost on the way through its own types."""
+    """Every field belongs to the API: nothing is lost in a round trip through its types."""
     api = ApiClient()
     parsed = api.deserialize(json.dumps(pod), "V1Pod", "application/json")
     assert api.sanitize_for_serialization(parsed) == pod
@@ -164,12 +164,12 @@ def test_a_secret_is_a_variable_and_one_that_is_missing_is_an_error():
         pod_of(action_of(spec), AROUND)
 
 
-class Gone(Exception):  # noqa: N818  # what the API's client calls an answer of 404
+class Gone(Exception):  # noqa: N818  # the error of the API's client for a 404
     status = 404
 
 
 class WrittenApi:
-    """An API that answers from a list of phases, and keeps what it was asked."""
+    """An API that replies from a list of phases, and records the requests."""
 
     def __init__(self, *phases: str, code: int = 0) -> None:
         self.phases, self.code = list(phases), code
@@ -216,7 +216,7 @@ async def test_a_pod_is_created_watched_read_and_deleted(monkeypatch: pytest.Mon
     assert await pod.log_from(0) == b"log of primary\n"
 
 
-async def test_a_pod_that_somebody_deletes_is_over(monkeypatch: pytest.MonkeyPatch):
+async def test_a_deleted_pod_has_ended(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tests.plane.pods._LOOK_S", 0.01)
     api = WrittenApi("Running")
     pod = await KubePods(api).start(pod_of(action_of(spec_with_container()), AROUND))
@@ -224,10 +224,10 @@ async def test_a_pod_that_somebody_deletes_is_over(monkeypatch: pytest.MonkeyPat
     assert await pod.ended() == 137
 
 
-async def test_news_ring_the_bell():
+async def test_a_change_wakes_all_watchers():
     state, action = State(), action_of(spec_with_container())
-    bell = state.bell()
+    change = state.next_change()
     state.begin_attempt(action)
-    assert bell.is_set()
-    assert not state.bell().is_set()
+    assert change.is_set()
+    assert not state.next_change().is_set()
     assert action.phases == ["QUEUED"]

@@ -1,4 +1,4 @@
-"""The filter as the kernel keeps it, and the mount table, compared with the plan."""
+"""The filter as the kernel holds it, and the mount table, compared with the plan."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import ISOLATED, session_of
-from tests.posture.looks import NAMESPACES, filters, namespace, sandboxes, status
+from tests.posture.inspection import NAMESPACES, filters, namespace, sandboxes, status
 
 from union import sandbox as sb
-from union.sandbox._core import plan as p
-from union.sandbox._core.seccomp import digest, filter_program
-from union.sandbox._core.view import HELD_DIR, hiding_steps, own_steps, shared_steps
 from union.sandbox._linux import cgroup, kernel
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.rootfs import HELD_DIR, hiding_steps, own_steps, shared_steps
+from union.sandbox._seccomp.filter import digest, filter_program
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -81,7 +81,7 @@ def test_every_thread_has_the_compiled_filter(live: Live) -> None:
         assert int(status(task).get("Seccomp_filters", ours + 1)) == ours + 1, "one, and its own"
     found = filters(tasks)
     if found is None:
-        # Told only to who has CAP_SYS_ADMIN and no filter itself.
+        # The kernel returns it only to a process with CAP_SYS_ADMIN and without a filter.
         assert not int(status("self")["CapEff"], 16) & 1 << 21 or status("self")["Seccomp"] != "0"
         return
     assert found == [expected] * 5
@@ -114,8 +114,8 @@ def _steps(jail: sb.Session) -> list[p.Step]:
     return steps
 
 
-def _brought_along(step: p.Bind) -> list[str]:
-    """A bind brings what the host has mounted below its source."""
+def _mounts_of_bind(step: p.Bind) -> list[str]:
+    """Return the mounts that come with a bind, from below its source on the host."""
     source = step.source.rstrip("/")
     host = [place for place, _, _ in _table("self")]
     below = [place for place in host if place.startswith(f"{source}/")]
@@ -124,7 +124,7 @@ def _brought_along(step: p.Bind) -> list[str]:
 
 @pytest.mark.threat(27, 28)
 def test_the_mount_table_is_the_planned_one_and_nothing_more(live: Live) -> None:
-    """Each place as often as it is planned, with the flags of the plan; from the plan alone."""
+    """Each path as often as planned, with the flags of the plan."""
     planned: Counter[str] = Counter({"/": 1})
     flags: dict[str, set[str]] = {}
     kinds: dict[str, str] = {"/": "tmpfs"}
@@ -134,9 +134,9 @@ def test_the_mount_table_is_the_planned_one_and_nothing_more(live: Live) -> None
                 planned[step.path] += 1
                 flags[step.path] = {word for bit, word in _FLAGS.items() if step.attrs & bit}
                 kinds.pop(step.path, None)
-                # What is kept at hand comes from there, with what it brought along.
+                # Kept mounts come from there, with the mounts below them.
                 kept = step.source.startswith(HELD_DIR)
-                planned.update([] if kept else _brought_along(step))
+                planned.update([] if kept else _mounts_of_bind(step))
             case p.Hide():
                 planned[step.path] += 1
             case p.Tmpfs() | p.Proc() | p.Devpts():
@@ -145,7 +145,7 @@ def test_the_mount_table_is_the_planned_one_and_nothing_more(live: Live) -> None
     table = _table(live.command)
     found = Counter(place for place, _, _ in table)
     if live.jail.isolation.proc == "inherited":
-        # What masks /proc in a container came along with it.
+        # The mounts that mask /proc in a container came with it.
         found = Counter({k: n for k, n in found.items() if not k.startswith("/proc/")})
         planned = Counter({k: n for k, n in planned.items() if not k.startswith("/proc/")})
     extra = {k: n for k, n in (found - planned).items() if not _is_kept_submount(k)}
@@ -169,7 +169,7 @@ def _is_kept_submount(place: str) -> bool:
 
 @pytest.mark.threat(37)
 async def test_sessions_share_no_namespace(live: Live, way: str) -> None:
-    """Of another session, with the same settings; no namespace is ours either."""
+    """Another session with the same settings; no namespace is the host's either."""
     async with session_of(way) as jail:
         other = await _asleep(jail)
         for name in NAMESPACES:
@@ -179,19 +179,19 @@ async def test_sessions_share_no_namespace(live: Live, way: str) -> None:
 
 @pytest.mark.threat(102)
 async def test_a_limited_sandbox_is_in_a_group_of_its_own(way: str) -> None:
-    """Where the host has groups to give; where not, the report says what is used in their place."""
+    """Where the host has control groups; elsewhere the report names the replacement."""
     limited = sb.Resources(memory="256Mi")
     async with session_of(way, resources=limited) as one, session_of(way) as bare:
         first, second = await _asleep(one), await _asleep(bare)
         ours = _groups("self")
         assert _groups(second.command) == ours, "without limits nothing is moved"
-        told = dict(one.isolation.limits)["memory"]
+        mechanism = dict(one.isolation.limits)["memory"]
         where = cgroup.hierarchy()
         if where is None:
-            assert told == "watch"
+            assert mechanism == "watch"
             assert _groups(first.command) == ours
             return
-        assert told == f"cgroup-v{where.version}"
+        assert mechanism == f"cgroup-v{where.version}"
         moved = {k: v for k, v in _groups(first.command).items() if ours[k] != v}
         assert moved
         assert all(f"sandbox-{os.getpid()}-" in path for path in moved.values())
@@ -204,7 +204,7 @@ def _groups(pid: int | str) -> dict[str, str]:
 
 
 @pytest.mark.threat(101, 104)
-async def test_limits_are_those_that_were_asked_for(way: str) -> None:
+async def test_limits_are_the_requested_ones(way: str) -> None:
     """Soft and hard alike, in the command; seen from the host."""
     asked = sb.Resources(open_files=128, file_size="7Mi", processes=33)
     async with session_of(way, resources=asked) as jail:

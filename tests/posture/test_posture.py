@@ -1,4 +1,4 @@
-"""Posture: a live sandbox looked at from the host, where it cannot lie about itself."""
+"""Posture: a live sandbox, inspected from the host, where it cannot forge the result."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import ISOLATED, eventually, sandbox_processes, session_of
 
-from union.sandbox._core import plan as p
-from union.sandbox._core.view import HELD_DIR, RUN_DIR, own_steps, shared_steps
 from union.sandbox._linux.host import CA_VARIABLES
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.rootfs import HELD_DIR, RUN_DIR, own_steps, shared_steps
 from union.sandbox.constants import (
     DEFAULT_FILE_SIZE_MIB,
     DEFAULT_OPEN_FILES,
@@ -39,7 +39,7 @@ time.sleep(60)
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A run that sleeps: the session, the numbers of its processes on the host."""
+    """A sleeping run: its session, and the host pids of its processes."""
 
     jail: sb.Session
     command: int
@@ -77,18 +77,18 @@ async def live(request: pytest.FixtureRequest) -> AsyncIterator[Live]:
 
 
 def _inside() -> set[int]:
-    """Processes in a pid namespace of their own: a bwrap that watches over one is not inside."""
+    """Return the processes in a pid namespace of their own, which leaves out bwrap."""
     ours = len(_numbers("self"))
     return {pid for pid in sandbox_processes() if len(_numbers(pid)) > ours}
 
 
 def _inside_pid(pid: int) -> str:
-    """The number of a process in its innermost namespace."""
+    """Return the pid of a process in its innermost namespace."""
     return _numbers(pid)[-1]
 
 
 def _numbers(pid: int | str) -> list[str]:
-    """The numbers of a process, one per namespace that it is in, ours first."""
+    """Return the pids of a process, one per pid namespace, ours first."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(line for line in lines if line.startswith("NSpid")).split()[1:]
 
@@ -135,7 +135,7 @@ async def test_two_runs_share_no_namespace(live: Live) -> None:
 
 
 def _mounts(pid: int) -> list[tuple[str, set[str], str]]:
-    """(place, options, type) of every mount of a process."""
+    """Return (path, options, type) of every mount of a process."""
     found = []
     for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
@@ -164,7 +164,7 @@ def test_the_mounts_are_exactly_the_planned_ones(live: Live) -> None:
 
 
 def _below(place: str, planned: set[str]) -> bool:
-    """A bind brings what the host has mounted below its source."""
+    """Return whether a mount lies below a planned one, as mounts of the host in a bind do."""
     return any(place.startswith(f"{top}/") for top in planned if top not in {"/", "/dev", "/run"})
 
 
@@ -175,7 +175,7 @@ def test_all_but_a_few_mounts_are_read_only(live: Live) -> None:
     mounts = _mounts(live.command)
     for place, options, kind in mounts:
         if place.startswith(f"{HELD_DIR}/"):
-            # Shown elsewhere; here it is covered by what was mounted over the whole place.
+            # Mounted elsewhere; here a later mount covers the whole directory.
             assert [one for one in mounts if one[0] == HELD_DIR][-1][1] >= {"ro", "nosuid", "nodev"}
             continue
         if kind == "proc" or (
@@ -235,8 +235,8 @@ def test_limits_are_set_hard(live: Live) -> None:
         assert int(most[1]) <= DEFAULT_PROCESSES + 2
 
 
-def test_the_ids_are_what_is_reported(live: Live) -> None:
-    """Seen from the host: no id of its root when it says so, and no group besides its own."""
+def test_the_ids_are_the_reported_ones(live: Live) -> None:
+    """Seen from the host: not the id of root if reported so, and no further group."""
     for pid in (live.command, live.first):
         status = live.status(pid)
         uids, gids = set(status["Uid"].split()), set(status["Gid"].split())
@@ -271,13 +271,13 @@ def test_the_root_and_the_directory_are_private(live: Live) -> None:
 
 @pytest.mark.threat(1, 41)
 def test_process_one_is_bare(live: Live) -> None:
-    """The supervisor inside: closed to its own user, and for the host's root nothing to find."""
+    """The supervisor inside: its own user cannot inspect it, and root finds nothing in it."""
     if os.geteuid() != 0 or _closed(live.first):
         assert _closed(live.first)
         return
-    # bwrap tells the directory it starts in, which is always the root.
+    # bwrap sets PWD to the directory it starts in, which is always the root.
     assert Path(f"/proc/{live.first}/environ").read_bytes() in {b"", b"PWD=/\0"}
-    # The pipe has nobody at its other end: its end was that the command runs.
+    # The other end of the pipe was closed when the command was executed.
     known = ("socket:", "pipe:", "/dev/null")
     for fd in _fds(live.first):
         target = os.readlink(f"/proc/{live.first}/fd/{fd}")
@@ -293,7 +293,7 @@ def _closed(pid: int) -> bool:
 
 
 @pytest.mark.threat(108)
-async def test_nothing_is_left_to_look_at_after_the_end(live: Live) -> None:
+async def test_no_process_is_left_after_the_end(live: Live) -> None:
     await live.jail.close()
     assert eventually(lambda: not Path(f"/proc/{live.command}").exists(), within_s=1)
     assert not Path(f"/proc/{live.first}").exists()

@@ -1,4 +1,4 @@
-"""``strict=True`` opens where every layer is whole, and refuses where one would be weaker."""
+"""``strict=True`` opens where every layer is complete, and refuses where one would be weaker."""
 
 from __future__ import annotations
 

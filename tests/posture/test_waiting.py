@@ -1,4 +1,4 @@
-"""What waits to be used is as closed as what runs: spares, and Pythons ahead of their script."""
+"""Spare sandboxes and waiting Pythons are as isolated as running commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import ISOLATED, eventually, session_of
-from tests.posture.looks import (
+from tests.posture.inspection import (
     CAPABILITIES,
     NAMESPACES,
     filters,
@@ -21,9 +21,9 @@ from tests.posture.looks import (
     status,
 )
 
-from union.sandbox._core.seccomp import digest, filter_program
 from union.sandbox._linux import kernel
 from union.sandbox._linux.host import CA_VARIABLES
+from union.sandbox._seccomp.filter import digest, filter_program
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,13 +35,13 @@ pytestmark = pytest.mark.spec("G2")
 
 @pytest.fixture(params=ISOLATED)
 async def waiting(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
-    """A session in which nothing runs, and everything that is kept ahead is there."""
+    """A session in which nothing runs and all spares are ready."""
     async with session_of(request.param, env={"OWN": "value"}) as session:
         await session.run_code("pass")
         await session.run("true")
         before: set[int] = set()
         async with asyncio.timeout(10):
-            # Until nothing comes or goes any more: what is half made is not waiting yet.
+            # Until the set is stable: a spare under construction does not count yet.
             while not _all_is_there() or before != inside():
                 before = inside()
                 await asyncio.sleep(0.15)
@@ -57,7 +57,7 @@ def _all_is_there() -> bool:
 
 
 def _python() -> int | None:
-    """The process number of a Python that waits for its script."""
+    """Return the pid of a Python that waits for its script."""
     for pid in inside():
         try:
             if os.path.exists(f"/proc/{pid}/fd/100"):
@@ -68,7 +68,7 @@ def _python() -> int | None:
 
 
 def _spares() -> list[dict[str, int]]:
-    """Sandboxes whose second process has not become a command yet."""
+    """Return the sandboxes whose second process has not executed a command yet."""
     return [
         one
         for one in sandboxes()
@@ -77,7 +77,7 @@ def _spares() -> list[dict[str, int]]:
 
 
 @pytest.mark.threat(74)
-def test_what_waits_is_filtered_and_has_no_capability(waiting: sb.Session) -> None:
+def test_spares_are_filtered_and_have_no_capability(waiting: sb.Session) -> None:
     for pid in inside():
         found = status(pid)
         assert {found[name] for name in CAPABILITIES} == {"0" * 16}, found["Name"]
@@ -86,12 +86,12 @@ def test_what_waits_is_filtered_and_has_no_capability(waiting: sb.Session) -> No
 
 
 @pytest.mark.threat(74)
-def test_what_waits_has_the_filter_that_is_reported(waiting: sb.Session) -> None:
+def test_spares_have_the_reported_filter(waiting: sb.Session) -> None:
     expected = filter_program(machine=kernel.machine())
     assert waiting.isolation.seccomp == digest(expected)
     found = filters(sorted(inside()))
     if found is None:
-        # The kernel tells only who has CAP_SYS_ADMIN; what the filter does is attacked elsewhere.
+        # The kernel returns filters only to CAP_SYS_ADMIN; tests/escape attacks the filter itself.
         assert os.geteuid() != 0 or not int(status("self")["CapEff"], 16) & 1 << 21 or _filtered()
         return
     assert {digest(one) for one in found} == {digest(expected)}
@@ -102,8 +102,8 @@ def _filtered() -> bool:
 
 
 @pytest.mark.threat(37)
-def test_no_two_of_them_share_a_namespace(waiting: sb.Session) -> None:
-    # Of what is closed to its own user, only root can tell.
+def test_no_two_spares_share_a_namespace(waiting: sb.Session) -> None:
+    # Only root can inspect processes that are closed to their own user.
     seen = [[pid for pid in one.values() if not is_closed(pid)] for one in sandboxes()]
     seen = [one for one in seen if one]
     assert len(seen) >= (2 if os.geteuid() == 0 else 1)
@@ -116,7 +116,7 @@ def test_no_two_of_them_share_a_namespace(waiting: sb.Session) -> None:
 
 
 @pytest.mark.threat(1, 41)
-def test_a_spare_holds_its_own_line_and_nothing_else(waiting: sb.Session) -> None:
+def test_a_spare_holds_its_own_socket_and_nothing_else(waiting: sb.Session) -> None:
     known = ("socket:", "pipe:", "/dev/null", "/run/sandbox/main.")
     for one in _spares():
         for pid in one.values():
@@ -148,7 +148,7 @@ def test_a_waiting_python_holds_its_streams_and_its_script(waiting: sb.Session) 
 
 
 @pytest.mark.threat(108)
-async def test_nothing_of_it_is_left_after_the_session(waiting: sb.Session) -> None:
+async def test_no_spare_is_left_after_the_session(waiting: sb.Session) -> None:
     seen = inside()
     assert seen
     await waiting.close()

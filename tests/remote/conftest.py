@@ -1,4 +1,4 @@
-"""Servers for these tests, and a line to them that can be cut."""
+"""Servers for these tests, and a proxy whose connections can be cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GRACE_S = 1.0
 
 
 def sandboxes_of(server: ServerProcess) -> set[int]:
-    """Processes of a server's sandboxes, those that wait to be used left out."""
+    """Return the processes of a server's sandboxes, without those kept ready."""
     spares = int(server.metric("sandbox_spares"))
     return {p for pid in children_of(server.pid) for p in _beyond_spares(pid, spares)}
 
@@ -29,7 +29,7 @@ def work_dirs_of(server: ServerProcess) -> list[str]:
 
 
 def is_idle(server: ServerProcess) -> bool:
-    """Nothing is left of any session."""
+    """Return whether nothing is left of any session."""
     return (
         server.metric("sandbox_sessions") == 0
         and not sandboxes_of(server)
@@ -44,14 +44,14 @@ def remote(server: ServerProcess, *, endpoint: str = "", **options: object) -> s
 
 @pytest.fixture(scope="session")
 def quick() -> Iterator[ServerProcess]:
-    """A server that does not wait long for clients that are gone; one per test worker."""
+    """Provide a server with a short grace period; one per test worker."""
     backends = [word for way in WAYS for word in ("--backend", way)]
     with ServerProcess(*backends, "--grace", str(GRACE_S), "--drain", "2") as server:
         yield server
 
 
-class Line:
-    """A proxy in between, whose connections can be cut, all at once and without a word."""
+class Proxy:
+    """A proxy whose connections can all be cut at once, without a close handshake."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._target = server.address
@@ -119,6 +119,6 @@ class Line:
 
 
 @pytest.fixture
-async def line(quick: ServerProcess) -> AsyncIterator[Line]:
-    async with Line(quick) as found:
+async def proxy(quick: ServerProcess) -> AsyncIterator[Proxy]:
+    async with Proxy(quick) as found:
         yield found

@@ -1,4 +1,4 @@
-"""A server that does as a test wants: the protocol of a session, with any reply replaced."""
+"""A scripted server: the protocol of a session, with any reply replaced by a test."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 from aiohttp import WSMsgType, web
 
 from union import sandbox as sb
-from union.sandbox._core import wire
-from union.sandbox._core.wire import Kind
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import Kind
 
 if TYPE_CHECKING:
     import ssl
@@ -27,7 +27,7 @@ TOKEN = "a-token-that-only-its-server-may-see"
 
 
 class HostileServer:
-    """Answers like an honest server until a subclass overrides a method."""
+    """Replies like an honest server until a subclass overrides a method."""
 
     facts: dict[str, Any] = FACTS
 
@@ -78,8 +78,8 @@ class HostileServer:
         return web.json_response({"status": "ok", "version": "0", "protocol": wire.VERSION})
 
     async def session(self, request: web.Request) -> web.StreamResponse:
-        told = {"session": request.match_info["name"], **self.facts}
-        return web.Response(body=json.dumps(told).encode(), content_type="application/json")
+        payload = {"session": request.match_info["name"], **self.facts}
+        return web.Response(body=json.dumps(payload).encode(), content_type="application/json")
 
     async def ended(self, _: web.Request) -> web.StreamResponse:
         return web.json_response({"closed": True})
@@ -117,13 +117,13 @@ class HostileServer:
             await ws.close()
 
     async def _run(self, ws: web.WebSocketResponse, run: int) -> None:
-        with contextlib.suppress(ConnectionError):  # the client has had enough
+        with contextlib.suppress(ConnectionError):  # The client may have disconnected.
             await self.run(ws, run)
 
     async def run(self, ws: web.WebSocketResponse, run: int) -> None:
         """One command: started, no output, exit code 0."""
         await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
-        await ws.send_bytes(b"".join(wire.end_of_output(run, fd, 0) for fd in (1, 2)))
+        await ws.send_bytes(b"".join(wire.encode_end_of_output(run, fd, 0) for fd in (1, 2)))
         await ws.send_bytes(event(run, 1, EXITED))
 
 
@@ -135,5 +135,5 @@ DECISION = {
 }  # fmt: skip
 
 
-def event(run: int, number: int, told: dict[str, Any]) -> bytes:
-    return wire.numbered(Kind.EVENT, run, number, json.dumps(told).encode())
+def event(run: int, number: int, payload: dict[str, Any]) -> bytes:
+    return wire.encode_numbered(Kind.EVENT, run, number, json.dumps(payload).encode())

@@ -1,4 +1,4 @@
-"""Runs in a network namespace of its own: a server, a session, and addresses that come and go."""
+"""Runs in its own network namespace: a server, a session and addresses that are added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets in: the token, the origin, capabilities, sockets; and what is never told."""
+"""Access to a server: token, origin, capabilities, sockets, and secrets in logs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WEBSOCKET = {
 
 
 def start(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A server that is expected not to start."""
+    """Start a server that is expected to exit at once."""
     return subprocess.run(
         [sys.executable, "-m", "union.sandbox.server", *argv],
         check=False,
@@ -64,7 +64,7 @@ def start(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.threat(115)
 @pytest.mark.spec("I1")
 @pytest.mark.parametrize("method, path", ROUTES)
-def test_without_the_token_nothing_answers(quick: ServerProcess, method: str, path: str):
+def test_requests_without_the_token_are_refused(quick: ServerProcess, method: str, path: str):
     before = quick.metric("sandbox_sessions_opened_total")
     for wrong in ("", "Bearer wrong", f"Basic {quick.token}", f"Bearer {quick.token}x"):
         headers = {"Authorization": wrong, **(WEBSOCKET if "connect" in path else {})}
@@ -76,7 +76,7 @@ def test_without_the_token_nothing_answers(quick: ServerProcess, method: str, pa
 
 
 @pytest.mark.spec("I1")
-def test_health_needs_none(quick: ServerProcess):
+def test_health_requires_no_token(quick: ServerProcess):
     status, body = quick.request("GET", "/v1/health", Authorization="")
     assert status == 200
     assert set(json.loads(body)) == {"status", "version", "protocol"}
@@ -84,12 +84,12 @@ def test_health_needs_none(quick: ServerProcess):
     connection.request("GET", "/v1/health")
     headers = connection.getresponse().headers
     connection.close()
-    assert headers["Server"] == "sandbox-server", "no versions of what it is made of"
+    assert headers["Server"] == "sandbox-server", "no versions of libraries"
     assert headers["Cache-Control"] == "no-store"
 
 
 @pytest.mark.spec("I1")
-async def test_a_wrong_token_is_told_at_once(quick: ServerProcess):
+async def test_an_invalid_token_is_reported_at_once(quick: ServerProcess):
     session = remote(quick, token="wrong token wrong token")
     async with session:
         with pytest.raises(sb.errors.SandboxConnectionError) as caught:
@@ -101,18 +101,18 @@ async def test_a_wrong_token_is_told_at_once(quick: ServerProcess):
 
 @pytest.mark.threat(116)
 @pytest.mark.spec("I1")
-def test_no_token_no_other_machine():
+def test_a_reachable_address_requires_a_token():
     done = start("--bind", "0.0.0.0:0", SANDBOX_SERVER_TOKEN="")
     assert done.returncode == 2
     assert done.stdout == ""
     done = start("--bind", "0.0.0.0:0")
     assert done.returncode == 2
-    assert "there is no token" in done.stderr
+    assert "requires a token" in done.stderr
 
 
 @pytest.mark.threat(119)
 @pytest.mark.spec("I1")
-async def test_the_token_and_the_commands_are_in_no_log(tmp_path: Path):
+async def test_logs_hold_neither_the_token_nor_commands(tmp_path: Path):
     with ServerProcess("--log-level", "debug") as server:
         async with remote(server) as session:
             await session.exec("echo from-the-command", env={"SECRET": "from-the-environment"})
@@ -139,7 +139,7 @@ HOSTS = {
 @pytest.mark.threat(117)
 @pytest.mark.spec("I3")
 @pytest.mark.parametrize("case", HOSTS)
-def test_it_answers_to_its_own_names_only(quick: ServerProcess, case: str):
+def test_foreign_host_names_are_refused(quick: ServerProcess, case: str):
     host, fine = HOSTS[case]
     for path in ("/v1/health", "/v1/sessions"):
         status, body = quick.request("GET", path, Host=host.format(port=quick.address[1]))
@@ -159,7 +159,7 @@ ORIGINS = {
 @pytest.mark.threat(117, 118)
 @pytest.mark.spec("I3")
 @pytest.mark.parametrize("case", ORIGINS)
-def test_a_page_of_another_origin_gets_nothing(quick: ServerProcess, case: str):
+def test_pages_of_other_origins_are_refused(quick: ServerProcess, case: str):
     port = quick.address[1]
     headers = {name: value.format(port=port) for name, value in ORIGINS[case].items()}
     before = quick.metric("sandbox_runs_started_total")
@@ -169,12 +169,12 @@ def test_a_page_of_another_origin_gets_nothing(quick: ServerProcess, case: str):
         assert status == 403, (method, path)
         assert json.loads(body)["error"]["code"] == "origin"
     assert quick.metric("sandbox_runs_started_total") == before
-    # The control: its own origin is served.
+    # Positive control: its own origin is served.
     assert quick.request("GET", "/v1/health", Origin=f"http://127.0.0.1:{port}")[0] == 200
 
 
 @pytest.mark.threat(116, 117)
-def test_without_a_token_only_loopback_names_count():
+def test_a_server_without_a_token_accepts_loopback_names_only():
     with ServerProcess(token=False) as server:
         assert server.request("GET", "/v1/sessions")[0] == 200
         for host in ("10.0.0.1", "attacker.example", "[2001:db8::1]:80"):
@@ -189,7 +189,7 @@ def test_without_a_token_only_loopback_names_count():
 
 @pytest.fixture
 def capability(quick: ServerProcess) -> Iterator[tuple[str, str]]:
-    """A session, and a token for it alone."""
+    """Return a session and a capability for it."""
     name = os.urandom(16).hex()
     assert quick.request("PUT", f"/v1/sessions/{name}", b"{}")[0] == 200
     status, body = quick.request("POST", f"/v1/sessions/{name}/capability", b'{"expires_s": 60}')
@@ -198,7 +198,7 @@ def capability(quick: ServerProcess) -> Iterator[tuple[str, str]]:
     quick.request("DELETE", f"/v1/sessions/{name}")
 
 
-def test_a_capability_runs_and_moves_files(quick: ServerProcess, capability: tuple[str, str]):
+def test_a_capability_runs_and_copies_files(quick: ServerProcess, capability: tuple[str, str]):
     name, token = capability
     headers = {"Authorization": f"Bearer {token}"}
     status, body = quick.request("POST", f"/v1/sessions/{name}/runs", b"echo hi", **headers)
@@ -210,7 +210,7 @@ def test_a_capability_runs_and_moves_files(quick: ServerProcess, capability: tup
 
 
 @pytest.mark.threat(115)
-def test_a_capability_does_nothing_else(quick: ServerProcess, capability: tuple[str, str]):
+def test_a_capability_permits_nothing_else(quick: ServerProcess, capability: tuple[str, str]):
     name, token = capability
     other = os.urandom(16).hex()
     quick.request("PUT", f"/v1/sessions/{other}", b"{}")
@@ -235,7 +235,7 @@ def test_a_capability_does_nothing_else(quick: ServerProcess, capability: tuple[
 
 
 @pytest.mark.threat(115)
-def test_a_capability_ends_with_its_time(quick: ServerProcess, capability: tuple[str, str]):
+def test_a_capability_expires(quick: ServerProcess, capability: tuple[str, str]):
     name, token = capability
     path = f"/v1/sessions/{name}"
     for wrong in (b'{"expires_s": 0}', b'{"expires_s": "x"}', b'{"expires_s": 1e9}'):
@@ -267,14 +267,14 @@ async def test_a_unix_socket(tmp_path: Path):
 
 
 @pytest.mark.threat(49)
-def test_a_socket_path_that_is_a_file(tmp_path: Path):
+def test_a_socket_path_that_is_a_regular_file_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("precious")
     done = start("--bind", f"unix:{tmp_path}/file", "--work-dir", str(tmp_path / "w"))
     assert done.returncode == 2
     assert (tmp_path / "file").read_text() == "precious"
 
 
-def test_a_work_dir_that_is_not_ours_alone(tmp_path: Path):
+def test_a_work_dir_that_others_can_write_is_refused(tmp_path: Path):
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
@@ -289,7 +289,7 @@ def test_a_work_dir_that_is_not_ours_alone(tmp_path: Path):
 
 @pytest.mark.threat(122)
 @pytest.mark.spec("I1")
-async def test_paths_of_the_server_are_not_the_clients(quick: ServerProcess, tmp_path: Path):
+async def test_host_paths_must_be_allowed_by_the_operator(quick: ServerProcess, tmp_path: Path):
     (tmp_path / "f").write_text("x")
     for argument, value in (
         ("read_only_paths", ["/etc/ssl"]),
@@ -312,7 +312,7 @@ async def test_paths_of_the_server_are_not_the_clients(quick: ServerProcess, tmp
 
 @pytest.mark.threat(114)
 @pytest.mark.spec("G1")
-async def test_a_backend_that_the_server_does_not_offer():
+async def test_a_backend_that_the_server_does_not_offer_is_refused():
     with ServerProcess("--backend", "userns") as server:
         async with remote(server, backend="none") as session:
             with pytest.raises(sb.SandboxUsageError, match="backend"):
@@ -321,7 +321,7 @@ async def test_a_backend_that_the_server_does_not_offer():
 
 @pytest.mark.threat(122)
 @pytest.mark.spec("I1", "C9")
-async def test_the_server_has_a_ceiling_too():
+async def test_the_network_ceiling_of_the_server_is_enforced():
     limits = ("--network-mode", "allowlist", "--network-allow", "*.example.com")
     with ServerProcess(*limits) as server:
         for options in (

@@ -1,4 +1,4 @@
-"""Attacks on a server from the network: web pages, lying bodies, URLs, a restart, endless time."""
+"""Attacks on a server over the network: web pages, bodies, frames, URLs, restarts, timeouts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.remote.test_protocol import raw, start_of
 from tests.servers import ServerProcess
 
 from union import sandbox as sb
-from union.sandbox._core import wire
-from union.sandbox._core.wire import Kind, Offsets
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import Kind, Offsets
 from union.sandbox.server._config import config_from_arguments
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ MIB = 1024 * 1024
 
 
 def exchange(server: ServerProcess, head: str, body: bytes = b"") -> tuple[int, dict[str, str]]:
-    """One request as raw text; its status and the headers of the answer."""
+    """Send one request as raw text; return the status and the headers."""
     with socket.create_connection(server.address, timeout=10) as sock:
         host, port = server.address
         sock.sendall(f"{head}\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode() + body)
@@ -55,8 +55,8 @@ SIMPLE = {
 
 @pytest.mark.threat(118)
 @pytest.mark.parametrize("token", [True, False], ids=["token", "no token"])
-def test_a_simple_request_of_a_page_runs_nothing(*, token: bool):
-    """What a browser sends without asking first; also where no token is needed."""
+def test_simple_requests_of_web_pages_are_refused(*, token: bool):
+    """Requests that a browser sends without a preflight, also if no token is required."""
     body = b'{"cmd": "true"}'
     with ServerProcess(token=token) as server:
         origins = ("Origin: https://attacker.example", "Sec-Fetch-Site: cross-site")
@@ -68,12 +68,12 @@ def test_a_simple_request_of_a_page_runs_nothing(*, token: bool):
         assert server.metric("sandbox_runs_started_total") == 0
         status, answer = server.request("POST", "/v1/run", body, **{"Content-Type": "text/json"})
         assert status == 200, answer
-        assert server.metric("sandbox_runs_started_total") == 1, "the control"
+        assert server.metric("sandbox_runs_started_total") == 1, "positive control"
 
 
 @pytest.mark.threat(118)
-def test_a_preflight_is_granted_nothing(quick: ServerProcess):
-    """Of any origin, its own included: nobody needs it."""
+def test_preflight_requests_are_refused(quick: ServerProcess):
+    """For any origin, also the server's own, which needs no preflight."""
     for origin in ("https://attacker.example", "null", quick.endpoint):
         for path in ("/v1/run", "/v1/sessions", "/v1/health"):
             head = (
@@ -87,7 +87,7 @@ def test_a_preflight_is_granted_nothing(quick: ServerProcess):
 
 
 @pytest.mark.threat(115, 117)
-def test_the_token_counts_in_its_header_only(quick: ServerProcess):
+def test_the_token_is_accepted_in_its_header_only(quick: ServerProcess):
     """Not in a cookie, a query or a password, which a browser would send for another page."""
     token = quick.token
     for tried in (
@@ -101,19 +101,19 @@ def test_the_token_counts_in_its_header_only(quick: ServerProcess):
 
 
 @pytest.mark.threat(116)
-def test_it_listens_to_this_machine_unless_told_otherwise():
+def test_the_default_address_is_loopback():
     assert [bind.host for bind in config_from_arguments([], {}).binds] == ["127.0.0.1"]
-    for everybody in ("0.0.0.0:1", "[::]:1", "192.0.2.1:1"):
-        with pytest.raises(sb.SandboxUsageError, match="there is no token"):
-            config_from_arguments(["--bind", everybody], {})
+    for reachable in ("0.0.0.0:1", "[::]:1", "192.0.2.1:1"):
+        with pytest.raises(sb.SandboxUsageError, match="requires a token"):
+            config_from_arguments(["--bind", reachable], {})
         given = {"SANDBOX_SERVER_TOKEN": "a token of enough letters"}
-        assert config_from_arguments(["--bind", everybody], given).binds, "the control"
+        assert config_from_arguments(["--bind", reachable], given).binds, "positive control"
 
 
 @pytest.mark.threat(119)
 @pytest.mark.parametrize("backend", ISOLATED)
 async def test_the_token_is_in_no_process_below_the_server(backend: str):
-    """Looked at from the host, while commands run and sandboxes wait."""
+    """Checked from the host, while commands run and prepared sandboxes wait."""
     with ServerProcess("--backend", backend) as server:
         token = str(server.token).encode()
         async with remote(server, env={"OWN": "seen"}) as session:
@@ -124,11 +124,11 @@ async def test_the_token_is_in_no_process_below_the_server(backend: str):
                 for name in ("environ", "cmdline"):
                     with contextlib.suppress(OSError):
                         texts[pid, name] = Path(f"/proc/{pid}/{name}").read_bytes()
-            assert any(b"OWN=seen" in text for text in texts.values()), "the run is looked at"
+            assert any(b"OWN=seen" in text for text in texts.values()), "the run is checked"
             assert not [where for where, text in texts.items() if token in text]
         with contextlib.suppress(PermissionError):
             own = Path(f"/proc/{server.pid}/environ").read_bytes()
-            assert token in own, "the control: here it was given"
+            assert token in own, "positive control: here it was given"
 
 
 # URLs where a path is expected.
@@ -142,8 +142,8 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.mark.threat(121)
-async def test_a_url_is_a_name_and_is_not_fetched(quick: ServerProcess, listener: socket.socket):
-    """There is no call that fetches; a URL given for a path is a file of that name."""
+async def test_a_url_as_a_path_is_not_fetched(quick: ServerProcess, listener: socket.socket):
+    """No call fetches URLs; a URL given as a path is the name of a file."""
     inner = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
     async with remote(quick, lazy=False) as session:
         name = session._transport._name  # type: ignore[union-attr]
@@ -156,7 +156,7 @@ async def test_a_url_is_a_name_and_is_not_fetched(quick: ServerProcess, listener
             assert b"root:" not in body
         assert await session.put_bytes(inner, b"a file") == 6
         assert await session.get_bytes(inner) == b"a file"
-        assert (await session.exec(["cat", inner])).stdout == "a file", "the control"
+        assert (await session.exec(["cat", inner])).stdout == "a file", "positive control"
     with pytest.raises(TimeoutError):
         listener.accept()
 
@@ -170,8 +170,8 @@ def _peak(pid: int) -> int:
 
 
 @pytest.mark.threat(123)
-def test_a_body_of_300_megabytes_does_not_stay_in_memory():
-    """With and without the token, of a said length and in chunks; cut off or drained, not kept."""
+def test_a_body_of_300_megabytes_is_not_buffered():
+    """With and without the token, with a length and in chunks: aborted or drained."""
     chunk = bytes(MIB)
     with ServerProcess() as server:
         server.request("GET", "/v1/health")
@@ -196,8 +196,8 @@ def test_a_body_of_300_megabytes_does_not_stay_in_memory():
 
 
 @pytest.mark.threat(123)
-def test_false_lengths_are_refused_or_cut_off(quick: ServerProcess):
-    """Ten ways to say a length that is not true; nothing runs, the next request is served."""
+def test_false_lengths_are_refused(quick: ServerProcess):
+    """Ten kinds of false lengths: nothing runs, and the next request is served."""
     before = quick.metric("sandbox_runs_started_total")
     body = b'{"cmd": "true"}'
     lengths = (
@@ -221,19 +221,19 @@ def test_false_lengths_are_refused_or_cut_off(quick: ServerProcess):
 
 
 @pytest.mark.threat(123)
-async def test_300_mutations_of_good_frames(quick: ServerProcess):
-    """Bits turned, parts cut out and doubled; the server lives, and keeps nothing of it."""
+async def test_300_mutations_of_valid_frames(quick: ServerProcess):
+    """Flipped bits, removed and doubled parts: the server survives and keeps nothing."""
     chance = random.Random(123)
     good = [
         start_of(1, "true", stdin=True),
-        wire.numbered(Kind.STDIN, 1, 1, b"hello"),
-        wire.numbered(Kind.CONTROL, 1, 1, wire.to_json({"op": "eof"})),
-        wire.offsets(Kind.ACK, 1, Offsets(0, 0, 0)),
+        wire.encode_numbered(Kind.STDIN, 1, 1, b"hello"),
+        wire.encode_numbered(Kind.CONTROL, 1, 1, wire.to_json({"op": "eof"})),
+        wire.encode_offsets(Kind.ACK, 1, Offsets(0, 0, 0)),
     ]
     sent = 0
     while sent < 300:
         async with raw(quick) as client:
-            # A connection ends with its first bad frame, so that few fit on one.
+            # The first invalid frame closes a connection, so each one carries few.
             with contextlib.suppress(ConnectionError, aiohttp.ClientError):
                 for _ in range(10):
                     data = bytearray(chance.choice(good))
@@ -259,8 +259,8 @@ async def test_300_mutations_of_good_frames(quick: ServerProcess):
 
 
 @pytest.mark.threat(126, 127)
-async def test_after_a_restart_files_are_there_and_sessions_are_not(tmp_path: Path):
-    """The same port and work dirs: what was pinned is served again, what was private to nobody."""
+async def test_a_restart_keeps_pinned_files_and_removes_sessions(tmp_path: Path):
+    """Same port and work dirs: pinned files are served again, private ones are not."""
     pinned = tmp_path / "pinned"
     pinned.mkdir()
     options = ("--allow-path", str(pinned), "--work-dir", str(tmp_path / "work"))
@@ -297,8 +297,8 @@ async def test_after_a_restart_files_are_there_and_sessions_are_not(tmp_path: Pa
 
 
 @pytest.mark.threat(128)
-def test_no_call_has_more_time_than_its_session(quick: ServerProcess):
-    """Asked for by plain HTTP, where no client of ours is in the way."""
+def test_a_run_ends_with_the_timeout_of_its_session(quick: ServerProcess):
+    """Over plain HTTP, without the checks of the client library."""
     path = f"/v1/sessions/{os.urandom(16).hex()}"
     assert quick.request("PUT", path, b'{"timeout_s": 0.3}')[0] == 200
     begun = time.monotonic()
@@ -310,8 +310,8 @@ def test_no_call_has_more_time_than_its_session(quick: ServerProcess):
 
 
 @pytest.mark.threat(128)
-async def test_the_servers_own_limit_comes_before_a_clients():
-    """A day is asked for, or nothing; a session with less keeps its own."""
+async def test_the_timeout_limit_of_the_server_is_enforced():
+    """For a timeout of a day or none; a shorter timeout is kept."""
     with ServerProcess("--max-session-s", "0.3", "--grace", "20") as server:
         for asked in (86_400.0, None):
             begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""Clients pause before they come back, and a run that is refused as busy waits for its turn."""
+"""Clients back off before they reconnect, and a run refused as busy waits for its turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.remote.hostile import HostileServer, event
 from tests.servers import ServerProcess
 
 from union import sandbox as sb
-from union.sandbox._core import wire
+from union.sandbox._wire import frames as wire
 from union.sandbox.remote import _transport
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ pytestmark = [pytest.mark.threat(159), pytest.mark.timeout(120)]
 
 
 class Hangs(HostileServer):
-    """Accepts every connection, and ends it at once."""
+    """A server that accepts every connection and closes it at once."""
 
     async def connected(self, ws: web.WebSocketResponse) -> None:
         await ws.close()
 
 
 class Teases(HostileServer):
-    """Ends every connection after one frame that brings nothing new."""
+    """A server that closes every connection after one frame without progress."""
 
     frame_of = staticmethod(lambda _: b"")
 
@@ -39,7 +39,7 @@ class Teases(HostileServer):
         await ws.close()
 
 
-async def test_a_connection_that_is_cut_at_once_is_not_made_again_at_once():
+async def test_a_connection_that_is_lost_at_once_is_retried_with_a_pause():
     async with HostileServer() as server, server.open() as session:
         await session.exec("true")
         assert server.requests["GET connect"] == 1, "the control"
@@ -55,10 +55,10 @@ async def test_a_connection_that_is_cut_at_once_is_not_made_again_at_once():
 
 @pytest.mark.parametrize(
     "frame",
-    [lambda _: b"", lambda run: wire.output_head(run, 1, 0, 0)],
+    [lambda _: b"", lambda run: wire.encode_output_head(run, 1, 0, 0)],
     ids=["nothing", "an empty frame"],
 )
-async def test_a_connection_that_brings_nothing_has_not_proved_itself(frame: Any):
+async def test_a_connection_without_progress_does_not_reset_the_backoff(frame: Any):
     class Server(Teases):
         frame_of = staticmethod(frame)
 
@@ -68,8 +68,8 @@ async def test_a_connection_that_brings_nothing_has_not_proved_itself(frame: Any
         assert server.requests["GET connect"] <= 12
 
 
-async def test_a_connection_that_is_useful_for_a_moment_is_not_made_again_without_a_pause():
-    """One byte for each connection: it goes on, but not as fast as the machine can."""
+async def test_a_brief_connection_with_progress_is_retried_with_a_pause():
+    """One byte for each connection: the run makes progress, but with pauses."""
 
     class Drips(HostileServer):
         at = 0
@@ -78,7 +78,7 @@ async def test_a_connection_that_is_useful_for_a_moment_is_not_made_again_withou
             if frame.kind in {wire.Kind.START, wire.Kind.ATTACH} and not ws.closed:
                 if not self.at:
                     await ws.send_bytes(event(frame.run, 0, {"started": {"pid": 2}}))
-                await ws.send_bytes(wire.output_head(frame.run, 1, self.at, 1) + b"x")
+                await ws.send_bytes(wire.encode_output_head(frame.run, 1, self.at, 1) + b"x")
                 self.at += 1
                 await ws.close()
 
@@ -91,7 +91,7 @@ async def test_a_connection_that_is_useful_for_a_moment_is_not_made_again_withou
 
 
 class Busy(HostileServer):
-    """Has room for a number of commands at once, each of which takes a moment."""
+    """A server with a limited number of concurrent commands, each of which takes a moment."""
 
     def __init__(self, room: int, *, lasts_s: float = 0.02) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Busy(HostileServer):
         await super().run(ws, run)
 
 
-async def test_commands_beyond_the_room_of_a_server_wait_for_their_turn():
+async def test_commands_beyond_the_capacity_of_a_server_wait_for_their_turn():
     async with Busy(8) as server, server.open() as session:
         done = await asyncio.gather(*(session.exec("true") for _ in range(400)))
         assert [result.returncode for result in done] == [0] * 400
@@ -119,8 +119,8 @@ async def test_commands_beyond_the_room_of_a_server_wait_for_their_turn():
         assert server.refused < 400, "a command is not sent again and again"
 
 
-async def test_a_server_that_never_has_room_is_given_up_with_its_own_reason(monkeypatch):
-    monkeypatch.setattr(_transport, "_PATIENCE_S", 0.5)
+async def test_a_server_that_stays_busy_is_given_up_with_its_own_reason(monkeypatch):
+    monkeypatch.setattr(_transport, "_MAX_BUSY_WAIT_S", 0.5)
     async with Busy(0) as server, server.open() as session:
         calls = (session.exec("true") for _ in range(50))
         done = await asyncio.gather(*calls, return_exceptions=True)
@@ -131,7 +131,7 @@ async def test_a_server_that_never_has_room_is_given_up_with_its_own_reason(monk
         assert caught.value.code == "busy"
 
 
-async def test_cancelled_calls_give_their_turn_to_others():
+async def test_cancelled_calls_pass_their_turn_to_others():
     async with Busy(1, lasts_s=0.05) as server, server.open() as session:
         calls = [asyncio.ensure_future(session.exec("true")) for _ in range(30)]
         await asyncio.sleep(0.1)
@@ -142,7 +142,7 @@ async def test_cancelled_calls_give_their_turn_to_others():
         assert (await session.exec("true")).returncode == 0
 
 
-async def test_a_session_that_is_closed_leaves_no_call_waiting():
+async def test_closing_a_session_leaves_no_call_waiting():
     async with Busy(1, lasts_s=30) as server:
         async with server.open() as session:
             calls = [asyncio.ensure_future(session.exec("true")) for _ in range(20)]

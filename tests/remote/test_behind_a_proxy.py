@@ -1,4 +1,4 @@
-"""An ordinary reverse proxy between client and server: the whole of a session works through it."""
+"""A session through a reverse proxy (nginx)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(NGINX is None, reason="needs nginx (Debian: apt-get install nginx-light)"),
 ]
 MIB = 1024 * 1024
-# What docs/guides/remote.md tells to set, and nothing else but where nginx may write.
+# The settings of docs/guides/remote.md, and the paths that nginx writes to.
 SETTINGS = """
 daemon off;
 worker_processes 1;
@@ -69,13 +69,13 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def front(server: ServerProcess, tmp_path: Path) -> Iterator[str]:
-    """The endpoint of an nginx in front of the server."""
+    """Start nginx in front of the server; yield its endpoint."""
     assert NGINX is not None
     host, port = server.address
     settings = tmp_path / "nginx.conf"
     settings.write_text(textwrap.dedent(SETTINGS.format(place=tmp_path, host=host, port=port)))
     argv = [NGINX, "-p", str(tmp_path), "-e", str(tmp_path / "error.log"), "-c", str(settings)]
-    # Root would start its worker as a user who may not enter the directory of this test.
+    # As root, nginx would start its worker as a user who cannot enter this directory.
     if os.geteuid() == 0:
         argv += ["-g", "user root;"]
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
@@ -95,7 +95,7 @@ async def test_runs_streams_and_files_pass_through(server: ServerProcess, front:
         lines = proc.iter_stdout_lines()
         assert proc.stdin is not None
         for wanted in ("1", "2", "3"):
-            # Each line has come before the next is asked for: nothing in between waits for more.
+            # Each line arrives before the next is written: the proxy does not buffer.
             assert await anext(lines) == wanted
             proc.stdin.write(b"go\n")
         assert await proc.wait() == 0
@@ -109,11 +109,11 @@ async def test_runs_streams_and_files_pass_through(server: ServerProcess, front:
 
 
 @pytest.mark.slow
-async def test_what_it_costs(
+async def test_latency_and_throughput_through_the_proxy(
     server: ServerProcess, front: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Printed, for docs/decisions/0007; how quick a machine is fails no test."""
-    told = []
+    """The figures are printed for docs/decisions/0007; no speed is asserted."""
+    measured = []
     async with remote(server) as near, remote(server, endpoint=front) as far:
         for _ in range(60):
             times = []
@@ -121,7 +121,7 @@ async def test_what_it_costs(
                 began = time.perf_counter()
                 await session.exec("true")
                 times.append(time.perf_counter() - began)
-            told.append(times)
+            measured.append(times)
         rates = []
         for session in (near, far):
             began = time.perf_counter()
@@ -129,7 +129,7 @@ async def test_what_it_costs(
             out, _ = await proc.communicate()
             rates.append(len(out) / MIB / (time.perf_counter() - began))
             assert len(out) == 64 * MIB
-    direct, proxied = (statistics.median(times) * 1000 for times in zip(*told, strict=True))
+    direct, proxied = (statistics.median(times) * 1000 for times in zip(*measured, strict=True))
     with capsys.disabled():
         print(
             f"\n  run('true'): {direct:.2f} ms, through nginx {proxied:.2f} ms;"

@@ -1,4 +1,4 @@
-"""A client's upstream proxy is a destination of the server; the operator names those allowed."""
+"""Upstream proxies of clients: the operator must allow them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Internal(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def internal() -> Iterator[int]:
-    """A service on this machine's loopback, which answers requests in absolute form."""
+    """Start a service on loopback that accepts requests in absolute form."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Internal)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server.server_address[1]
@@ -61,10 +61,8 @@ async def asked(server: ServerProcess, backend: str, **options: Any) -> tuple[st
 
 
 @pytest.mark.parametrize("backend", ISOLATED)
-async def test_a_proxy_that_the_operator_did_not_name_is_refused(
-    internal: int, backend: str
-) -> None:
-    """The control is a server that names it: the same session reaches the service through it."""
+async def test_a_proxy_that_is_not_allowed_is_refused(internal: int, backend: str) -> None:
+    """The positive control is a server that allows it: the same session reaches the service."""
     url = f"http://127.0.0.1:{internal}"
     with ServerProcess(*OFFERED, *CEILING, "--allow-proxy", url) as naming:
         answer, _ = await asked(naming, backend, network_proxy_url=url)
@@ -86,7 +84,7 @@ async def test_a_proxy_that_the_operator_did_not_name_is_refused(
         assert (status, json.loads(body)["error"]["code"]) == (403, "proxy-refused")
 
 
-async def test_a_name_that_leads_inwards_needs_its_address_too(internal: int) -> None:
+async def test_a_name_with_an_internal_address_requires_the_address(internal: int) -> None:
     named = ["--allow-proxy", f"localhost:{internal}"]
     url = f"http://localhost:{internal}"
     with ServerProcess(*OFFERED, *CEILING, *named) as server:
@@ -99,7 +97,7 @@ async def test_a_name_that_leads_inwards_needs_its_address_too(internal: int) ->
         assert answer.startswith("internal")
 
 
-async def test_the_server_itself_is_not_dialled_even_if_it_is_named() -> None:
+async def test_the_server_itself_cannot_be_an_upstream_proxy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
@@ -111,7 +109,7 @@ async def test_the_server_itself_is_not_dialled_even_if_it_is_named() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["http://me:secret@p.example:1", "ftp://p.example", "a b", "*"])
-def test_the_option_is_checked(wrong: str) -> None:
+def test_an_invalid_allow_proxy_is_refused(wrong: str) -> None:
     from union.sandbox.server._config import config_from_arguments
 
     with pytest.raises(sb.SandboxUsageError, match="allow-proxy") as caught:

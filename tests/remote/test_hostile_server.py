@@ -1,4 +1,4 @@
-"""A client trusts no server: whatever one sends, memory, time and errors stay within limits."""
+"""A client trusts no server: memory, time and errors stay within limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.remote.conftest import remote
 from tests.remote.hostile import DECISION, EXITED, FACTS, TOKEN, HostileServer, event
 
 from union import sandbox as sb
-from union.sandbox._core import wire
+from union.sandbox._wire import frames as wire
 from union.sandbox.errors import SandboxConnectionError
 from union.sandbox.remote import _http, _run, _transport
 
@@ -65,10 +65,10 @@ class Downloads(HostileServer):
         ([struct.pack(">I", 2**31)], "a piece of 2147483648 bytes"),
         ([bytes(4)] * 100, "a piece of 0 bytes"),
         ([piece(b"x"), END, *[bytes(MIB)] * 64], "a reply of more than"),
-        ([piece(b"x"), END, b"{}"], "without its outcome"),
-        ([piece(b"x"), END, b"no"], "not JSON"),
-        ([piece(b"x")], "cut off"),
-        ([], "cut off"),
+        ([piece(b"x"), END, b"{}"], "has no outcome"),
+        ([piece(b"x"), END, b"no"], "invalid JSON"),
+        ([piece(b"x")], "truncated"),
+        ([], "truncated"),
     ],
 )
 async def test_a_download_stays_within_its_limit(pieces, why):
@@ -82,8 +82,8 @@ async def test_a_download_stays_within_its_limit(pieces, why):
 async def test_a_tree_stays_within_its_limit(tmp_path: Path):
     class Tree(Downloads):
         async def files(self, _: web.Request) -> web.StreamResponse:
-            told = {"path": "f", "kind": "file", "size": 10, "mode": 420, "mtime": 0}
-            return web.json_response(told)
+            payload = {"path": "f", "kind": "file", "size": 10, "mode": 420, "mtime": 0}
+            return web.json_response(payload)
 
     async with Tree(*[piece(bytes(MIB))] * 20, DONE) as server, server.open() as session:
         with pytest.raises(sb.SandboxError):
@@ -92,7 +92,7 @@ async def test_a_tree_stays_within_its_limit(tmp_path: Path):
 
 
 async def test_a_reply_is_not_decompressed():
-    """Where it is, a bomb of a megabyte becomes a gigabyte."""
+    """With decompression, a bomb of a megabyte becomes a gigabyte."""
     bomb = gzip.compress(bytes(64 * MIB))
 
     class Bomb(HostileServer):
@@ -109,7 +109,7 @@ async def test_a_reply_is_not_decompressed():
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_no_redirect_is_followed_and_no_token_goes_along(status: int):
+async def test_no_redirect_is_followed_and_no_token_is_sent(status: int):
     async with HostileServer() as elsewhere:
 
         class Redirects(HostileServer):
@@ -166,8 +166,8 @@ LISTINGS: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("told", LISTINGS, ids=lambda told: json.dumps(told)[:60])
-async def test_a_reply_of_wrong_values_is_an_error_of_ours(told):
+@pytest.mark.parametrize("payload", LISTINGS, ids=lambda payload: json.dumps(payload)[:60])
+async def test_a_reply_with_wrong_values_is_a_sandbox_error(payload):
     class Lists(HostileServer):
         def __init__(self) -> None:
             super().__init__()
@@ -178,7 +178,7 @@ async def test_a_reply_of_wrong_values_is_an_error_of_ours(told):
 
     async with Lists() as server, server.open() as session:
         assert [info.path for info in await session.list_dir(".")] == ["x"], "the control"
-        server.answer = told
+        server.answer = payload
         with pytest.raises(SandboxConnectionError) as caught:
             await session.list_dir(".")
         assert caught.value.code == "protocol"
@@ -198,7 +198,7 @@ ERRORS: list[Any] = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=range(len(ERRORS)))
-async def test_an_error_of_wrong_values_is_an_error_of_ours(error):
+async def test_an_error_with_wrong_values_is_a_sandbox_error(error):
     class Fails(HostileServer):
         async def files(self, _: web.Request) -> web.StreamResponse:
             return web.json_response({"error": error}, status=400)
@@ -224,7 +224,7 @@ async def test_an_error_of_wrong_values_is_an_error_of_ours(error):
     ],
     ids=str,
 )  # fmt: skip
-async def test_a_description_of_wrong_values_opens_no_session(change):
+async def test_a_description_with_wrong_values_opens_no_session(change):
     async with HostileServer() as server:
         server.facts = {**FACTS, **change}
         with pytest.raises(SandboxConnectionError) as caught:
@@ -238,13 +238,15 @@ async def test_a_description_of_wrong_values_opens_no_session(change):
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits that a test can wait for."""
+    """Lower the limits to what a test can wait for."""
     monkeypatch.setattr(_http, "CALL_S", 0.5)
-    monkeypatch.setattr(_http.Http.call, "__kwdefaults__", {"within_s": 0.5, "max_bytes": MIB})
+    monkeypatch.setattr(
+        _http.HttpClient.call, "__kwdefaults__", {"within_s": 0.5, "max_bytes": MIB}
+    )
     monkeypatch.setattr(_http, "IDLE_S", 0.5)
     monkeypatch.setattr(_http, "_HANDSHAKE_S", 0.5)
     monkeypatch.setattr(_run, "DEADLINE_GRACE_S", 0.5)
-    monkeypatch.setattr(_run, "REST_S", 0.5)
+    monkeypatch.setattr(_run, "REMAINING_OUTPUT_S", 0.5)
     for name in ("_CLOSE_S", "_DELETE_S", "_SESSION_GRACE_S"):
         monkeypatch.setattr(_transport, name, 0.5)
 
@@ -265,7 +267,7 @@ class Silent(HostileServer):
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_every_call_ends_although_the_server_never_answers():
+async def test_every_call_ends_even_if_the_server_never_replies():
     async with Silent() as server, server.open() as session:
         for call in (
             session.list_dir("."),
@@ -282,7 +284,7 @@ async def test_every_call_ends_although_the_server_never_answers():
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_start_that_is_never_answered_ends_as_well():
+async def test_a_start_without_a_reply_ends_as_well():
     class Mute(Silent):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
             pass
@@ -294,7 +296,7 @@ async def test_a_start_that_is_never_answered_ends_as_well():
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_command_that_goes_on_starting_does_not_put_its_end_off():
+async def test_repeated_starts_do_not_postpone_the_deadline():
     class Restarts(Silent):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
             for number in range(1000):
@@ -308,20 +310,20 @@ async def test_a_command_that_goes_on_starting_does_not_put_its_end_off():
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_output_that_never_comes_after_the_end_is_not_waited_for():
+async def test_missing_output_after_the_end_is_not_awaited_forever():
     class Ends(Silent):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
             await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
             await ws.send_bytes(event(run, 1, EXITED))
 
     async with Ends() as server, server.open() as session:
-        with pytest.raises(sb.SandboxExecutionError, match="the rest of its output"):
+        with pytest.raises(sb.SandboxExecutionError, match="no more of its output"):
             await session.exec("true")
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_the_sessions_timeout_ends_a_call_that_has_none(monkeypatch):
-    monkeypatch.setattr(_http.Http.call, "__kwdefaults__", {"within_s": 60, "max_bytes": MIB})
+async def test_the_session_timeout_ends_a_call_without_its_own(monkeypatch):
+    monkeypatch.setattr(_http.HttpClient.call, "__kwdefaults__", {"within_s": 60, "max_bytes": MIB})
     async with Silent() as server, server.open(timeout_s=0.5) as session:
         with pytest.raises(SandboxConnectionError) as caught:
             await session.list_dir(".")
@@ -332,7 +334,7 @@ async def test_the_sessions_timeout_ends_a_call_that_has_none(monkeypatch):
 
 
 class Floods(HostileServer):
-    """A command whose server sends more than was asked for."""
+    """A command whose server sends more than was requested."""
 
     size = 250 * 1024
     asked = 4000
@@ -342,7 +344,7 @@ class Floods(HostileServer):
         await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
         data, at = bytes(self.size), 0
         for _ in range(self.asked):
-            await ws.send_bytes(wire.output_head(run, 1, at, len(data)) + data)
+            await ws.send_bytes(wire.encode_output_head(run, 1, at, len(data)) + data)
             at += len(data)
             self.sent += 1
 
@@ -356,39 +358,42 @@ async def test_output_that_is_not_read_stays_within_the_window():
         assert server.sent * server.size < 200 * MIB
 
 
-async def test_output_byte_by_byte_costs_no_more_than_its_size():
-    """An object for each byte would take forty times the limit."""
+async def test_output_byte_by_byte_uses_no_more_memory_than_its_size():
+    """One object for each byte would use forty times the limit."""
 
     class Drips(HostileServer):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
             await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
             for start in range(0, 600_000, 20_000):
                 frames = (
-                    wire.output_head(run, 1, at, 1) + b"x" for at in range(start, start + 20_000)
+                    wire.encode_output_head(run, 1, at, 1) + b"x"
+                    for at in range(start, start + 20_000)
                 )
                 await ws.send_bytes(b"".join(frames))
-            await ws.send_bytes(wire.end_of_output(run, 1, 600_000) + wire.end_of_output(run, 2, 0))
+            await ws.send_bytes(
+                wire.encode_end_of_output(run, 1, 600_000) + wire.encode_end_of_output(run, 2, 0)
+            )
             await ws.send_bytes(event(run, 1, EXITED))
 
     async with Drips() as server, server.open() as session:
         proc = await session.run("true")
-        collector = proc._collected[1]
+        collector = proc._sink.collected[1]
         assert len(collector._chunks) < 200
         assert (await proc.communicate())[0] == b"x" * 600_000
         proc = await session.run("true", stdout=True)
         await proc.wait()
-        assert len(proc._buffers[1]._chunks) < 1000
+        assert len(proc._sink.buffers[1]._chunks) < 1000
         assert (await proc.communicate())[0] == b"x" * 600_000
 
 
 @pytest.mark.parametrize("size", [10, 60_000])
-async def test_events_without_end_are_refused(size: int):
+async def test_endless_events_are_refused(size: int):
     class Decides(HostileServer):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
             await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
-            told = {"decision": {**DECISION, "reason": "x" * size}}
+            payload = {"decision": {**DECISION, "reason": "x" * size}}
             for number in range(1, 20_000):
-                await ws.send_bytes(event(run, number, told))
+                await ws.send_bytes(event(run, number, payload))
 
     async with Decides() as server, server.open() as session:
         with pytest.raises(sb.SandboxExecutionError, match="events of") as caught:
@@ -398,8 +403,8 @@ async def test_events_without_end_are_refused(size: int):
 
 STRANGE: dict[str, list[bytes]] = {
     "output of no stream": [wire.encode(wire.Kind.OUTPUT, 1, b"\x07" + bytes(8))],
-    "output from the future": [wire.output_head(1, 1, 2**60, 1) + b"x"],
-    "an end in the future": [wire.end_of_output(1, 1, 5)],
+    "output from the future": [wire.encode_output_head(1, 1, 2**60, 1) + b"x"],
+    "an end in the future": [wire.encode_end_of_output(1, 1, 5)],
     "an event from the future": [event(1, 7, EXITED)],
     "two events in one": [event(1, 1, {**EXITED, "started": {"pid": 1}})],
     "no event": [event(1, 1, {"party": {}})],
@@ -409,17 +414,17 @@ STRANGE: dict[str, list[bytes]] = {
     "usage of no numbers": [event(1, 1, {"exited": {**EXITED["exited"], "usage": {"a": 1}}})],
     "refused after the start": [event(1, 1, {"refused": {"type": "SandboxError"}})],
     "a decision without values": [event(1, 1, {"decision": {}})],
-    "taken, but never sent": [wire.taken(1, wire.Taken(9, 2**40, broken=False))],
+    "taken, but never sent": [wire.encode_taken(1, wire.Taken(9, 2**40, broken=False))],
     "a frame for servers": [wire.encode(wire.Kind.ACK, 1, bytes(20))],
-    "deep JSON": [wire.numbered(wire.Kind.EVENT, 1, 1, b'{"a":' * 5000)],
-    "not JSON": [wire.numbered(wire.Kind.EVENT, 1, 1, b"\xff\xfe")],
+    "deep JSON": [wire.encode_numbered(wire.Kind.EVENT, 1, 1, b'{"a":' * 5000)],
+    "not JSON": [wire.encode_numbered(wire.Kind.EVENT, 1, 1, b"\xff\xfe")],
     "a torn frame": [b"\x42\x00"],
     "an unknown kind": [b"\xee" + bytes(12)],
 }
 
 
 @pytest.mark.parametrize("name", STRANGE)
-async def test_a_strange_frame_is_an_error_of_ours(name: str):
+async def test_a_malformed_frame_is_a_sandbox_error(name: str):
     class Strange(HostileServer):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
             await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
@@ -437,7 +442,7 @@ async def test_a_strange_frame_is_an_error_of_ours(name: str):
 
 
 @pytest.mark.spec("E3", "I2")
-async def test_a_tree_can_be_the_first_thing_that_is_copied(quick: ServerProcess, tmp_path: Path):
+async def test_the_first_call_can_copy_a_tree(quick: ServerProcess, tmp_path: Path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "f").write_text("x")
     async with remote(quick) as session:

@@ -1,4 +1,4 @@
-"""A command by plain HTTP: lines of JSON, the end in the body, safe to send again."""
+"""Runs and files over plain HTTP: lines of JSON, resume with an idempotency key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import eventually
 from tests.remote.conftest import is_idle
 
-from union.sandbox._core.wire import MAX_CHUNK, WINDOW
+from union.sandbox._wire.frames import MAX_CHUNK, WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,14 +26,14 @@ MIB = 1024 * 1024
 
 @pytest.fixture
 def path(quick: ServerProcess) -> Iterator[str]:
-    """The path of an open session."""
+    """Open a session; return its path."""
     found = f"/v1/sessions/{os.urandom(16).hex()}"
     assert quick.request("PUT", found, b"{}")[0] == 200
     yield found
     quick.request("DELETE", found)
 
 
-def told(body: bytes) -> list[dict[str, Any]]:
+def parse_lines(body: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in body.splitlines()]
 
 
@@ -50,7 +50,7 @@ def stream(lines: list[dict[str, Any]], name: str) -> bytes:
 @pytest.mark.spec("I1")
 def test_a_command_and_its_end(quick: ServerProcess, path: str):
     status, body = quick.request("POST", f"{path}/runs", b"echo hi; printf '\\377' >&2; exit 3")
-    lines = told(body)
+    lines = parse_lines(body)
     assert status == 200
     assert lines[0]["started"]["pid"] > 0
     assert stream(lines, "stdout") == b"hi\n"
@@ -61,7 +61,7 @@ def test_a_command_and_its_end(quick: ServerProcess, path: str):
 
 @pytest.mark.spec("I1")
 def test_all_arguments_of_a_run(quick: ServerProcess, path: str):
-    asked = {
+    arguments = {
         "cmd": "import os, sys; print(os.environ['A'], os.getcwd(), sys.stdin.read())",
         "script_type": "python",
         "env": {"A": "b"},
@@ -70,10 +70,10 @@ def test_all_arguments_of_a_run(quick: ServerProcess, path: str):
         "timeout_s": 30,
         "stderr": False,
     }
-    body = json.dumps(asked).encode()
+    body = json.dumps(arguments).encode()
     headers = {"Content-Type": "application/json"}
     _, answer = quick.request("POST", f"{path}/runs", body, **headers)
-    assert stream(told(answer), "stdout").decode() == f"b {quick.work_dir} typed\n"
+    assert stream(parse_lines(answer), "stdout").decode() == f"b {quick.work_dir} typed\n"
     for wrong in ({"cmd": "x", "shell": True}, {"cmd": 5}, {"cmd": "x", "stdin": 5}, {}):
         status, answer = quick.request(
             "POST", f"{path}/runs", json.dumps(wrong).encode(), **headers
@@ -85,10 +85,10 @@ def test_all_arguments_of_a_run(quick: ServerProcess, path: str):
 def test_one_command_in_a_session_of_its_own(quick: ServerProcess):
     status, body = quick.request("POST", "/v1/run", b"echo x > f; ls")
     assert status == 200
-    assert stream(told(body), "stdout") == b"f\n"
+    assert stream(parse_lines(body), "stdout") == b"f\n"
     assert eventually(lambda: is_idle(quick))
-    asked = json.dumps({"cmd": "true", "session": {"network_mode": "strange"}}).encode()
-    status, body = quick.request("POST", "/v1/run", asked, **{"Content-Type": "application/json"})
+    wrong = json.dumps({"cmd": "true", "session": {"network_mode": "strange"}}).encode()
+    status, body = quick.request("POST", "/v1/run", wrong, **{"Content-Type": "application/json"})
     assert (status, json.loads(body)["error"]["argument"]) == (400, "network_mode")
 
 
@@ -96,9 +96,9 @@ def test_one_command_in_a_session_of_its_own(quick: ServerProcess):
 def test_a_call_wider_than_its_session_is_refused(quick: ServerProcess):
     path = f"/v1/sessions/{os.urandom(16).hex()}"
     assert quick.request("PUT", path, b'{"network_mode": "blocked"}')[0] == 200
-    asked = json.dumps({"cmd": "true", "network_mode": "open"}).encode()
+    wrong = json.dumps({"cmd": "true", "network_mode": "open"}).encode()
     headers = {"Content-Type": "application/json"}
-    status, body = quick.request("POST", f"{path}/runs", asked, **headers)
+    status, body = quick.request("POST", f"{path}/runs", wrong, **headers)
     assert (status, json.loads(body)["error"]["code"]) == (403, "policy")
     quick.request("DELETE", path)
 
@@ -109,35 +109,35 @@ def test_the_same_key_does_not_run_twice(quick: ServerProcess, path: str):
     command = b"echo ran >> log; echo out; echo err >&2; exit 4"
     _, first = quick.request("POST", f"{path}/runs", command, **headers)
     _, second = quick.request("POST", f"{path}/runs", command, **headers)
-    assert told(first)[-1] == told(second)[-1]
-    assert stream(told(second), "stdout") == b"out\n"
+    assert parse_lines(first)[-1] == parse_lines(second)[-1]
+    assert stream(parse_lines(second), "stdout") == b"out\n"
     _, rest = quick.request("POST", f"{path}/runs?stdout=2&stderr=4", command, **headers)
-    assert [line["text"] for line in told(rest) if "stream" in line] == ["t\n"]
+    assert [line["text"] for line in parse_lines(rest) if "stream" in line] == ["t\n"]
     _, body = quick.request("GET", f"{path}/file?path=log")
     assert body == b"ran\n"
     _, other = quick.request("POST", f"{path}/runs", command, **{"Idempotency-Key": "twice"})
-    assert told(other)[-1]["exited"]["returncode"] == 4
+    assert parse_lines(other)[-1]["exited"]["returncode"] == 4
     assert quick.request("GET", f"{path}/file?path=log")[1] == b"ran\nran\n"
 
 
 @pytest.mark.spec("I2")
-def test_what_is_not_kept_any_more_is_not_made_up(quick: ServerProcess, path: str):
+def test_output_that_is_no_longer_kept_is_an_error(quick: ServerProcess, path: str):
     headers = {"Idempotency-Key": "large"}
     command = b"head -c 3000000 /dev/zero"
     _, first = quick.request("POST", f"{path}/runs", command, **headers)
-    assert len(stream(told(first), "stdout")) == 3_000_000
+    assert len(stream(parse_lines(first), "stdout")) == 3_000_000
     status, body = quick.request("POST", f"{path}/runs", command, **headers)
     assert status == 400, (status, body[:500])
     assert json.loads(body)["error"]["code"] == "run-lost"
     _, rest = quick.request("POST", f"{path}/runs?stdout=2999999", command, **headers)
-    assert [line["text"] for line in told(rest) if "stream" in line] == ["\0"]
+    assert [line["text"] for line in parse_lines(rest) if "stream" in line] == ["\0"]
     status, body = quick.request("POST", f"{path}/runs?stdout=5", b"x", **{"Idempotency-Key": "n"})
     assert (status, json.loads(body)["error"]["code"]) == (400, "run-lost")
 
 
 @pytest.mark.threat(125)
 @pytest.mark.spec("I2")
-def test_a_caller_that_hangs_up_ends_its_command(quick: ServerProcess, path: str):
+def test_a_disconnect_ends_the_command(quick: ServerProcess, path: str):
     with socket.create_connection(quick.address, timeout=10) as sock:
         sock.sendall(
             f"POST {path}/runs HTTP/1.1\r\nHost: localhost\r\n"
@@ -151,7 +151,7 @@ def test_a_caller_that_hangs_up_ends_its_command(quick: ServerProcess, path: str
 
 
 @pytest.mark.spec("I3")
-def test_a_slow_caller_slows_its_command(quick: ServerProcess, path: str):
+def test_a_slow_reader_applies_back_pressure(quick: ServerProcess, path: str):
     with socket.create_connection(quick.address, timeout=10) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         command = b"head -c 50000000 /dev/zero; echo > done"
@@ -187,10 +187,10 @@ def test_files(quick: ServerProcess, path: str):
 
 
 @pytest.mark.spec("I3")
-def test_many_at_once(quick: ServerProcess, path: str):
+def test_many_concurrent_requests(quick: ServerProcess, path: str):
     def one(number: int) -> bytes:
         _, body = quick.request("POST", f"{path}/runs", b"echo %d" % number)
-        return stream(told(body), "stdout")
+        return stream(parse_lines(body), "stdout")
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(one, range(40))) == [b"%d\n" % n for n in range(40)]

@@ -1,4 +1,4 @@
-"""When a server is reached, how long it keeps a session, and how it ends."""
+"""Connecting to a server, leases of sessions, limits and shutdown."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from union import sandbox as sb
 if TYPE_CHECKING:
     from pathlib import Path
 
-NOBODY = "http://127.0.0.1:1"
+UNREACHABLE = "http://127.0.0.1:1"
 
 
 @pytest.mark.spec("I2", "B1")
-async def test_opening_reaches_nobody_and_the_first_call_does():
+async def test_a_lazy_session_connects_at_the_first_call():
     before = descriptors()
-    async with sb.remote.session(endpoint=NOBODY, connect_timeout_s=0.3) as session:
+    async with sb.remote.session(endpoint=UNREACHABLE, connect_timeout_s=0.3) as session:
         assert descriptors() == before
         for fact in (lambda: session.work_dir, lambda: session.isolation, session.fs_allowlist):
             with pytest.raises(sb.SandboxUsageError) as caught:
@@ -40,15 +40,15 @@ async def test_opening_reaches_nobody_and_the_first_call_does():
             began = time.monotonic()
             with pytest.raises(sb.errors.SandboxConnectionError) as failed:
                 await call
-            assert time.monotonic() - began > 0.2, "it must have tried more than once"
+            assert time.monotonic() - began > 0.2, "the client must retry"
             assert not failed.value.sent
-            assert failed.value.endpoint == NOBODY
+            assert failed.value.endpoint == UNREACHABLE
             assert failed.value.hint
     assert descriptors() == before
 
 
 @pytest.mark.spec("I2")
-async def test_a_server_that_comes_up_later_is_waited_for():
+async def test_the_client_waits_for_a_server_that_starts_later():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -58,7 +58,7 @@ async def test_a_server_that_comes_up_later_is_waited_for():
         await asyncio.sleep(0.3)
         assert not call.done()
         with ServerProcess(bind=f"127.0.0.1:{port}") as server:
-            # The token is the test's; a wrong one is told at once, so it was reached.
+            # The token is invalid, which only a reachable server reports.
             with pytest.raises(sb.errors.SandboxConnectionError) as caught:
                 await call
             assert caught.value.code == "unauthorized"
@@ -78,14 +78,14 @@ async def test_many_first_calls_open_one_session(quick: ServerProcess):
 
 
 @pytest.mark.spec("B3", "B8")
-async def test_every_session_sees_its_own_work_dir_at_the_same_place(quick: ServerProcess):
+async def test_every_session_has_its_own_work_dir_at_the_same_path(quick: ServerProcess):
     async with remote(quick) as one, remote(quick) as two:
         await one.run("echo one > f")
         await two.run("echo two > f")
-        for session, said in ((one, "one\n"), (two, "two\n")):
+        for session, expected in ((one, "one\n"), (two, "two\n")):
             path = f"{quick.work_dir}/f"
-            assert (await session.exec(["cat", path])).stdout == said
-            assert await session.get_bytes(path) == said.encode()
+            assert (await session.exec(["cat", path])).stdout == expected
+            assert await session.get_bytes(path) == expected.encode()
             assert session.work_dir == str(quick.work_dir)
             assert (await session.exec("ls -A")).stdout.split() == [".sandbox-venv", "f"]
 
@@ -112,7 +112,7 @@ async def _speak(answers: dict[str, object]) -> tuple[web.AppRunner, str]:
         ({"hello": "world"}, "draining"),
     ],
 )
-async def test_something_else_answers(answers: dict[str, object], code: str):
+async def test_other_responses_to_health_are_refused(answers: dict[str, object], code: str):
     runner, endpoint = await _speak(answers)
     try:
         async with sb.remote.session(endpoint=endpoint, connect_timeout_s=0.2) as session:
@@ -124,7 +124,7 @@ async def test_something_else_answers(answers: dict[str, object], code: str):
 
 
 @pytest.mark.spec("A2", "I2")
-def test_without_the_extra_the_command_is_told():
+def test_a_missing_extra_is_reported():
     code = """
         import sys
         sys.modules["aiohttp"] = None
@@ -155,7 +155,7 @@ def test_without_the_extra_the_command_is_told():
 
 
 @pytest.mark.spec("I2")
-async def test_a_client_that_is_there_keeps_its_session(quick: ServerProcess):
+async def test_a_connected_client_keeps_its_session(quick: ServerProcess):
     async with remote(quick) as session:
         await session.run("echo x > f")
         background = await session.run("sleep 60", background=True)
@@ -166,13 +166,13 @@ async def test_a_client_that_is_there_keeps_its_session(quick: ServerProcess):
 
 @pytest.mark.threat(125)
 @pytest.mark.spec("I2")
-def test_a_session_that_nobody_asks_for_ends(quick: ServerProcess):
+def test_a_session_without_requests_expires(quick: ServerProcess):
     name = os.urandom(16).hex()
     path = f"/v1/sessions/{name}"
     assert quick.request("PUT", path, b"{}")[0] == 200
     for _ in range(3):
         time.sleep(GRACE_S * 0.6)
-        assert quick.request("GET", path)[0] == 200, "a request renews it"
+        assert quick.request("GET", path)[0] == 200, "a request renews the lease"
     time.sleep(GRACE_S + 0.5)
     assert quick.request("GET", path)[0] == 404
     assert eventually(lambda: is_idle(quick))
@@ -181,7 +181,7 @@ def test_a_session_that_nobody_asks_for_ends(quick: ServerProcess):
 
 
 @pytest.mark.spec("I2")
-def test_a_name_that_was_closed_is_not_opened_again(quick: ServerProcess):
+def test_a_closed_session_name_cannot_be_reused(quick: ServerProcess):
     path = f"/v1/sessions/{os.urandom(16).hex()}"
     assert quick.request("DELETE", path)[0] == 200
     assert quick.request("PUT", path, b"{}")[0] == 404
@@ -190,7 +190,7 @@ def test_a_name_that_was_closed_is_not_opened_again(quick: ServerProcess):
 
 @pytest.mark.threat(128)
 @pytest.mark.spec("B7")
-def test_the_server_holds_a_session_to_its_time_limit(quick: ServerProcess):
+def test_the_server_enforces_the_timeout_of_a_session(quick: ServerProcess):
     path = f"/v1/sessions/{os.urandom(16).hex()}"
     assert quick.request("PUT", path, b'{"timeout_s": 0.2}')[0] == 200
     _, body = quick.request("POST", f"{path}/runs", b"sleep 60")
@@ -203,7 +203,7 @@ def test_the_server_holds_a_session_to_its_time_limit(quick: ServerProcess):
 
 
 @pytest.mark.spec("I3")
-async def test_as_many_sessions_as_it_may():
+async def test_the_session_limit_is_enforced():
     with ServerProcess("--max-sessions", "2") as server:
         two = [remote(server, lazy=False), remote(server, lazy=False)]
         async with two[0], two[1], remote(server) as third:
@@ -215,7 +215,7 @@ async def test_as_many_sessions_as_it_may():
 
 
 @pytest.mark.spec("I3")
-async def test_as_many_runs_as_it_may():
+async def test_the_run_limit_is_enforced():
     with ServerProcess("--max-runs", "2", "--max-sessions", "1") as server:
         async with remote(server) as session:
             running = [await session.run("sleep 60", background=True) for _ in range(2)]
@@ -227,11 +227,11 @@ async def test_as_many_runs_as_it_may():
             assert (await session.run("true")).returncode == 0
 
 
-# The end.
+# Shutdown.
 
 
 @pytest.mark.spec("I1")
-async def test_sigterm_lets_commands_end():
+async def test_sigterm_waits_for_running_commands():
     server = ServerProcess("--drain", "10")
     try:
         async with remote(server, lazy=False) as session:
@@ -252,7 +252,7 @@ async def test_sigterm_lets_commands_end():
 
 @pytest.mark.threat(126)
 @pytest.mark.spec("I1", "G4")
-async def test_what_does_not_end_in_time_is_ended():
+async def test_commands_are_ended_after_the_drain_time():
     server = ServerProcess("--drain", "0.3")
     try:
         async with remote(server, lazy=False) as session:
@@ -270,7 +270,7 @@ async def test_what_does_not_end_in_time_is_ended():
 
 
 @pytest.mark.spec("I1")
-async def test_asked_twice_it_does_not_wait():
+async def test_a_second_sigterm_does_not_wait():
     server = ServerProcess("--drain", "60")
     try:
         async with remote(server, lazy=False) as session:
@@ -284,7 +284,7 @@ async def test_asked_twice_it_does_not_wait():
 
 
 @pytest.mark.spec("I1")
-def test_a_request_can_shut_it_down():
+def test_a_request_shuts_the_server_down():
     server = ServerProcess()
     try:
         assert server.request("POST", "/v1/shutdown")[0] == 202
@@ -295,7 +295,7 @@ def test_a_request_can_shut_it_down():
 
 
 @pytest.mark.spec("C5")
-async def test_the_servers_own_certificates_are_carried_in(tmp_path: Path, monkeypatch):
+async def test_ca_certificates_of_the_server_are_visible_in_sandboxes(tmp_path: Path, monkeypatch):
     bundle = tmp_path / "company.pem"
     bundle.write_text("certificate")
     monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
@@ -307,34 +307,34 @@ async def test_the_servers_own_certificates_are_carried_in(tmp_path: Path, monke
 
 
 @pytest.mark.spec("G1")
-async def test_none_warns_on_the_client_too(quick: ServerProcess):
+async def test_the_backend_none_warns_on_the_client(quick: ServerProcess):
     async with remote(quick, backend="none") as session:
         with pytest.warns(UserWarning, match="isolates nothing"):
             await session.run("true")
 
 
-def test_a_token_in_the_clear_is_warned_about():
-    with pytest.warns(UserWarning, match="in the clear"):
+def test_an_unencrypted_token_is_logged_as_a_warning():
+    with pytest.warns(UserWarning, match="without encryption"):
         sb.remote.session(endpoint="http://192.0.2.1:80", token="x" * 20)
 
 
 BAD = [
     {"endpoint": "nonsense"},
-    {"endpoint": NOBODY, "token": ""},
-    {"endpoint": NOBODY, "token": "ž"},
-    {"endpoint": NOBODY, "token": 5},
-    {"endpoint": NOBODY, "cert": "sha256:ab"},
+    {"endpoint": UNREACHABLE, "token": ""},
+    {"endpoint": UNREACHABLE, "token": "ž"},
+    {"endpoint": UNREACHABLE, "token": 5},
+    {"endpoint": UNREACHABLE, "cert": "sha256:ab"},
     {"endpoint": "https://h", "cert": "sha256:ab"},
     {"endpoint": "https://h", "cert": 5},
-    {"endpoint": NOBODY, "lazy": "no"},
-    {"endpoint": NOBODY, "connect_timeout_s": -1},
-    {"endpoint": NOBODY, "backend": "docker"},
+    {"endpoint": UNREACHABLE, "lazy": "no"},
+    {"endpoint": UNREACHABLE, "connect_timeout_s": -1},
+    {"endpoint": UNREACHABLE, "backend": "docker"},
 ]
 
 
 @pytest.mark.spec("C10")
 @pytest.mark.parametrize("options", BAD)
-def test_a_wrong_argument(options: dict[str, object]):
+def test_invalid_arguments_are_refused(options: dict[str, object]):
     with pytest.raises(sb.SandboxUsageError) as caught:
         sb.remote.session(**options)  # type: ignore[arg-type]
     assert caught.value.argument == list(options)[-1]

@@ -1,4 +1,4 @@
-"""Many clients, large files: nothing lost, memory bounded on both sides."""
+"""Many clients and large files: nothing is lost, memory is bounded on both sides."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def peak(pid: int | str = "self") -> int:
 
 
 def reset_peak(pid: int | str = "self") -> int:
-    """Forgets the highest mark; what is resident now."""
+    """Reset the peak of a process; return its current memory."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     return peak(pid)
 
@@ -56,7 +56,7 @@ async def test_fifty_clients_with_twenty_runs_each():
 @pytest.mark.spec("I3", "E1")
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-async def test_a_large_file_passes_through_little_memory():
+async def test_a_large_file_is_streamed_with_little_memory():
     size, piece = 1024 * MIB, 1 * MIB
     pattern = bytes(range(256)) * (piece // 256)
     with ServerProcess("--backend", "none") as server:
@@ -76,8 +76,8 @@ async def test_a_large_file_passes_through_little_memory():
                 total += len(chunk)
             after = peak(), peak(server.pid)
             assert total == size
-            told = (await session.exec("sha256sum f")).stdout.split()[0]
-            assert digest.hexdigest() == told
+            inside = (await session.exec("sha256sum f")).stdout.split()[0]
+            assert digest.hexdigest() == inside
     for earlier, later in zip(before, after, strict=True):
         assert later - earlier < 48 * MIB, "client, server"
 

@@ -1,4 +1,4 @@
-"""Requests that cannot be read, and requests that are sent again: what is answered and logged."""
+"""Malformed requests and repeated requests: responses and logs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 def answer_to(server: ServerProcess, request: bytes, *, within_s: float = 10) -> bytes:
-    """What the server answers to these bytes; nothing, if it waits for more of them."""
+    """Return the response to these bytes; empty if the server waits for more."""
     answer = b""
     with (
         socket.create_connection(server.address, timeout=within_s) as sock,
@@ -76,7 +76,7 @@ ODD_TOKENS = {
 
 @pytest.mark.threat(157)
 @pytest.mark.parametrize("case", ODD_TOKENS)
-def test_a_token_in_an_odd_header_is_not_repeated(server: ServerProcess, case: str):
+def test_a_token_in_a_malformed_header_is_not_repeated(server: ServerProcess, case: str):
     token = str(server.token)
     header = ODD_TOKENS[case].format(token, token)
     host = "" if header.startswith("Host: " + token) else "Host: 127.0.0.1\r\n"
@@ -85,7 +85,7 @@ def test_a_token_in_an_odd_header_is_not_repeated(server: ServerProcess, case: s
         assert status_of(answer) in {400, 401, 403}, answer
         assert token.encode() not in answer
     fine = f"GET /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n\r\n"
-    assert status_of(answer_to(server, fine.encode())) == 200, "the control: the token is right"
+    assert status_of(answer_to(server, fine.encode())) == 200, "positive control: valid token"
     log = server.log.read_text()
     assert "listening" in log
     assert token not in log
@@ -96,7 +96,7 @@ def test_a_token_in_an_odd_header_is_not_repeated(server: ServerProcess, case: s
 @pytest.mark.parametrize(
     "value", ["", "Bearer", "Bearer ", "Basic x", "Bearer wrong", "Bearer \xff"]
 )
-def test_what_is_no_token_is_answered_with_fixed_text(server: ServerProcess, value: str):
+def test_an_invalid_token_gets_a_fixed_response(server: ServerProcess, value: str):
     request = f"GET /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {value}\r\n\r\n"
     answer = answer_to(server, request.encode("latin-1"))
     assert status_of(answer) == 401
@@ -114,14 +114,14 @@ HOSTS = [
 
 @pytest.mark.threat(166)
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_host_that_cannot_be_read(server: ServerProcess, host: str):
+def test_a_malformed_host_is_refused(server: ServerProcess, host: str):
     for path in ("/v1/sessions", "/v1/health", "/console/"):
         request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
         answer = answer_to(server, request)
         assert status_of(answer) == 400, answer
     assert "Traceback" not in server.log.read_text()
     fine = b"GET /v1/health HTTP/1.1\r\nHost: [::1]:80\r\n\r\n"
-    assert status_of(answer_to(server, fine)) == 200, "the control"
+    assert status_of(answer_to(server, fine)) == 200, "positive control"
 
 
 NAMES = [
@@ -151,7 +151,7 @@ METHODS = ["GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT"
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("has_token", [True, False], ids=["token", "no token"])
-def test_odd_headers_are_refused_and_never_a_traceback(
+def test_malformed_headers_never_cause_a_traceback(
     server: ServerProcess, seed: int, *, has_token: bool
 ):
     chance = random.Random(seed)
@@ -173,7 +173,7 @@ def test_odd_headers_are_refused_and_never_a_traceback(
         answer = answer_to(server, request + b"\r\n\r\n{}", within_s=0.3)
         answered += bool(answer)
         assert b" 500 " not in answer.partition(b"\r\n")[0], head
-    assert answered > 50, "the control: most are answered"
+    assert answered > 50, "positive control: most get a response"
     server.request("DELETE", f"/v1/sessions/{name}")
     assert "Traceback" not in server.log.read_text()
 
@@ -194,17 +194,17 @@ UUID = b"cat /proc/sys/kernel/random/uuid"
 
 
 @pytest.mark.threat(165)
-def test_a_key_belongs_to_one_caller(server: ServerProcess, session: tuple[str, str]):
+def test_an_idempotency_key_belongs_to_one_caller(server: ServerProcess, session: tuple[str, str]):
     path, capability = session
     key = {"Idempotency-Key": "job-1"}
     guest = {**key, "Authorization": f"Bearer {capability}"}
     owners = server.request("POST", path, UUID, **key)
-    assert server.request("POST", path, UUID, **key) == owners, "the control: it is not run again"
+    assert server.request("POST", path, UUID, **key) == owners, "positive control: no second run"
     guests = server.request("POST", path, UUID, **guest)
     assert guests[0] == 200
     assert _texts(guests[1]) != _texts(owners[1])
     assert server.request("POST", path, UUID, **guest) == guests
-    # Nor does another session, or another capability of this one, get to it.
+    # Another session, or another capability of this session, cannot reach the run.
     name = path.split("/")[3]
     _, body = server.request("POST", f"/v1/sessions/{name}/capability", b'{"expires_s": 60}')
     other = {**key, "Authorization": f"Bearer {json.loads(body)['token']}"}
@@ -221,7 +221,7 @@ def _texts(body: bytes) -> list[str]:
 
 
 @pytest.mark.threat(165)
-def test_a_key_belongs_to_one_body(server: ServerProcess, session: tuple[str, str]):
+def test_an_idempotency_key_belongs_to_one_body(server: ServerProcess, session: tuple[str, str]):
     path, _ = session
     key = {"Idempotency-Key": "job-2"}
     first = server.request("POST", path, UUID, **key)
@@ -233,17 +233,15 @@ def test_a_key_belongs_to_one_body(server: ServerProcess, session: tuple[str, st
     ):
         status, answer = server.request("POST", path, body, **key, **more)
         if more:
-            assert status == 400, "it is not JSON"
+            assert status == 400, "the body is not JSON"
         else:
             assert (status, json.loads(answer)["error"]["code"]) == (422, "key-reused")
             assert _texts(first[1])[0].strip().encode() not in answer
-    assert server.request("POST", path, UUID, **key) == first, "the control"
+    assert server.request("POST", path, UUID, **key) == first, "positive control"
 
 
 @pytest.mark.threat(165)
-def test_a_second_request_takes_the_run_over_and_the_first_one_ends(
-    server: ServerProcess, session: tuple[str, str]
-):
+def test_a_repeated_request_takes_the_run_over(server: ServerProcess, session: tuple[str, str]):
     path, _ = session
     command = b"echo begun; sleep 1.5; echo over"
     answers: list[tuple[int, bytes]] = []
@@ -266,25 +264,25 @@ def test_a_second_request_takes_the_run_over_and_the_first_one_ends(
 
 @pytest.mark.threat(165)
 @pytest.mark.parametrize("key", ["", "x" * 300])
-def test_a_key_that_is_none(server: ServerProcess, session: tuple[str, str], key: str):
+def test_an_invalid_key_is_refused(server: ServerProcess, session: tuple[str, str], key: str):
     path, _ = session
     status, _ = server.request("POST", path, b"true", **{"Idempotency-Key": key})
     assert status == 400
 
 
 @pytest.mark.threat(165)
-def test_a_run_that_keeps_nothing_takes_no_key(server: ServerProcess):
-    """Rather than run it a second time."""
+def test_a_run_without_a_session_accepts_no_idempotency_key(server: ServerProcess):
+    """It would run a second time."""
     status, body = server.request("POST", "/v1/run", UUID, **{"Idempotency-Key": "k"})
     assert (status, json.loads(body)["error"]["argument"]) == (400, "Idempotency-Key")
-    assert server.request("POST", "/v1/run", UUID)[0] == 200, "the control"
+    assert server.request("POST", "/v1/run", UUID)[0] == 200, "positive control"
 
 
 @pytest.mark.threat(165)
 @pytest.mark.parametrize(
     "query", ["stdout=-1", "stderr=-5", "stdout=1_0", "stdout=1e3", "stdout=%00"]
 )
-def test_an_offset_that_is_none(server: ServerProcess, session: tuple[str, str], query: str):
+def test_an_invalid_offset_is_refused(server: ServerProcess, session: tuple[str, str], query: str):
     path, _ = session
     key = {"Idempotency-Key": "job-4"}
     assert server.request("POST", path, b"echo x", **key)[0] == 200

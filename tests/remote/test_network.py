@@ -1,4 +1,4 @@
-"""The session's network is the most that its calls may have; what was decided comes back."""
+"""The network of a session is a ceiling for its runs; decisions are reported."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ ALLOWED = {
 @pytest.mark.threat(122, 172)
 @pytest.mark.spec("C9")
 @pytest.mark.parametrize("case", REFUSED)
-async def test_a_call_cannot_widen(quick: ServerProcess, case: str):
+async def test_a_run_cannot_widen_the_network(quick: ServerProcess, case: str):
     opened, asked = REFUSED[case]
     async with remote(quick, **opened) as session:
         with pytest.raises(sb.PolicyError, match="network"):
             await session.run("touch started", **asked)
-        assert (await session.exec("ls")).stdout == "", "nothing was started"
+        assert (await session.exec("ls")).stdout == "", "the command was not started"
 
 
 @pytest.mark.spec("C9")
 @pytest.mark.parametrize("case", ALLOWED)
-async def test_a_call_can_narrow(quick: ServerProcess, case: str):
+async def test_a_run_can_narrow_the_network(quick: ServerProcess, case: str):
     opened, asked = ALLOWED[case]
     async with remote(quick, backend=ISOLATED[0], **opened) as session:
         proc = await session.run("readlink /proc/self/ns/net", **asked)
         assert proc.returncode == 0
-        assert proc.isolation.egress == "kernel", "a server with a TCP port lends it to no run"
+        assert proc.isolation.egress == "kernel", "a server with a TCP port isolates it"
 
 
 @pytest.mark.spec("F8", "D2")
-async def test_decisions_come_back(quick: ServerProcess):
+async def test_decisions_are_reported(quick: ServerProcess):
     async with remote(quick, backend=ISOLATED[0], **LIST) as session:
         proc = await session.run(
             "import socket; socket.create_connection(('refused.example', 443))",
@@ -69,7 +69,7 @@ async def test_decisions_come_back(quick: ServerProcess):
 
 
 @pytest.mark.spec("D2", "B9")
-async def test_a_run_tells_its_own_isolation(quick: ServerProcess):
+async def test_a_run_reports_its_own_isolation(quick: ServerProcess):
     async with remote(quick, backend=ISOLATED[0], network_mode="open") as session:
         closed = await session.run("true", network_mode="blocked")
         opened = await session.run("true")

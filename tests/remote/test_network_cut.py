@@ -1,4 +1,4 @@
-"""A real network between client and server, and the cable is pulled: two hosts, one wire."""
+"""Client and server in two network namespaces, with a connection that is cut."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [
         shutil.which("ip") is None, reason="needs ip (Debian: apt-get install iproute2)"
     ),
 ]
-# Both addresses exist in the two namespaces alone.
+# Both addresses exist in these two namespaces only.
 SERVER, CLIENT = "10.213.7.1", "10.213.7.2"
 TOKEN = "cable-" + "0" * 26
 GRACE_S = 4.0
@@ -55,10 +55,10 @@ async def main(endpoint, token, pause):
         print("running", flush=True)
         try:
             out, _ = await proc.communicate()
-            told = {"code": await proc.wait(), "digest": hashlib.sha256(out).hexdigest()}
+            result = {"code": await proc.wait(), "digest": hashlib.sha256(out).hexdigest()}
         except sb.SandboxExecutionError as exc:
-            told = {"error": type(exc).__name__, "code": exc.returncode}
-        print(json.dumps(told), flush=True)
+            result = {"error": type(exc).__name__, "code": exc.returncode}
+        print(json.dumps(result), flush=True)
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -69,7 +69,7 @@ def ip(*words: str) -> None:
 
 
 class Cable:
-    """Two network namespaces with one pair of interfaces, which can be pulled apart."""
+    """Two network namespaces with a veth pair that can be set down."""
 
     def __init__(self) -> None:
         mark = f"{os.getpid()}-{time.monotonic_ns() % 10**6}"
@@ -107,7 +107,7 @@ class Cable:
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[Cable, str, Path]]:
-    """The cable, the server's endpoint, and where it keeps work dirs."""
+    """Yield the cable, the endpoint of the server and the directory of its work dirs."""
     place = Path(tempfile.mkdtemp(prefix="cable-test-", dir="/var/tmp"))
     with Cable() as cable, (place / "log").open("wb") as log:
         server = cable.start(
@@ -138,7 +138,7 @@ def talking(cable: Cable, endpoint: str, *, pause_s: float) -> subprocess.Popen[
     return client
 
 
-def told_by(client: subprocess.Popen[str]) -> dict[str, object]:
+def result_of(client: subprocess.Popen[str]) -> dict[str, object]:
     out, _ = client.communicate(timeout=90)
     return json.loads(out)
 
@@ -158,18 +158,18 @@ def test_short_cuts_lose_nothing(hosts: tuple[Cable, str, Path]) -> None:
             cuts += 1
             time.sleep(chance.uniform(0.05, 1.2))
             cable.plug_in()
-        assert told_by(client) == wanted
+        assert result_of(client) == wanted
     assert eventually(lambda: not list(work.iterdir()), within_s=GRACE_S + 15)
 
 
 @pytest.mark.timeout(150)
-def test_a_cut_that_lasts_is_an_error_and_leaves_nothing(hosts: tuple[Cable, str, Path]) -> None:
-    """On both sides: no exit code is invented, and the server reclaims what the client had."""
+def test_a_lasting_cut_is_an_error_and_leaves_nothing(hosts: tuple[Cable, str, Path]) -> None:
+    """The client reports no exit code, and the server removes the session."""
     cable, endpoint, work = hosts
     client = talking(cable, endpoint, pause_s=1)
-    assert list(work.iterdir()), "the control: there is a session"
+    assert list(work.iterdir()), "positive control: the session exists"
     cable.pull()
     assert eventually(lambda: not list(work.iterdir()), within_s=GRACE_S + 30)
-    told = told_by(client)
-    assert told["code"] == -1
-    assert told["error"] in {"SandboxConnectionError", "SandboxExecutionError"}
+    result = result_of(client)
+    assert result["code"] == -1
+    assert result["error"] in {"SandboxConnectionError", "SandboxExecutionError"}

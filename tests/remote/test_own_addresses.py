@@ -1,4 +1,4 @@
-"""Addresses that the host gains after a session was opened, and local ranges, lead to no server."""
+"""The server cannot be reached at addresses that the host gains after a session was opened."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NEW = "198.51.100.7"
 @pytest.mark.spec("I1", "F2")
 @pytest.mark.needs_root
 @pytest.mark.parametrize("backend", ISOLATED)
-def test_every_local_address_of_the_moment_is_out_of_reach(backend: str) -> None:
-    """The control is another server in the same place, on another port: it is reached."""
+def test_current_local_addresses_of_the_host_are_denied(backend: str) -> None:
+    """The positive control is another server in the same namespace, which is reached."""
     if os.geteuid() != 0:
         pytest.skip("only root may give the host further addresses, in a network namespace")
     found = subprocess.run(

@@ -1,4 +1,4 @@
-"""Sandboxed code never reaches the server that runs it, whatever its network is."""
+"""Sandboxed code cannot reach the server that runs it, in any network mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Every spelling of "this machine" that a program could try, by all ways out that it has.
+# Every spelling of the local host, by all ways out of a sandbox.
 DIAL = """
 import os, socket, sys, urllib.request
 port, names = int(sys.argv[1]) if len(sys.argv) > 1 else PORT, NAMES
@@ -81,7 +81,7 @@ def listening(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
 @pytest.mark.spec("I1", "F5")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", ISOLATED)
-async def test_no_network_mode_leads_to_the_server(
+async def test_no_network_mode_reaches_the_server(
     listening: ServerProcess, mode: str, backend: str
 ):
     async with remote(listening, backend=backend, **MODES[mode]) as session:
@@ -94,9 +94,9 @@ async def test_no_network_mode_leads_to_the_server(
 @pytest.mark.threat(120)
 @pytest.mark.spec("F2")
 async def test_the_same_program_reaches_another_service(listening: ServerProcess):
-    """The control: only the server's own port is out of reach, not this machine."""
+    """Positive control: only the server's own port is out of reach, not this machine."""
     reached = {"open": [f"direct {address} 200" for address in own_names()]}
-    # Its own loopback is the sandbox's, so what is on the host's is asked for by the proxy.
+    # Loopback inside is the sandbox's own, so services of the host are requested by the proxy.
     reached["allowlist by address"] = ["proxy 127.0.0.2 200"]
     with ServerProcess(bind="0.0.0.0:0") as other:
         for mode, lines in reached.items():
@@ -106,7 +106,7 @@ async def test_the_same_program_reaches_another_service(listening: ServerProcess
 
 
 @pytest.mark.spec("F8")
-async def test_the_attempt_is_on_record(listening: ServerProcess):
+async def test_the_attempt_is_recorded_as_a_decision(listening: ServerProcess):
     async with remote(listening, backend=ISOLATED[0], network_mode="open") as session:
         port = listening.address[1]
         proc = await session.run(program(port), script_type="python")
@@ -118,7 +118,7 @@ async def test_the_attempt_is_on_record(listening: ServerProcess):
 
 @pytest.mark.threat(120)
 @pytest.mark.spec("I1", "F2")
-async def test_a_server_on_a_unix_socket_is_out_of_sight_and_open_is_open(tmp_path: Path):
+async def test_a_unix_socket_server_is_invisible_and_shares_the_open_network(tmp_path: Path):
     path = tmp_path / "s.sock"
     with ServerProcess(*OFFERED, bind=f"unix:{path}") as server:
         async with remote(server, backend=ISOLATED[0], network_mode="open") as session:
@@ -134,7 +134,7 @@ async def test_a_server_on_a_unix_socket_is_out_of_sight_and_open_is_open(tmp_pa
 
 @pytest.mark.threat(120, 122)
 @pytest.mark.spec("C9", "I1")
-async def test_a_call_cannot_lift_it(listening: ServerProcess):
+async def test_a_run_cannot_lift_the_restriction(listening: ServerProcess):
     port = listening.address[1]
     async with remote(listening, backend=ISOLATED[0], network_mode="open") as session:
         found = await session.exec(
@@ -149,8 +149,8 @@ async def test_a_call_cannot_lift_it(listening: ServerProcess):
 
 @pytest.mark.threat(119)
 @pytest.mark.spec("I1")
-async def test_the_token_is_not_inside(listening: ServerProcess):
-    """Not in the environment, not in a file, not in what /proc shows of the server."""
+async def test_the_token_is_not_visible_in_sandboxes(listening: ServerProcess):
+    """Not in the environment, in files or in /proc."""
     look = f"""
         import glob, os
         seen = dict(os.environ)
@@ -162,5 +162,5 @@ async def test_the_token_is_not_inside(listening: ServerProcess):
         print([where for where, text in seen.items() if {listening.token!r} in text])
     """
     async with remote(listening, backend=ISOLATED[0]) as session:
-        # The program's own source holds the token, in a file and not in a command line.
+        # The source of the program holds the token, in a file and not in a command line.
         assert await session.run_code(look) == "[]\n"

@@ -1,4 +1,4 @@
-"""Whatever a client sends, the server answers clearly, keeps its limits, and lives on."""
+"""Invalid frames and requests: clear errors, bounded memory, no crash."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from tests.conftest import eventually
 from tests.remote.conftest import is_idle, remote
 from tests.servers import ServerProcess
 
-from union.sandbox._core import wire
 from union.sandbox._core.resolve import resolve_run, resolve_session
-from union.sandbox._core.wire import MAX_CHUNK, WINDOW, Kind, Offsets
-from union.sandbox._core.wire_values import MAX_START, run_to
-from union.sandbox.server._runs import LEAST_ROOM
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import MAX_CHUNK, WINDOW, Kind, Offsets
+from union.sandbox._wire.values import MAX_START, encode_run
+from union.sandbox.server._quotas import MIN_STREAM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 MIB = 1024 * 1024
 ONE_READ = MAX_CHUNK + 1024
-"""By how much one stream may go over: what one read of its pipe brings, and what a piece costs."""
+"""Excess of one stream over its limit: one read of its pipe, and the cost of a piece."""
 SPEC = resolve_session(backend="userns", backends=("userns",))
 
 
 def start_of(run: int, cmd: str, **options: object) -> bytes:
-    return b"".join(wire.parts(run, run_to(resolve_run(SPEC, cmd, **options), SPEC)))
+    return b"".join(wire.encode_start(run, encode_run(resolve_run(SPEC, cmd, **options), SPEC)))
 
 
 class Raw:
-    """A connection that says what the test wants, not what a client would."""
+    """A raw WebSocket connection that sends arbitrary frames."""
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         self.ws = ws
@@ -51,10 +51,10 @@ class Raw:
                     yield frame
 
     async def refusals(self, count: int) -> AsyncIterator[str]:
-        """The codes of the first ``count`` runs that are refused."""
+        """Return the codes of the first ``count`` refused runs."""
         async for frame in self.frames():
             if frame.kind is Kind.EVENT:
-                event = wire.parse_json(wire.parse_numbered(frame.payload)[1])
+                event = wire.parse_json(wire.decode_numbered(frame.payload)[1])
                 if "refused" in event:
                     yield event["refused"]["code"]
                     count -= 1
@@ -62,7 +62,7 @@ class Raw:
                         return
 
     async def refused(self) -> str:
-        """The reason with which the server closes the connection."""
+        """Return the reason with which the server closes the connection."""
         async with asyncio.timeout(10):
             async for _ in self.ws:
                 pass
@@ -91,12 +91,12 @@ MALFORMED = {
     "nothing known": b"\x00" * 40,
     "a head cut short": b"\x01\x00",
     "a size that is not there": HEAD.pack(1, 1, 2**32 - 1),
-    "a frame for clients": wire.output_head(1, 1, 0, 1) + b"x",
+    "a frame for clients": wire.encode_output_head(1, 1, 0, 1) + b"x",
     "a start in the middle": wire.encode(Kind.START, 1, struct.pack(">IB", 100, 1) + b"x"),
     "a start of nonsense": wire.encode(Kind.START, 1, struct.pack(">IB", 0, 1) + b"\xff" * 50),
-    "a start without JSON": b"".join(wire.parts(1, struct.pack(">II", 3, 0) + b"{]}")),
+    "a start without JSON": b"".join(wire.encode_start(1, struct.pack(">II", 3, 0) + b"{]}")),
     "a start with a stranger": b"".join(
-        wire.parts(1, struct.pack(">II", 28, 1) + b'{"kind":"shell","uid":0    }x')
+        wire.encode_start(1, struct.pack(">II", 28, 1) + b'{"kind":"shell","uid":0    }x')
     ),
     "offsets cut short": wire.encode(Kind.ACK, 0, b"123"),
     "a parts bomb": wire.encode(Kind.START, 1, bytes(300 * 1024)),
@@ -106,7 +106,7 @@ MALFORMED = {
 @pytest.mark.threat(123)
 @pytest.mark.spec("I3")
 @pytest.mark.parametrize("case", MALFORMED)
-async def test_a_bad_frame_ends_its_connection_and_nothing_else(quick: ServerProcess, case: str):
+async def test_an_invalid_frame_closes_only_its_connection(quick: ServerProcess, case: str):
     before = quick.metric("sandbox_frames_bad_total")
     async with remote(quick) as bystander:
         background = await bystander.run("sleep 60", background=True)
@@ -122,7 +122,7 @@ async def test_a_bad_frame_ends_its_connection_and_nothing_else(quick: ServerPro
 
 @pytest.mark.threat(123)
 @pytest.mark.spec("I3")
-async def test_text_and_too_large_messages(quick: ServerProcess):
+async def test_text_and_oversized_messages_are_refused(quick: ServerProcess):
     async with raw(quick) as client:
         await client.ws.send_str("hello")
         await client.refused()
@@ -135,17 +135,19 @@ async def test_text_and_too_large_messages(quick: ServerProcess):
 
 @pytest.mark.threat(123)
 @pytest.mark.spec("I3")
-async def test_what_a_run_may_not_be_told(quick: ServerProcess):
+async def test_invalid_controls_of_a_run_are_refused(quick: ServerProcess):
     control = wire.to_json({"op": "format", "disk": True})
     for frame in (
-        wire.numbered(Kind.CONTROL, 1, 1, control),
-        wire.numbered(Kind.CONTROL, 1, 1, b"[]"),
-        wire.numbered(Kind.CONTROL, 1, 1, wire.to_json({"op": "signal", "signum": 999})),
-        wire.numbered(Kind.CONTROL, 1, 1, wire.to_json({"op": "resize", "rows": 0, "cols": 9})),
-        wire.numbered(Kind.CONTROL, 1, 5, wire.to_json({"op": "eof"})),
-        wire.offsets(Kind.ACK, 1, Offsets(10**9, 0, 0)),
-        wire.offsets(Kind.ATTACH, 1, Offsets(10**9, 0, 0)),
-        b"".join(wire.numbered(Kind.STDIN, 1, n, bytes(200_000)) for n in (1, 2, 3, 4, 5)),
+        wire.encode_numbered(Kind.CONTROL, 1, 1, control),
+        wire.encode_numbered(Kind.CONTROL, 1, 1, b"[]"),
+        wire.encode_numbered(Kind.CONTROL, 1, 1, wire.to_json({"op": "signal", "signum": 999})),
+        wire.encode_numbered(
+            Kind.CONTROL, 1, 1, wire.to_json({"op": "resize", "rows": 0, "cols": 9})
+        ),
+        wire.encode_numbered(Kind.CONTROL, 1, 5, wire.to_json({"op": "eof"})),
+        wire.encode_offsets(Kind.ACK, 1, Offsets(10**9, 0, 0)),
+        wire.encode_offsets(Kind.ATTACH, 1, Offsets(10**9, 0, 0)),
+        b"".join(wire.encode_numbered(Kind.STDIN, 1, n, bytes(200_000)) for n in (1, 2, 3, 4, 5)),
     ):
         async with raw(quick) as client:
             await client.ws.send_bytes(start_of(1, "sleep 60", stdin=True))
@@ -153,21 +155,23 @@ async def test_what_a_run_may_not_be_told(quick: ServerProcess):
             assert (await anext(frames)).kind is Kind.EVENT
             await client.ws.send_bytes(frame)
             if frame.startswith(bytes([Kind.STDIN])):
-                more = [wire.numbered(Kind.STDIN, 1, n, bytes(200_000)) for n in range(6, 10)]
+                more = [
+                    wire.encode_numbered(Kind.STDIN, 1, n, bytes(200_000)) for n in range(6, 10)
+                ]
                 await client.ws.send_bytes(b"".join(more))
             await client.refused()
 
 
 @pytest.mark.threat(123)
 @pytest.mark.spec("I3")
-async def test_what_a_client_cannot_pile_up():
+async def test_state_of_one_client_is_bounded():
     many = range(1, 300)
     with ServerProcess("--max-runs", "2") as server:
         for frames in (
             [wire.encode(Kind.START, n, struct.pack(">IB", 0, 0) + b"x") for n in many],
             [start_of(n, "true") for n in many],
         ):
-            # What is too much is refused run by run; the connection stays.
+            # Runs over the limit are refused one by one; the connection stays open.
             async with raw(server) as client:
                 await client.ws.send_bytes(b"".join(frames))
                 async with asyncio.timeout(20):
@@ -179,7 +183,7 @@ async def test_what_a_client_cannot_pile_up():
 
 @pytest.mark.threat(123)
 @pytest.mark.spec("I3")
-async def test_noise(quick: ServerProcess):
+async def test_random_bytes(quick: ServerProcess):
     chance = random.Random(3)
     for _ in range(25):
         async with raw(quick) as client:
@@ -197,7 +201,7 @@ async def test_noise(quick: ServerProcess):
 
 @pytest.mark.threat(123)
 @pytest.mark.spec("I3")
-async def test_a_start_without_end_is_cut_off(quick: ServerProcess):
+async def test_an_endless_start_is_refused(quick: ServerProcess):
     chunk = bytes(wire.MAX_CHUNK)
     async with raw(quick) as client:
         with contextlib.suppress(ConnectionError):
@@ -213,7 +217,7 @@ async def test_a_start_without_end_is_cut_off(quick: ServerProcess):
 @pytest.mark.threat(105, 123)
 @pytest.mark.spec("I3")
 async def test_a_client_that_never_reads(quick: ServerProcess):
-    """Many runs with much to say, and nobody takes it: what is kept stays within its limit."""
+    """Many runs with much output and no reader: the kept output stays within its limit."""
     resident = _resident(quick.pid)
     async with raw(quick) as client:
         client.ws._response.connection.transport.pause_reading()
@@ -238,20 +242,20 @@ def _resident(pid: int) -> int:
 
 
 @pytest.mark.spec("I3")
-async def test_all_together_have_a_limit():
+async def test_the_shared_buffer_limit_is_enforced():
     with ServerProcess("--max-buffer-mib", "4") as server:
         async with remote(server) as session:
             runs = [await session.run("head -c 3000000 /dev/zero", stdout=True) for _ in range(16)]
             await asyncio.sleep(0.5)
-            # Those that came late still get their smaller share, and all get to their end.
-            most = 4 * MIB + 16 * (LEAST_ROOM + ONE_READ)
+            # Late runs still get a smaller share, and all of them end.
+            most = 4 * MIB + 16 * (MIN_STREAM_BYTES + ONE_READ)
             assert server.metric("sandbox_buffer_bytes") < most
             for run in runs:
                 assert len((await run.communicate())[0]) == 3_000_000
 
 
 @pytest.mark.spec("I3")
-async def test_another_version_is_told_so(quick: ServerProcess):
+async def test_another_protocol_version_is_reported(quick: ServerProcess):
     name = os.urandom(16).hex()
     assert quick.request("PUT", f"/v1/sessions/{name}", b"{}")[0] == 200
     status, body = quick.request(
@@ -274,7 +278,7 @@ async def test_another_version_is_told_so(quick: ServerProcess):
 BODIES = {
     "not JSON": (b"{", "malformed"),
     "a list": (b"[]", "malformed"),
-    "a stranger": (b'{"user": "root"}', "malformed"),
+    "unknown field": (b'{"user": "root"}', "malformed"),
     "a wrong type": (b'{"timeout_s": "soon"}', "usage"),
     "too large": (b'{"env": "' + b"x" * (5 * MIB) + b'"}', "too-large"),
     "nested": (b'{"env":' * 100_000, "malformed"),
@@ -284,7 +288,7 @@ BODIES = {
 @pytest.mark.threat(123)
 @pytest.mark.spec("I3")
 @pytest.mark.parametrize("case", BODIES)
-def test_a_bad_body_is_refused_by_name(quick: ServerProcess, case: str):
+def test_an_invalid_body_is_refused_with_a_code(quick: ServerProcess, case: str):
     body, code = BODIES[case]
     path = f"/v1/sessions/{os.urandom(16).hex()}"
     try:
@@ -299,7 +303,7 @@ def test_a_bad_body_is_refused_by_name(quick: ServerProcess, case: str):
 
 @pytest.mark.threat(123)
 @pytest.mark.spec("I3")
-def test_a_request_that_is_no_http(quick: ServerProcess):
+def test_a_request_that_is_not_http(quick: ServerProcess):
     for noise in (b"\x16\x03\x01\x02", b"GET\r\n\r\n", b"A" * 70_000, b"GET / HTTP/1.1\r\n" * 9999):
         sock = socket.create_connection(quick.address, timeout=10)
         with sock, contextlib.suppress(ConnectionError):
@@ -311,7 +315,7 @@ def test_a_request_that_is_no_http(quick: ServerProcess):
 @pytest.mark.threat(124)
 @pytest.mark.spec("I3")
 @pytest.mark.slow
-def test_a_thousand_connections_that_say_nothing():
+def test_a_thousand_silent_connections():
     with ServerProcess("--max-connections", "100") as server, contextlib.ExitStack() as stack:
         begun = [
             stack.enter_context(socket.create_connection(server.address, timeout=10))
@@ -334,7 +338,7 @@ def test_a_thousand_connections_that_say_nothing():
 
 @pytest.mark.threat(124)
 @pytest.mark.spec("I3")
-def test_a_slow_sender_is_not_waited_for_forever():
+def test_a_slow_request_times_out():
     with ServerProcess("--header-timeout", "0.5") as server:
         with socket.create_connection(server.address, timeout=10) as sock:
             began = time.monotonic()
@@ -347,7 +351,7 @@ def test_a_slow_sender_is_not_waited_for_forever():
 
 @pytest.mark.threat(123)
 @pytest.mark.spec("I3", "E1")
-async def test_an_upload_that_is_cut_off_leaves_nothing(quick: ServerProcess):
+async def test_an_aborted_upload_leaves_nothing(quick: ServerProcess):
     async with remote(quick, lazy=False) as session:
         name = session._transport._name  # type: ignore[union-attr]
         for framing in ("Content-Length: 1000000", "Transfer-Encoding: chunked"):

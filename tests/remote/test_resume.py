@@ -1,4 +1,4 @@
-"""Connections break; runs go on. Nothing is lost, doubled or invented, and nothing is left."""
+"""Runs survive broken connections: nothing is lost, duplicated, invented or left behind."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import descendants, eventually
-from tests.remote.conftest import GRACE_S, Line, is_idle, remote, sandboxes_of
+from tests.remote.conftest import GRACE_S, Proxy, is_idle, remote, sandboxes_of
 from tests.servers import ServerProcess
 
 from union import sandbox as sb
-from union.sandbox._core.wire import MAX_CHUNK, WINDOW
+from union.sandbox._wire.frames import MAX_CHUNK, WINDOW
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ MIB = 1024 * 1024
 CUTS = 35
 """With twelve clients and three servers that are killed: fifty random moments."""
 
-# Writes both streams with known content, and slowly enough to be cut in the middle.
+# Writes both streams with known content, slowly enough to be interrupted in the middle.
 TALK = """
 import os, random, sys, time
 chance = random.Random(int(sys.argv[1]) if len(sys.argv) > 1 else SEED)
@@ -49,24 +49,24 @@ def expected(seed: int) -> tuple[bytes, bytes]:
 
 @pytest.mark.spec("I2")
 @pytest.mark.slow
-async def test_output_is_the_same_however_often_the_line_is_cut(quick: ServerProcess, line: Line):
+async def test_output_survives_any_number_of_cuts(quick: ServerProcess, proxy: Proxy):
     seed = 0
     chance = random.Random(7)
-    async with remote(quick, endpoint=line.endpoint, lazy=False) as session:
-        while line.cuts < CUTS:
+    async with remote(quick, endpoint=proxy.endpoint, lazy=False) as session:
+        while proxy.cuts < CUTS:
             seed += 1
             runs = [
                 asyncio.create_task(_talk(session, n)) for n in (100 * seed + 1, 100 * seed + 2)
             ]
             while not all(run.done() for run in runs):
                 await asyncio.sleep(chance.uniform(0.0, 0.2))
-                line.cut()
+                proxy.cut()
             for run in runs:
                 n, code, out, err = await run
                 assert code == n % 100
                 assert hashlib.sha256(out).digest() == hashlib.sha256(expected(n)[0]).digest()
                 assert err == expected(n)[1]
-    assert line.cuts >= CUTS
+    assert proxy.cuts >= CUTS
 
 
 async def _talk(session: sb.Session, seed: int) -> tuple[int, int, bytes, bytes]:
@@ -78,9 +78,9 @@ async def _talk(session: sb.Session, seed: int) -> tuple[int, int, bytes, bytes]
 
 
 @pytest.mark.spec("I2", "D3")
-async def test_stdin_and_signals_survive_cuts(quick: ServerProcess, line: Line):
+async def test_stdin_and_signals_survive_cuts(quick: ServerProcess, proxy: Proxy):
     data = os.urandom(3 * MIB)
-    async with remote(quick, endpoint=line.endpoint, lazy=False) as session:
+    async with remote(quick, endpoint=proxy.endpoint, lazy=False) as session:
         cat = await session.run("cat", stdin=sb.PIPE, stdout=True)
         trap = await session.run(
             "trap 'echo got' USR1; trap 'exit 7' TERM; echo up; while :; do sleep 0.01; done",
@@ -92,7 +92,7 @@ async def test_stdin_and_signals_survive_cuts(quick: ServerProcess, line: Line):
         async def cut_often() -> None:
             for _ in range(10):
                 await asyncio.sleep(0.03)
-                line.cut()
+                proxy.cut()
 
         cutting = asyncio.create_task(cut_often())
         assert cat.stdin is not None
@@ -108,28 +108,28 @@ async def test_stdin_and_signals_survive_cuts(quick: ServerProcess, line: Line):
         await feeding
         assert got == data
         await cutting
-        line.cut()
+        proxy.cut()
         trap.send_signal(signal.SIGUSR1)  # while there is no connection
         assert await anext(lines) == "got"
-        line.cut()
+        proxy.cut()
         trap.terminate()
-        rest = [said async for said in lines]
+        rest = [line async for line in lines]
         assert rest == [], "a signal was obeyed twice"
         assert await trap.wait() == 7
 
 
 @pytest.mark.spec("I2")
-async def test_a_run_is_started_once(quick: ServerProcess, line: Line):
-    """The line is cut right behind the request: it is sent again, and must not run again."""
+async def test_a_run_is_started_once(quick: ServerProcess, proxy: Proxy):
+    """The connection is cut right after the request: it is sent again and must not run again."""
     before = quick.metric("sandbox_runs_started_total")
-    async with remote(quick, endpoint=line.endpoint, lazy=False) as session:
+    async with remote(quick, endpoint=proxy.endpoint, lazy=False) as session:
         for number in range(12):
             run = asyncio.create_task(session.exec(f"echo {number} >> log"))
             for _ in range(number):
                 await asyncio.sleep(0)
             if number % 3 == 2:
                 await asyncio.sleep(0.002)
-            line.cut()
+            proxy.cut()
             assert (await run).returncode == 0
         assert (await session.exec("cat log")).stdout.split() == [str(n) for n in range(12)]
     assert quick.metric("sandbox_runs_started_total") - before == 13
@@ -137,13 +137,13 @@ async def test_a_run_is_started_once(quick: ServerProcess, line: Line):
 
 @pytest.mark.threat(126)
 @pytest.mark.spec("I2", "D4")
-async def test_a_line_that_stays_down_is_an_error_and_no_exit(quick: ServerProcess, line: Line):
-    async with remote(quick, endpoint=line.endpoint, lazy=False) as session:
+async def test_a_connection_that_stays_down_is_an_error(quick: ServerProcess, proxy: Proxy):
+    async with remote(quick, endpoint=proxy.endpoint, lazy=False) as session:
         proc = await session.run("echo up; sleep 60", stdout=True)
         chunks = proc.iter_stdout()
         assert await anext(chunks) == b"up\n"
-        line.accepts = False
-        line.cut()
+        proxy.accepts = False
+        proxy.cut()
         began = time.monotonic()
         with pytest.raises(sb.SandboxExecutionError) as caught:
             await proc.wait()
@@ -160,43 +160,45 @@ async def test_a_line_that_stays_down_is_an_error_and_no_exit(quick: ServerProce
 
 @pytest.mark.threat(125)
 @pytest.mark.spec("I2", "D4")
-async def test_a_session_that_the_server_gave_up_is_lost(quick: ServerProcess, line: Line):
-    async with remote(quick, endpoint=line.endpoint, lazy=False) as session:
+async def test_a_session_that_the_server_has_ended_is_lost(quick: ServerProcess, proxy: Proxy):
+    async with remote(quick, endpoint=proxy.endpoint, lazy=False) as session:
         proc = await session.run("sleep 60", background=True)
-        line.accepts = False
-        line.cut()
+        proxy.accepts = False
+        proxy.cut()
         await asyncio.sleep(GRACE_S + 0.3)
-        line.accepts = True
+        proxy.accepts = True
         with pytest.raises(sb.SandboxExecutionError) as caught:
             await proc.wait()
         assert caught.value.returncode == -1
 
 
 @pytest.mark.spec("I2", "I3")
-async def test_a_silent_line_holds_back_the_writer(quick: ServerProcess, line: Line):
-    """Nothing arrives and nothing is closed: the command is slowed, the server keeps little."""
-    async with remote(quick, endpoint=line.endpoint, lazy=False) as session:
+async def test_a_silent_connection_applies_back_pressure(quick: ServerProcess, proxy: Proxy):
+    """No data flows and nothing is closed: the command is slowed, the server keeps little."""
+    async with remote(quick, endpoint=proxy.endpoint, lazy=False) as session:
         proc = await session.run(f"head -c {64 * MIB} /dev/zero", stdout=True)
         chunks = proc.iter_stdout()
         size = len(await anext(chunks))
-        line.stalled.clear()
+        proxy.stalled.clear()
         await asyncio.sleep(0.4)
         assert quick.metric("sandbox_buffer_bytes") < WINDOW + MAX_CHUNK + 1024
-        line.stalled.set()
+        proxy.stalled.set()
         async for chunk in chunks:
             size += len(chunk)
         assert size == 64 * MIB
 
 
 @pytest.mark.spec("I2", "B2")
-async def test_a_line_that_is_cut_while_the_session_closes(quick: ServerProcess, line: Line):
+async def test_a_connection_that_is_cut_while_the_session_closes(
+    quick: ServerProcess, proxy: Proxy
+):
     for pause in (0, 0, 0.001, 0.003):
-        session = await remote(quick, endpoint=line.endpoint, lazy=False).open()
+        session = await remote(quick, endpoint=proxy.endpoint, lazy=False).open()
         await session.run("sleep 60", background=True)
-        line.cut()  # not noticed yet
+        proxy.cut()  # not noticed yet
         closing = asyncio.create_task(session.close())
         await asyncio.sleep(pause)
-        line.cut()
+        proxy.cut()
         await asyncio.wait_for(closing, 10)
         assert is_idle(quick)
 
@@ -206,7 +208,7 @@ async def test_a_line_that_is_cut_while_the_session_closes(quick: ServerProcess,
 CLIENT = """
 import asyncio, sys
 from union import sandbox as sb
-from union.sandbox._core.wire import MAX_CHUNK, WINDOW
+from union.sandbox._wire.frames import MAX_CHUNK, WINDOW
 async def main():
     async with sb.remote.session(endpoint=sys.argv[1], token=sys.argv[2]) as sbx:
         print("up", flush=True)
@@ -223,7 +225,7 @@ asyncio.run(main())
 @pytest.mark.threat(125)
 @pytest.mark.spec("I2", "G4")
 @pytest.mark.slow
-def test_nothing_is_left_of_clients_that_are_killed(quick: ServerProcess):
+def test_killed_clients_leave_nothing_behind(quick: ServerProcess):
     chance = random.Random(11)
     assert quick.token is not None
     for _ in range(3):
@@ -248,7 +250,7 @@ def test_nothing_is_left_of_clients_that_are_killed(quick: ServerProcess):
 @pytest.mark.threat(126)
 @pytest.mark.spec("I2", "D4", "G4")
 @pytest.mark.slow
-async def test_a_server_that_is_killed_leaves_errors_and_nothing_else(tmp_path: Path):
+async def test_a_killed_server_leaves_errors_and_nothing_else(tmp_path: Path):
     chance = random.Random(13)
     work = tmp_path / "work"
     for _ in range(3):
@@ -270,7 +272,7 @@ async def test_a_server_that_is_killed_leaves_errors_and_nothing_else(tmp_path: 
             assert eventually(functools.partial(_are_gone, family)), family
         finally:
             server.stop()
-    # What a killed server could not remove, the next one does.
+    # The next server removes the leftovers of a killed one.
     assert list(work.iterdir())
     with ServerProcess("--work-dir", str(work)) as server:
         async with remote(server) as session:
@@ -289,6 +291,6 @@ def _are_gone(pids: set[int]) -> bool:
     return True
 
 
-def test_the_programs_here_are_whole():
+def test_the_programs_of_this_file_compile():
     for text in (TALK.replace("SEED", "1"), CLIENT):
         compile(textwrap.dedent(text), "program", "exec")

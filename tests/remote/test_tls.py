@@ -1,4 +1,4 @@
-"""TLS: a certificate for one run that clients pin, or one that somebody vouches for."""
+"""TLS: a self-signed certificate that clients pin, or one of a certificate authority."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ async def test_another_certificate_gets_no_token(pinned: ServerProcess):
     assert pinned.log.read_text() == before
 
 
-async def test_plain_http_gets_nothing(pinned: ServerProcess):
+async def test_plain_http_is_refused(pinned: ServerProcess):
     plain = pinned.endpoint.split("#")[0].replace("https", "http")
     async with remote(pinned, endpoint=plain, connect_timeout_s=0.2) as session:
         with pytest.raises(sb.errors.SandboxConnectionError):
             await session.run("true")
 
 
-def test_only_current_versions_are_spoken(pinned: ServerProcess):
+def test_only_tls_1_2_and_1_3_are_accepted(pinned: ServerProcess):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -72,11 +72,11 @@ def test_only_current_versions_are_spoken(pinned: ServerProcess):
     made, fingerprint = server_context(config)
     assert made is not None
     assert made.minimum_version is ssl.TLSVersion.TLSv1_2
-    assert fingerprint != server_context(config)[1], "a new one for every run"
+    assert fingerprint != server_context(config)[1], "a new certificate at every start"
 
 
 @pytest.mark.spec("I1")
-async def test_a_certificate_that_somebody_vouches_for(tmp_path: Path):
+async def test_a_certificate_of_an_authority(tmp_path: Path):
     certificate, key = _make(tmp_path)
     with ServerProcess("--tls-cert", str(certificate), "--tls-key", str(key)) as server:
         assert "#" not in server.endpoint

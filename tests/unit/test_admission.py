@@ -1,4 +1,4 @@
-"""The queue of runs that wait for a server: in order, without loss, whatever happens to whom."""
+"""The admission queue: in order, and no slot is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def entered(admission: Admission) -> Slot:
 
 
 @pytest.mark.threat(159)
-async def test_only_so_many_are_under_way_before_the_server_answers():
+async def test_the_number_of_unanswered_starts_is_limited():
     admission = Admission()
     slots = [await entered(admission) for _ in range(MAX_STARTING)]
     waiting = asyncio.ensure_future(admission.enter(LONG_S))
@@ -30,7 +30,7 @@ async def test_only_so_many_are_under_way_before_the_server_answers():
     assert await asyncio.wait_for(waiting, 5) is not None
 
 
-async def test_started_runs_are_not_limited_until_the_server_says_so():
+async def test_started_runs_are_not_limited_until_the_server_is_busy():
     admission = Admission()
     for _ in range(500):
         (await entered(admission)).started()
@@ -41,7 +41,7 @@ async def test_a_refused_run_is_sent_again_before_those_behind_it():
     running = await entered(admission)
     running.started()
     refused = await entered(admission)
-    refused.leave()
+    refused.release()
     order: list[str] = []
 
     async def again(name: str, *, first: bool) -> None:
@@ -52,31 +52,31 @@ async def test_a_refused_run_is_sent_again_before_those_behind_it():
     front = asyncio.ensure_future(again("front", first=True))
     behind = asyncio.ensure_future(again("behind", first=False))
     await asyncio.sleep(0)
-    running.leave()
+    running.release()
     await asyncio.wait_for(asyncio.gather(front, behind), 10)
     assert order == ["front", "behind"]
 
 
-async def test_patience_ends_when_nothing_moves():
+async def test_waiting_ends_when_the_server_makes_no_progress():
     admission = Admission()
     (await entered(admission)).started()
-    (await entered(admission)).leave()
+    (await entered(admission)).release()
     assert await admission.enter_again(0.0) is None
 
 
-async def test_a_slot_is_given_back_once():
+async def test_a_slot_is_released_once():
     admission = Admission()
     slot = await entered(admission)
     slot.started()
     for _ in range(3):
-        slot.leave()
+        slot.release()
         slot.started()
     assert (admission._active, admission._starting) == (0, 0)
 
 
-@given(st.lists(st.sampled_from(["enter", "start", "leave", "refuse", "cancel"]), max_size=60))
+@given(st.lists(st.sampled_from(["enter", "start", "release", "refuse", "cancel"]), max_size=60))
 @settings(deadline=None, max_examples=60)
-def test_no_slot_is_lost_or_made(steps):
+def test_no_slot_is_lost_or_created(steps):
     async def play() -> None:
         admission = Admission()
         waiting: list[asyncio.Future[Slot | None]] = []
@@ -89,20 +89,20 @@ def test_no_slot_is_lost_or_made(steps):
                 waiting.append(asyncio.ensure_future(admission.enter(LONG_S)))
             elif step == "start" and held:
                 held[0].started()
-            elif step == "leave" and held:
-                held.pop(0).leave()
+            elif step == "release" and held:
+                held.pop(0).release()
             elif step == "refuse" and held:
-                held.pop().leave()
+                held.pop().release()
                 waiting.append(asyncio.ensure_future(admission.enter_again(LONG_S)))
             elif step == "cancel" and waiting:
                 waiting.pop().cancel()
         admission.close()
         for slot in await asyncio.gather(*waiting, return_exceptions=True):
             if isinstance(slot, Slot):
-                slot.leave()
+                slot.release()
         await asyncio.sleep(0)
         for slot in held:
-            slot.leave()
+            slot.release()
         assert not admission._queue
         assert admission._active == admission._starting == 0
 

@@ -1,4 +1,4 @@
-"""What a server has freed stays with it for the next piece."""
+"""The allocator setting keeps freed memory in the process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import subprocess
 import sys
 import textwrap
 
-# In a process of its own: it holds for all of it, and cannot be taken back.
+# The setting holds for the whole process and cannot be undone, so the test runs it in another one.
 PROGRAM = """
     import resource
     import sys
 
-    from union.sandbox._linux.allocator import keep_freed
+    from union.sandbox.server._allocator import retain_freed_memory
 
     MIB = 1 << 20
 
@@ -23,17 +23,17 @@ PROGRAM = """
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     before = faults()
-    kept = keep_freed(4 * MIB)
+    kept = retain_freed_memory(4 * MIB)
     faults()
     print(kept, before, faults())
 """
 
 
-def test_freed_memory_is_kept() -> None:
+def test_freed_memory_is_retained() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)], check=True, capture_output=True, text=True
     )
     kept, before, after = done.stdout.split()
     assert kept == "True"
-    assert int(before) > 1000, "50 MiB came and went, which is 12,800 pages"
+    assert int(before) > 1000, "50 MiB were allocated and freed, which is 12,800 pages"
     assert int(after) < 100

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.bpf_machine import execute, seccomp_data, unpack
 
-from union.sandbox._core.bpf import (
+from union.sandbox._seccomp.bpf import (
     ALLOW,
     EPERM,
     JEQ,
@@ -57,7 +57,7 @@ def test_layout_means_what_the_tree_means(node, nr, args):
 
 @pytest.mark.parametrize("count", [1, 100, 126, 127, 128, 252, 253, 254, 255, 256, 257, 300])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_target_beyond_the_reach_of_a_branch_is_still_met(count, shared):
+def test_a_target_beyond_the_reach_of_a_branch_is_reached(count, shared):
     node = ALLOW
     for number in range(count):
         mine = EPERM if shared else Return(number)
@@ -82,7 +82,7 @@ def balanced(low, high):
     return Branch(JGE, middle, balanced(middle, high), balanced(low, middle))
 
 
-def test_a_program_the_kernel_would_not_take_is_refused():
+def test_a_program_that_the_kernel_would_not_accept_is_refused():
     with pytest.raises(ValueError, match="the kernel accepts 4096"):
         assemble(balanced(0, 2100))
 

@@ -1,4 +1,4 @@
-"""A plan divided: what bwrap is told, what the runner does, and that nothing falls in between."""
+"""A plan is divided into bwrap arguments and runner steps without losing any step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from union.sandbox._backends.base import Identity, Setting, Wrapper
 from union.sandbox._backends.bubblewrap import Bubblewrap
 from union.sandbox._backends.userns import Userns
-from union.sandbox._core import plan as p
-from union.sandbox._core.bwrap_args import NEEDED, divide, namespace_args, staged
-from union.sandbox._core.view import Shown, View
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.bwrap_args import NEEDED, divide, namespace_args, staged
+from union.sandbox._plan.rootfs import Shown, View
 
 VIEW = View(
     system=(Shown(source="/usr", path="/usr"),),
@@ -42,7 +42,7 @@ def setting(way: str, *, share: bool = False, network: str = "blocked") -> Setti
         egress="kernel",
         landlock_abi=1,
         seccomp=b"filter!!",
-        wrapper=Wrapper(program="/usr/bin/bwrap", way=way),  # type: ignore[arg-type]
+        wrapper=Wrapper(program="/usr/bin/bwrap", mode=way),  # type: ignore[arg-type]
         share=share,
     )
 
@@ -53,7 +53,7 @@ def wrap_of(plan: p.Plan) -> p.Wrap:
     return last
 
 
-# The order is the policy: what is told to bwrap for the view above, all of it, word for word.
+# The order is the policy: the complete arguments of bwrap for the view above.
 GOLDEN = """
 --unshare-user --unshare-pid --unshare-ipc --unshare-uts --unshare-cgroup --unshare-net
 --uid 1000 --gid 1000 --as-pid-1
@@ -73,7 +73,7 @@ GOLDEN = """
 """
 
 
-def test_what_bwrap_is_told() -> None:
+def test_the_arguments_of_bwrap() -> None:
     args = wrap_of(Bubblewrap().plan(setting("caller"))).args
     golden = GOLDEN.split()
     assert list(args[: len(golden)]) == golden
@@ -84,7 +84,7 @@ def test_what_bwrap_is_told() -> None:
     assert rest.endswith("--hostname sandbox")
 
 
-def test_what_is_left_for_the_runner_ends_with_the_filter() -> None:
+def test_the_steps_of_the_runner_end_with_the_filter() -> None:
     inside = wrap_of(Bubblewrap().plan(setting("caller"))).inside
     kinds = [type(step).__name__ for step in inside]
     landlock = ["LandlockCreate", *["LandlockPath"] * 5, "LandlockRestrict"]
@@ -104,18 +104,18 @@ def test_both_backends_build_the_same(way: str, *, share: bool) -> None:
         assert direct.shared is not None
         by_bwrap, direct = by_bwrap.shared, direct.shared
     wrap = wrap_of(by_bwrap)
-    told = " ".join(wrap.args)
+    args = " ".join(wrap.args)
     for step in direct.steps:
         match step:
             case p.Bind():
                 source = step.source if way == "caller" else r"/tmp/\d+"
-                assert re.search(rf"bind {source} {step.path}( |$)", told), step
+                assert re.search(rf"bind {source} {step.path}( |$)", args), step
             case p.Mkdir() | p.Symlink() | p.Proc():
-                assert f" {step.path}" in told
+                assert f" {step.path}" in args
             case p.Hostname():
-                assert f"--hostname {step.path}" in told
+                assert f"--hostname {step.path}" in args
             case p.Tmpfs():
-                assert f"--tmpfs {step.path}" in told
+                assert f"--tmpfs {step.path}" in args
                 assert p.Resize(step.path, step.mode, step.options) in wrap.inside
             case p.Root():
                 assert p.Resize("/", 0o755, step.options) in wrap.inside
@@ -125,7 +125,7 @@ def test_both_backends_build_the_same(way: str, *, share: bool) -> None:
                 assert step in wrap.inside, step
 
 
-def test_no_option_is_used_that_is_not_asked_for_first() -> None:
+def test_every_used_option_is_in_the_list_of_needed_ones() -> None:
     for way in ("caller", "entered", "nested"):
         used = {a for a in wrap_of(Bubblewrap().plan(setting(way))).args if a.startswith("--")}
         assert used <= {*NEEDED, "--userns"}, way
@@ -149,7 +149,7 @@ def test_the_work_dir_is_checked_where_it_is_found_by_name() -> None:
 
 
 @pytest.mark.parametrize("way, flags", [("entered", 0x00020000), ("nested", 0x10020000)])
-def test_for_root_every_source_is_brought_within_reach_first(way: str, flags: int) -> None:
+def test_for_root_every_source_is_staged_first(way: str, flags: int) -> None:
     """By the launcher, with the caller's rights and as id-mapped mounts; bwrap needs neither."""
     plan = Bubblewrap().plan(setting(way))
     assert plan.clone_flags == flags
@@ -164,7 +164,7 @@ def test_for_root_every_source_is_brought_within_reach_first(way: str, flags: in
     assert not any(isinstance(step, p.Identity) for step in wrap_of(plan).inside), "done before"
 
 
-def test_for_root_the_ids_are_the_sandbox_s() -> None:
+def test_for_root_the_ids_are_those_of_the_sandbox() -> None:
     entered, nested = (Bubblewrap().plan(setting(way)) for way in ("entered", "nested"))
     assert wrap_of(entered).enter == ((1000, 77), (1000, 78))
     assert wrap_of(entered).integers() == (1, 1000 << 32 | 77, 1000 << 32 | 78)
@@ -173,14 +173,14 @@ def test_for_root_the_ids_are_the_sandbox_s() -> None:
     assert (nested.uid, nested.gid, nested.deny_setgroups) == ((1000, 77), (1000, 78), False)
 
 
-def test_with_the_host_s_network_no_right_over_it_is_asked_for() -> None:
+def test_with_the_host_network_no_network_capability_is_requested() -> None:
     args = wrap_of(Bubblewrap().plan(setting("caller", network="open"))).args
     assert "--unshare-net" not in args
     assert "CAP_NET_ADMIN" not in args
     assert "CAP_SYS_ADMIN" in args
 
 
-def test_names_that_are_not_text_pass_unchanged() -> None:
+def test_names_that_are_not_utf8_pass_unchanged() -> None:
     odd = "/a b\n\udcff--bind"
     wrap = p.Wrap("/usr/bin/bwrap", ("--dir", odd), ())
     assert wrap.blobs()[0] == b"/usr/bin/bwrap\0--dir\0/a b\n\xff--bind\0"
@@ -192,7 +192,7 @@ def test_staging_leaves_all_but_binds_alone() -> None:
     assert after == (p.Mkdir("/x"), p.Bind("/tmp/1", "/d"))
 
 
-def test_a_namespace_that_is_there_is_entered_and_not_made() -> None:
+def test_an_existing_namespace_is_entered_and_not_created() -> None:
     args = namespace_args(namespaces=("user", "mount", "pid"), uid=5, gid=6, enter_userns=True)
     assert args[:3] == ["--userns", "7", "--unshare-pid"]
     assert "--unshare-user" not in args

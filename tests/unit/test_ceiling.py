@@ -1,11 +1,11 @@
-"""A call may narrow what its remote session has, and never widen it: as a table."""
+"""A call may narrow the network of its session and never widen it."""
 
 from __future__ import annotations
 
 import pytest
 
-from union.sandbox._core.ceiling import check_narrower
 from union.sandbox._core.resolve import resolve_session
+from union.sandbox._policy.ceiling import check_narrower
 from union.sandbox.errors import PolicyError
 
 
@@ -44,14 +44,14 @@ WIDER = [
 
 
 @pytest.mark.spec("C9")
-@pytest.mark.parametrize("asked, ceiling", NARROWER)
-def test_as_wide_or_narrower(asked, ceiling):
-    check_narrower(asked, ceiling=ceiling)
+@pytest.mark.parametrize("requested, ceiling", NARROWER)
+def test_an_equal_or_narrower_network_is_accepted(requested, ceiling):
+    check_narrower(requested, ceiling=ceiling)
 
 
 @pytest.mark.spec("C9")
-@pytest.mark.parametrize("asked, ceiling, argument", WIDER)
-def test_wider(asked, ceiling, argument):
+@pytest.mark.parametrize("requested, ceiling, argument", WIDER)
+def test_a_wider_network_is_refused(requested, ceiling, argument):
     with pytest.raises(PolicyError, match=argument) as caught:
-        check_narrower(asked, ceiling=ceiling)
+        check_narrower(requested, ceiling=ceiling)
     assert caught.value.argument == argument

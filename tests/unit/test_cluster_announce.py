@@ -1,4 +1,4 @@
-"""Announcements: what the server of a run wrote is believed, and nothing else."""
+"""Announcements: only lines that the server of a run signed are accepted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from union.sandbox.cluster._keys import Keys, session_name, verifier_of
 
 KEY, PUBLIC = new_signing_key()
 RUN = "sbx-0123456789abcdef"
-TOLD = Announcement(
+ANNOUNCED = Announcement(
     run=RUN, endpoint=f"https://10.0.0.7:8372#sha256={'ab' * 32}", protocol=1, expires=1000.0
 )
 
@@ -31,11 +31,11 @@ def parsed(
 
 
 @pytest.mark.spec("I4")
-def test_an_announcement_is_found_wherever_it_stands_in_a_line():
-    line = announce(TOLD, key=KEY)
+def test_an_announcement_is_found_anywhere_in_a_line():
+    line = announce(ANNOUNCED, key=KEY)
     assert "\n" not in line
-    assert parsed(line) == TOLD
-    assert parsed(f"2026-01-01T00:00:00Z stdout F {line}\n") == TOLD
+    assert parsed(line) == ANNOUNCED
+    assert parsed(f"2026-01-01T00:00:00Z stdout F {line}\n") == ANNOUNCED
 
 
 def test_a_failure_is_announced_too():
@@ -44,7 +44,7 @@ def test_a_failure_is_announced_too():
 
 
 def test_a_line_of_another_run_or_another_key_or_an_old_one_is_refused():
-    line = announce(TOLD, key=KEY)
+    line = announce(ANNOUNCED, key=KEY)
     assert parsed(line, run="sbx-fedcba9876543210") is None
     assert parsed(line, key=new_signing_key()[1]) is None
     assert parsed(line, now=1000.0) is None
@@ -61,17 +61,17 @@ def test_a_line_of_another_run_or_another_key_or_an_old_one_is_refused():
     ],
 )
 def test_an_edited_line_is_refused(change):
-    both = json.loads(announce(TOLD, key=KEY).removeprefix(PREFIX))
+    both = json.loads(announce(ANNOUNCED, key=KEY).removeprefix(PREFIX))
     both["payload"] = json.dumps(json.loads(both["payload"]) | change, separators=(",", ":"))
     assert parsed(PREFIX + json.dumps(both)) is None
 
 
 @pytest.mark.threat(158)
-def test_what_verifies_a_line_cannot_make_one():
-    """The public key is in every reference; neither it nor what a guest can derive signs."""
-    assert parsed(announce(TOLD, key=KEY)) == TOLD, "the control"
+def test_the_verifier_cannot_sign_a_line():
+    """Every reference holds the public key; nothing that a guest has can sign."""
+    assert parsed(announce(ANNOUNCED, key=KEY)) == ANNOUNCED, "the control"
     for guessed in (PUBLIC, verifier_of(PUBLIC), verifier_of("the owner's key")):
-        assert parsed(announce(TOLD, key=guessed)) is None
+        assert parsed(announce(ANNOUNCED, key=guessed)) is None
 
 
 @pytest.mark.threat(158)
@@ -85,7 +85,7 @@ def test_what_verifies_a_line_cannot_make_one():
         "unix:///x",
     ],
 )
-def test_a_server_without_a_certificate_to_prove_itself_is_refused_although_it_is_signed(endpoint):
+def test_a_signed_line_without_a_certificate_is_refused(endpoint):
     line = announce(Announcement(run=RUN, endpoint=endpoint, protocol=1, expires=99), key=KEY)
     assert parsed(line) is None
 
@@ -103,9 +103,9 @@ def test_any_json_is_no_announcement(value):
     assert parsed(PREFIX + json.dumps({"payload": "{}", "signature": value})) is None
 
 
-def test_a_line_shows_nothing_of_the_keys():
+def test_a_line_reveals_no_key():
     keys = Keys()
-    line = announce(TOLD, key=KEY)
+    line = announce(ANNOUNCED, key=KEY)
     assert KEY not in line
     assert keys.owner not in repr(keys)
     assert keys.guest not in repr(keys)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from union.sandbox import Resources, SandboxUsageError
-from union.sandbox.cluster._request import Request, request_from
+from union.sandbox.cluster._request import Request, resolve_request
 
 USUAL = {
     "environment": None,
@@ -31,7 +31,7 @@ USUAL = {
 
 
 def asked(**changes: object) -> Request:
-    return request_from(**{**USUAL, **changes})
+    return resolve_request(**{**USUAL, **changes})
 
 
 def environment(**changes: object) -> SimpleNamespace:
@@ -42,7 +42,7 @@ def environment(**changes: object) -> SimpleNamespace:
 
 
 @pytest.mark.spec("I4")
-def test_what_it_is_by_default():
+def test_the_defaults():
     found = asked()
     assert found.name.startswith("sbx-")
     assert len(found.name) == 4 + 16
@@ -54,7 +54,7 @@ def test_what_it_is_by_default():
     assert asked().name != found.name
 
 
-def test_the_mode_picks_the_default_environment():
+def test_the_mode_selects_the_default_environment():
     found = asked(sandbox_mode="bwrap")
     assert (found.environment, found.backend) == ("union-sandbox-bwrap", "bubblewrap")
     assert not found.overrides_mode
@@ -97,21 +97,21 @@ def test_an_environment_brings_its_own_mode_and_variables():
         {"ready_timeout": -1},
     ],
 )
-def test_a_mistake_names_its_argument(change):
+def test_an_error_names_its_argument(change):
     with pytest.raises(SandboxUsageError) as caught:
         asked(**change)
     assert caught.value.argument == next(iter(change)) or "network" in caught.value.argument
 
 
 @pytest.mark.spec("J", "I6")
-def test_a_gpu_goes_with_bwrap_alone():
+def test_a_gpu_requires_bwrap():
     with pytest.raises(SandboxUsageError, match="GPU"):
         asked(environment=environment(resources=Resources(gpu=1)))
     found = asked(environment=environment(resources=Resources(gpu=1), sandbox_mode="bwrap"))
     assert found.spec.limits.gpus == 1
 
 
-def test_flytes_resources_are_taken_and_a_part_of_the_memory_is_kept_back():
+def test_flytes_resources_are_accepted_and_some_memory_is_reserved():
     import flyte
 
     found = asked(resources=flyte.Resources(cpu=2, memory="1Gi"))
@@ -121,7 +121,7 @@ def test_flytes_resources_are_taken_and_a_part_of_the_memory_is_kept_back():
     assert small.spec.limits.memory_bytes == 48 * 2**20
 
 
-def test_a_day_is_the_most():
+def test_the_timeout_is_at_most_a_day():
     assert asked(timeout=timedelta(hours=24)).timeout_s == 86400.0
     assert asked(timeout=1.5).timeout_s == 1.5
 
@@ -133,13 +133,13 @@ def test_a_request_is_a_value():
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.5, "1h", True, timedelta(milliseconds=999)])
-def test_a_lease_that_is_none(value: object):
-    with pytest.raises(SandboxUsageError, match="owner_lease") as told:
+def test_invalid_leases(value: object):
+    with pytest.raises(SandboxUsageError, match="owner_lease") as caught:
         asked(owner_lease=value)
-    assert told.value.argument == "owner_lease"
+    assert caught.value.argument == "owner_lease"
 
 
-def test_a_lease_is_for_whoever_asks_for_one():
+def test_a_lease_is_optional():
     assert asked().owner_lease_s is None
     assert asked(owner_lease=timedelta(minutes=5)).owner_lease_s == 300
     assert asked(owner_lease=1).owner_lease_s == 1

@@ -1,4 +1,4 @@
-"""SandboxSession as a value: what is passed on, what is not, and by which ways."""
+"""SandboxSession as a value: which fields are passed on by copy, pickle and Flyte."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from union import sandbox as sb
-from union.sandbox.cluster._hold import Found
 from union.sandbox.cluster._keys import Keys
+from union.sandbox.cluster._server_handle import ServerAddress
 
 NOW = datetime.now(UTC)
 
 
-class Hold:
+class ServerHandle:
     def __init__(self) -> None:
         self.keys = Keys()
         self.ended = 0
 
-    async def found(self) -> Found:
-        return Found(endpoint="https://10.0.0.9:8372#sha256=" + "ab" * 32, ip="10.0.0.9")
+    async def wait_ready(self) -> ServerAddress:
+        return ServerAddress(endpoint="https://10.0.0.9:8372#sha256=" + "ab" * 32, ip="10.0.0.9")
 
     async def end(self) -> None:
         self.ended += 1
@@ -70,59 +70,59 @@ WAYS = {
 
 @pytest.mark.spec("I5")
 @pytest.mark.parametrize("way", WAYS)
-def test_what_arrives_is_a_reference_with_the_same_fields(way):
+def test_the_receiver_gets_a_reference_with_the_same_fields(way):
     owner = made()
-    hold = Hold()
-    owner._own(hold)
+    handle = ServerHandle()
+    owner._become_owner(handle)
     assert owner.is_owner
     arrived = WAYS[way](owner)
     assert type(arrived) is sb.SandboxSession
     assert not arrived.is_owner
     assert fields_of(arrived) == fields_of(owner)
-    assert arrived.access == hold.keys.guest
+    assert arrived.access == handle.keys.guest
     assert arrived.backend == "userns"
     assert arrived.work_dir == "/tmp/sandbox-work"
 
 
 @pytest.mark.spec("I5")
-def test_the_owners_key_is_in_nothing_that_is_passed_or_shown():
+def test_the_owners_token_is_never_passed_or_shown():
     owner = made()
-    hold = Hold()
-    owner._own(hold)
-    assert hold.keys.owner.encode() not in pickle.dumps(owner)
-    assert hold.keys.owner not in repr(owner) + repr(fields_of(owner))
-    assert hold.keys.guest not in repr(owner)
+    handle = ServerHandle()
+    owner._become_owner(handle)
+    assert handle.keys.owner.encode() not in pickle.dumps(owner)
+    assert handle.keys.owner not in repr(owner) + repr(fields_of(owner))
+    assert handle.keys.guest not in repr(owner)
 
 
 @pytest.mark.spec("I5")
-def test_a_receiver_of_another_version_reads_what_it_knows():
+def test_a_receiver_of_another_version_ignores_unknown_fields():
     import asyncio
 
     import msgpack
     from flyte.types import TypeEngine
     from flyteidl2.core import literals_pb2
 
-    async def read(told: dict[str, object]) -> sb.SandboxSession:
+    async def read(payload: dict[str, object]) -> sb.SandboxSession:
         literal = literals_pb2.Literal(
             scalar=literals_pb2.Scalar(
-                binary=literals_pb2.Binary(value=msgpack.dumps(told), tag="msgpack")
+                binary=literals_pb2.Binary(value=msgpack.dumps(payload), tag="msgpack")
             )
         )
         return await TypeEngine.to_python_value(literal, sb.SandboxSession)
 
-    told = {
+    payload = {
         "name": "n",
         "created_at": NOW.isoformat(),
         "expires_at": NOW.isoformat(),
         "of_a_later_version": 1,
     }
-    assert asyncio.run(read(told)).name == "n"
+    assert asyncio.run(read(payload)).name == "n"
 
 
 @pytest.mark.spec("I4")
-async def test_waiting_fills_in_where_it_is():
+async def test_waiting_sets_the_endpoint():
     owner = made()
-    owner._own(Hold())
+    owner._become_owner(ServerHandle())
     assert (owner.endpoint, owner.ip) == ("", None)
     assert await owner is owner
     assert owner.ip == "10.0.0.9"
@@ -130,35 +130,35 @@ async def test_waiting_fills_in_where_it_is():
 
 
 @pytest.mark.spec("I4")
-async def test_close_ends_the_run_once_however_often_it_is_called():
-    owner, hold = made(), Hold()
-    owner._own(hold)
+async def test_repeated_closes_end_the_run_once():
+    owner, handle = made(), ServerHandle()
+    owner._become_owner(handle)
     async with owner:
         pass
     await owner.close()
     await owner.close()
-    assert hold.ended == 1
+    assert handle.ended == 1
     with pytest.raises(sb.SessionClosedError):
         await owner.exec("true")
     with pytest.raises(sb.SessionClosedError):
         await owner
 
 
-async def test_a_session_whose_time_is_over_says_so():
+async def test_an_expired_session_reports_its_timeout():
     late = made(expires_at=NOW - timedelta(seconds=1), endpoint="unix:///nowhere")
     with pytest.raises(sb.SessionClosedError, match="timeout has passed"):
         await late.exec("true")
 
 
-async def test_a_reference_that_nobody_can_find_says_why():
+async def test_a_reference_without_an_endpoint_is_an_error():
     lost = made(endpoint="")
-    with pytest.raises(sb.SandboxUsageError, match="not known where") as caught:
+    with pytest.raises(sb.SandboxUsageError, match="has no endpoint yet") as caught:
         await lost.exec("true")
     assert caught.value.code == "no-endpoint"
     await lost.close()
 
 
-def test_it_needs_no_flyte():
+def test_importing_the_session_does_not_import_flyte():
     import subprocess
     import sys
 
@@ -170,11 +170,11 @@ def test_it_needs_no_flyte():
     assert done.stdout == "[]\n"
 
 
-async def test_a_pod_that_cannot_be_reached_says_from_where_it_can(monkeypatch):
+async def test_the_error_of_an_unreachable_pod_explains_from_where_it_can_be_reached(monkeypatch):
     monkeypatch.setattr("union.sandbox.cluster._session._CONNECT_S", 0.1)
-    # Nobody listens on the discard port of this machine.
+    # No process listens on the discard port of this machine.
     outside = made(endpoint="https://127.0.0.1:9#sha256=" + "ab" * 32)
     with pytest.raises(sb.errors.SandboxConnectionError) as caught:
         await outside.exec("true")
-    assert "from the pods of its cluster" in caught.value.hint
+    assert "from pods of its cluster" in caught.value.hint
     await outside.close()

@@ -1,4 +1,4 @@
-"""What doctor's verdict follows from, and how it reads."""
+"""The verdict of ``doctor()`` and its text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_well_is_when_the_default_works_and_nothing_got_through() -> None:
     assert not report(works("one", "held"), works("two", "failed")).ok
     assert not report(MISSING, works("two", "held")).ok
     assert not report().ok
-    # A backend that is not there and was not asked for takes nothing away.
+    # An unavailable backend that is not the default does not matter.
     assert report(works("one"), BackendReport(name="two", available=False, reason="r", hint="h")).ok
 
 
@@ -58,8 +58,8 @@ def test_the_text_says_why_and_what_to_do() -> None:
     assert "one *            no: no such thing\n                   fix: install it\n" in text
     assert "weaker: files: read a file: 9 bytes" in text
     assert "landlock         no: old kernel\n                   fix: a newer one" in text
-    assert text.endswith("does not work here. These work: backend='two'.")
-    assert "NOT SAFE: attacks got through in two." in str(report(works("two", "failed")))
+    assert text.endswith("does not work on this machine. Available instead: backend='two'.")
+    assert "NOT SAFE: escape checks failed with two." in str(report(works("two", "failed")))
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._core import dns
+from union.sandbox._codecs import dns
 
 
 def query(name=b"\x07example\x03com\0", *, kind=1, klass=1, flags=0x0100, extra=b"", counts=None):
@@ -17,24 +17,26 @@ def query(name=b"\x07example\x03com\0", *, kind=1, klass=1, flags=0x0100, extra=
 OPT = struct.pack(">BHHIH", 0, 41, 1232, 0, 0)
 
 
-def test_a_query_is_read_and_answered():
+def test_a_query_is_parsed_and_a_response_encoded():
     parsed = dns.parse_query(query(b"\x07eXample\x03com\0"))
     assert (parsed.name, parsed.kind, parsed.edns) == ("eXample.com", dns.A, False)
-    answer = dns.encode_answer(parsed, records=(bytes((198, 18, 0, 1)),))
+    answer = dns.encode_response(parsed, records=(bytes((198, 18, 0, 1)),))
     assert answer[:12] == struct.pack(">HHHHHH", 0x1234, 0x8180, 1, 1, 0, 0)
-    # The question is echoed letter by letter: some clients vary the case as a cookie.
+    # The question is echoed with its case: some clients vary the case as a cookie.
     assert answer[12:29] == b"\x07eXample\x03com\0\x00\x01\x00\x01"
     assert (
         answer[29:] == b"\xc0\x0c\x00\x01\x00\x01" + struct.pack(">IH", 60, 4) + b"\xc6\x12\0\x01"
     )
 
 
-def test_a_refusal_says_why_to_a_client_that_understands():
+def test_a_refusal_carries_an_extended_error_with_edns():
     parsed = dns.parse_query(query(extra=OPT))
-    answer = dns.encode_answer(parsed, rcode=dns.NXDOMAIN, why="not on the allow-list")
+    answer = dns.encode_response(parsed, rcode=dns.NXDOMAIN, extended_error="not on the allow-list")
     assert answer[3] & 0xF == dns.NXDOMAIN
     assert answer.endswith(b"\x00\x12not on the allow-list")
-    assert b"allow" not in dns.encode_answer(dns.parse_query(query()), rcode=3, why="allow")
+    assert b"allow" not in dns.encode_response(
+        dns.parse_query(query()), rcode=3, extended_error="allow"
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,15 +65,15 @@ def test_a_refusal_says_why_to_a_client_that_understands():
         query() + b"\0" * 5000,
     ],
 )
-def test_odd_queries_are_refused(data):
+def test_invalid_queries_are_refused(data):
     with pytest.raises(dns.DnsFormatError):
         dns.parse_query(data)
 
 
-def test_an_answer_is_never_answered():
-    assert dns.encode_failure(query(flags=0x8100), dns.FORMERR) is None
-    assert dns.encode_failure(b"short", dns.FORMERR) is None
-    assert dns.encode_failure(query(b"\xc0\x0c"), dns.FORMERR)[3] & 0xF == dns.FORMERR
+def test_a_response_gets_no_response():
+    assert dns.encode_error_response(query(flags=0x8100), dns.FORMERR) is None
+    assert dns.encode_error_response(b"short", dns.FORMERR) is None
+    assert dns.encode_error_response(query(b"\xc0\x0c"), dns.FORMERR)[3] & 0xF == dns.FORMERR
 
 
 @settings(deadline=None)
@@ -82,7 +84,7 @@ def test_any_bytes_are_a_query_or_a_format_error(data):
     except dns.DnsFormatError:
         return
     assert parsed.question in data
-    assert len(dns.encode_answer(parsed, why="x" * 500)) < 600
+    assert len(dns.encode_response(parsed, extended_error="x" * 500)) < 600
 
 
 @settings(deadline=None)
@@ -93,6 +95,6 @@ def test_any_bytes_are_a_query_or_a_format_error(data):
         max_size=8,
     )
 )
-def test_names_survive_the_wire(labels):
+def test_names_round_trip(labels):
     name = ".".join(labels)
     assert dns.parse_query(query(dns.encode_name(name))).name == name

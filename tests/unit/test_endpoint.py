@@ -1,10 +1,10 @@
-"""Endpoints are read strictly; what could hold a secret is not shown."""
+"""Endpoints are parsed strictly; possible secrets are not shown."""
 
 from __future__ import annotations
 
 import pytest
 
-from union.sandbox._core.endpoint import Endpoint, parse_endpoint, parse_fingerprint
+from union.sandbox._wire.endpoint import Endpoint, parse_endpoint, parse_fingerprint
 from union.sandbox.errors import SandboxUsageError
 
 DIGEST = "ab" * 32
@@ -36,13 +36,13 @@ def test_endpoints(text, expected):
         None, 80, b"http://h", "unix:///run/a\0b", "ht\ntp://h", "http://a b", " http://h", "http://\udce5",
     ],
 )  # fmt: skip
-def test_what_is_none(text):
+def test_invalid_endpoints(text):
     with pytest.raises(SandboxUsageError) as caught:
         parse_endpoint(text)
     assert caught.value.argument == "endpoint"
 
 
-def test_a_secret_in_an_endpoint_is_not_repeated():
+def test_a_secret_in_an_endpoint_is_not_shown():
     with pytest.raises(SandboxUsageError) as caught:
         parse_endpoint("http://user:hunter2@h:80")
     assert "hunter2" not in str(caught.value)
@@ -56,7 +56,7 @@ def test_a_secret_in_an_endpoint_is_not_repeated():
         ("http://10.0.0.1", False), ("http://127.0.0.1.example.com", False),
     ],
 )  # fmt: skip
-def test_who_can_read_along(text, secure):
+def test_which_endpoints_are_secure(text, secure):
     assert parse_endpoint(text).is_secure is secure
 
 

@@ -1,4 +1,4 @@
-"""Entries are validated when given, and the offender is named."""
+"""Entries are validated, and errors name the invalid entry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._core.entries import first_uncovered, parse_entries
+from union.sandbox._policy.entries import first_uncovered, parse_entries
 from union.sandbox.constants import CLOUD_METADATA_DENY, PYPI_HOSTS
 from union.sandbox.errors import PolicyError
 
@@ -38,7 +38,7 @@ def texts(*entries, argument="network_allowlist"):
         ("::ffff:192.0.2.0/120", "192.0.2.0/24"),
     ],
 )
-def test_accepted_and_normalised(given_text, canonical):
+def test_entries_are_normalised(given_text, canonical):
     assert texts(given_text) == [canonical]
     assert texts(canonical) == [canonical]
 
@@ -101,7 +101,7 @@ def test_accepted_and_normalised(given_text, canonical):
         ("[example.com]:443", "brackets"),
     ],
 )
-def test_refused_with_the_entry_and_the_remedy(entry, says):
+def test_an_invalid_entry_is_named_with_a_remedy(entry, says):
     with pytest.raises(PolicyError) as info:
         parse_entries(["ok.example", entry], argument="network_allowlist")
     assert info.value.argument == "network_allowlist"
@@ -114,13 +114,13 @@ def test_refused_with_the_entry_and_the_remedy(entry, says):
 @pytest.mark.parametrize(
     "value", ["example.com", b"example.com", None, 5, {"example.com": 1}, [5], [None], [b"a"]]
 )
-def test_not_a_list_of_strings(value):
+def test_only_lists_of_strings_are_accepted(value):
     with pytest.raises(PolicyError) as info:
         parse_entries(value, argument="network_denylist")
     assert info.value.argument == "network_denylist"
 
 
-def test_a_deny_list_may_name_a_whole_top_level_domain_or_family():
+def test_a_deny_list_accepts_a_top_level_domain_or_address_family():
     assert texts("*.internal", "::/0", argument="network_denylist") == ["*.internal", "::/0"]
 
 
@@ -133,7 +133,7 @@ def test_sets_are_read_in_a_stable_order():
     assert [entry.text for entry in entries] == ["a.example", "b.example"]
 
 
-def test_our_own_constants_are_valid():
+def test_the_public_host_lists_are_valid():
     assert len(texts(*PYPI_HOSTS)) == len(PYPI_HOSTS)
     assert len(texts(*CLOUD_METADATA_DENY, argument="network_denylist")) == len(CLOUD_METADATA_DENY)
 
@@ -171,13 +171,13 @@ def test_any_text_is_an_entry_or_a_policy_error_and_canonical_text_is_stable(tex
         ("a.example", "10.0.0.0/8", False),
     ],
 )
-def test_narrowing_and_widening(narrow, wide, fits):
+def test_coverage_of_one_entry_by_another(narrow, wide, fits):
     entries = parse_entries([narrow], argument="network_allowlist")
     ceiling = parse_entries(["other.example", wide], argument="network_allowlist")
     assert (first_uncovered(entries, ceiling=ceiling) is None) is fits
 
 
-def test_the_entry_that_widens_is_the_one_returned():
+def test_the_first_uncovered_entry_is_returned():
     ceiling = parse_entries(["a.example"], argument="network_allowlist")
     entries = parse_entries(["a.example", "b.example"], argument="network_allowlist")
     assert first_uncovered(entries, ceiling=ceiling).text == "b.example"

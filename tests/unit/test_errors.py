@@ -27,7 +27,11 @@ SAMPLES = {
     ),
     "SandboxConnectionError": errors.SandboxConnectionError("m", endpoint="e", sent=True, hint="h"),
     "SandboxCommandError": errors.SandboxCommandError(["a", "b"], RESULT),
-    **{name: getattr(file_errors, name)("m", path="p", hint="h") for name in file_errors.__all__},
+    **{
+        name: getattr(file_errors, name)("m", path="p", hint="h")
+        for name in file_errors.__all__
+        if name.startswith("Sandbox")
+    },
 }
 
 

@@ -23,7 +23,7 @@ FAMILY = {
 
 
 def test_the_family_is_complete():
-    assert sorted(FAMILY) == sorted(file_errors.__all__)
+    assert sorted(FAMILY) == sorted(n for n in file_errors.__all__ if n.startswith("Sandbox"))
 
 
 @pytest.mark.parametrize("name", FAMILY)

@@ -1,4 +1,4 @@
-"""``PYPI_HOSTS`` and the like: added to lists and tuples, and never changed."""
+"""Host lists such as ``PYPI_HOSTS`` concatenate with lists and tuples and are immutable."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pickle
 import pytest
 
 from union import sandbox as sb
-from union.sandbox._core.entries import parse_entries
+from union.sandbox._policy.entries import parse_entries
 from union.sandbox.constants import HostList
 
 pytestmark = pytest.mark.spec("F6")
 
 
 @pytest.mark.parametrize("own", [["a.example"], ("a.example",), HostList(["a.example"])])
-def test_it_is_added_on_both_sides(own):
+def test_host_lists_concatenate_from_both_sides(own):
     before, after = own + sb.PYPI_HOSTS, sb.PYPI_HOSTS + own
     assert list(before) == ["a.example", *sb.PYPI_HOSTS]
     assert list(after) == [*sb.PYPI_HOSTS, "a.example"]
@@ -25,7 +25,7 @@ def test_it_is_added_on_both_sides(own):
         assert isinstance(added + ["b.example"], HostList)  # noqa: RUF005 - what is tested
 
 
-def test_adding_changes_nothing_else():
+def test_concatenation_does_not_change_the_operands():
     hosts = ["a.example"]
     hosts += sb.PYPI_HOSTS
     assert len(hosts) == 4
@@ -35,7 +35,7 @@ def test_adding_changes_nothing_else():
     assert (*sb.PYPI_HOSTS, *sb.CLOUD_METADATA_DENY) == sb.PYPI_HOSTS + sb.CLOUD_METADATA_DENY
 
 
-def test_it_is_a_tuple_in_every_other_respect():
+def test_a_host_list_behaves_like_a_tuple():
     assert tuple(sb.PYPI_HOSTS) == sb.PYPI_HOSTS
     assert hash(sb.PYPI_HOSTS) == hash(tuple(sb.PYPI_HOSTS))
     for same in (copy.deepcopy(sb.PYPI_HOSTS), pickle.loads(pickle.dumps(sb.PYPI_HOSTS))):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._core.http1 import (
+from union.sandbox._codecs.http1 import (
     ChunkedBody,
     HttpFormatError,
     body_length,
@@ -15,7 +15,7 @@ from union.sandbox._core.http1 import (
 )
 
 
-def test_a_request_head_is_read():
+def test_a_request_head_is_parsed():
     head = parse_request_head(
         b"GET http://a.example/x?y HTTP/1.1\r\nHost: a.example\r\nX:  y \r\n\r\n"
     )
@@ -50,7 +50,7 @@ def test_a_request_head_is_read():
         b"GET / HTTP/1.1\r\nX: " + b"a" * 70_000 + b"\r\n\r\n",
     ],
 )
-def test_odd_requests_are_refused(data):
+def test_invalid_requests_are_refused(data):
     with pytest.raises(HttpFormatError):
         parse_request_head(data)
 
@@ -58,7 +58,7 @@ def test_odd_requests_are_refused(data):
 @pytest.mark.parametrize(
     "line", [b"HTTP/1.1 20 x", b"HTTP/2 200 x", b"HTTP/1.1 200\tx", b"ICY 200 OK"]
 )
-def test_odd_status_lines_are_refused(line):
+def test_invalid_status_lines_are_refused(line):
     with pytest.raises(HttpFormatError):
         parse_response_head(line + b"\r\n\r\n")
 
@@ -85,7 +85,7 @@ def test_a_status_line_needs_no_reason():
         [("transfer-encoding", "\x0bchunked")],
     ],
 )
-def test_two_ways_to_see_the_length_are_refused(headers):
+def test_ambiguous_lengths_are_refused(headers):
     with pytest.raises(HttpFormatError):
         body_length(tuple(headers), minor=1)
 
@@ -98,7 +98,7 @@ def test_length_of_a_body():
         body_length((("transfer-encoding", "chunked"),), minor=0)
 
 
-def test_fields_of_one_hop_are_not_passed_on():
+def test_hop_by_hop_fields_are_dropped():
     headers = (
         ("connection", "X-Own, close"),
         ("x-own", "1"),
@@ -148,7 +148,7 @@ def test_authority(text, expected):
         "a,b",
     ],
 )
-def test_odd_authorities_are_refused(text):
+def test_invalid_authorities_are_refused(text):
     with pytest.raises(HttpFormatError):
         split_authority(text, default_port=80)
 
@@ -158,7 +158,7 @@ def test_connect_needs_a_port():
         split_authority("a.example", default_port=None)
 
 
-def test_extensions_and_trailers_are_dropped_and_the_rest_kept():
+def test_extensions_and_trailers_are_dropped():
     body = ChunkedBody()
     out = body.feed(b"3;x=y\r\nabc\r\n0\r\nX: y\r\n\r\nGET /next")
     assert (out, body.done, body.rest) == (b"3\r\nabc\r\n0\r\n\r\n", True, b"GET /next")
@@ -182,7 +182,7 @@ def test_extensions_and_trailers_are_dropped_and_the_rest_kept():
         b"0\r\nbad trailer\r\n\r\n",
     ],
 )
-def test_odd_chunks_are_refused(data):
+def test_invalid_chunks_are_refused(data):
     with pytest.raises(HttpFormatError):
         ChunkedBody().feed(data)
 
@@ -192,7 +192,7 @@ def test_odd_chunks_are_refused(data):
     st.lists(st.binary(min_size=1, max_size=50), max_size=5),
     st.lists(st.integers(1, 9), max_size=40),
 )
-def test_a_chunked_body_is_the_same_however_it_arrives(chunks, cuts):
+def test_a_chunked_body_does_not_depend_on_read_sizes(chunks, cuts):
     wire = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
     body = ChunkedBody()
     out = bytearray()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from union.sandbox._core.names import NameSyntaxError, normalise_name
+from union.sandbox._policy.names import NameSyntaxError, normalise_name
 
 
 @settings(deadline=None)
@@ -24,12 +24,12 @@ def test_normalising_twice_changes_nothing_and_gives_plain_ascii(text):
 
 
 @pytest.mark.parametrize("text", ["a\u2100b.example", "a\uff0fb.example", "a\uff20b.example"])
-def test_separators_that_appear_by_mapping_are_refused(text):
+def test_separators_from_unicode_mapping_are_refused(text):
     with pytest.raises(NameSyntaxError):
         normalise_name(text)
 
 
-def test_the_whole_name_has_a_limit():
+def test_the_length_of_a_name_is_limited():
     label = "a" * 63
     assert normalise_name(".".join([label] * 3 + ["a" * 61]))
     with pytest.raises(NameSyntaxError, match="longer"):

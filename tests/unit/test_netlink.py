@@ -1,4 +1,4 @@
-"""The shape of the messages; tests/net/test_namespace.py shows that the kernel takes them."""
+"""The encoding of the messages; tests/net/test_namespace.py sends them to the kernel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from union.sandbox._core.netlink import (
+from union.sandbox._codecs.netlink import (
     NETLINK_NETFILTER,
     NETLINK_ROUTE,
     egress_setup,
@@ -34,12 +34,12 @@ def attributes(data):
 
 
 @pytest.mark.parametrize("options", [{}, {"ipv6": False}, {"redirect": False}])
-def test_every_message_is_whole_and_acknowledgements_are_counted(options):
+def test_every_message_is_complete_and_acknowledgements_are_counted(options):
     for step in egress_setup(3128, **options):
         found = list(messages(step.data))
         assert sum(1 for _kind, flags, *_ in found if flags & ACK) == step.acks
         assert all(port == 0 for *_, port, _body in found)
-        assert step.what
+        assert step.description
 
 
 def test_a_netfilter_step_is_one_transaction():
@@ -50,8 +50,8 @@ def test_a_netfilter_step_is_one_transaction():
             assert not BATCH & set(kinds[1:-1])
 
 
-def test_the_rule_comes_before_the_route_that_makes_it_needed():
-    what = [step.what for step in egress_setup(3128)]
+def test_the_redirect_rule_precedes_the_local_route():
+    what = [step.description for step in egress_setup(3128)]
     assert what[0] == "loopback up"
     for family in ("IPv4", "IPv6"):
         rule = next(i for i, text in enumerate(what) if text.startswith(f"{family} redirect"))
@@ -64,7 +64,7 @@ def test_without_redirect_only_loopback_comes_up():
     assert [step.protocol for step in loopback_setup()] == [NETLINK_ROUTE]
 
 
-def test_the_port_is_in_the_rule_and_nowhere_else_does_it_change_the_bytes():
+def test_the_port_changes_only_the_redirect_rule():
     one, two = egress_setup(0x1234), egress_setup(0x4321)
     for first, second in zip(one, two, strict=True):
         assert len(first.data) == len(second.data)
@@ -91,6 +91,6 @@ def test_expressions_of_the_rule_in_order():
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536])
-def test_ports_out_of_range(port):
+def test_ports_out_of_range_are_refused(port):
     with pytest.raises(ValueError, match="transparent_port"):
         egress_setup(port)

@@ -1,4 +1,4 @@
-"""Which mounts keep read-only paths in their places, and when they have to be made again."""
+"""The mounts that keep read-only paths in place, and when they must be rebuilt."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from union.sandbox._core import plan as p
-from union.sandbox._core.view import Shown
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.rootfs import Shown
 from union.sandbox.errors import PolicyError, SandboxExecutionError
-from union.sandbox.on_device._read_only import ReadOnly
+from union.sandbox.on_device._read_only import ReadOnlyPaths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.spec("E4")]
 
 
 @pytest.fixture
-def read_only() -> Iterator[ReadOnly]:
-    made = ReadOnly()
+def read_only() -> Iterator[ReadOnlyPaths]:
+    made = ReadOnlyPaths()
     yield made
     made.close()
 
@@ -51,7 +51,7 @@ def _kinds(shown: list[Shown], top: str) -> dict[str, str]:
     return kinds
 
 
-def test_every_directory_between_is_a_mount(work: Path, read_only: ReadOnly) -> None:
+def test_every_directory_between_is_a_mount(work: Path, read_only: ReadOnlyPaths) -> None:
     shown = read_only.protect([_ro(work / "a/b/ro"), _rw(work)], strict=False)
     assert _kinds(shown, str(work)) == {
         "": "rw",
@@ -67,7 +67,7 @@ def test_every_directory_between_is_a_mount(work: Path, read_only: ReadOnly) -> 
     assert len(read_only.kept) == 3
 
 
-def test_a_layout_without_such_paths_costs_nothing(work: Path, read_only: ReadOnly) -> None:
+def test_a_layout_without_such_paths_costs_nothing(work: Path, read_only: ReadOnlyPaths) -> None:
     given = [_rw(work), _ro(work.parent)]
     assert read_only.protect(given, strict=True) == given
     assert read_only.is_intact()
@@ -76,7 +76,7 @@ def test_a_layout_without_such_paths_costs_nothing(work: Path, read_only: ReadOn
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_another_name_of_the_work_dir_is_covered(
-    work: Path, read_only: ReadOnly, *, reverse: bool
+    work: Path, read_only: ReadOnlyPaths, *, reverse: bool
 ) -> None:
     """Nested read-only paths in either order: neither becomes writable for the other's sake."""
     paths = [_ro(work / "a/b"), _ro(work / "a/b/ro/deeper"), _ro(work / "a/file")]
@@ -85,8 +85,8 @@ def test_another_name_of_the_work_dir_is_covered(
     assert _kinds(shown, "/alias") == {"": "rw", "/a": "guard!", "/a/b": "ro!", "/a/file": "ro!"}
 
 
-def test_a_writable_path_in_a_read_only_one_stays_as_asked_for(
-    work: Path, read_only: ReadOnly
+def test_a_writable_path_in_a_read_only_one_stays_writable(
+    work: Path, read_only: ReadOnlyPaths
 ) -> None:
     given = [_ro(work / "a"), _rw(work / "a/b/ro"), _rw(work), _ro(work / "a/b/ro/deeper")]
     assert _kinds(read_only.protect(given, strict=False), str(work)) == {
@@ -97,8 +97,8 @@ def test_a_writable_path_in_a_read_only_one_stays_as_asked_for(
     }
 
 
-def test_what_was_replaced_before_it_could_be_held_is_refused(
-    work: Path, read_only: ReadOnly
+def test_a_path_replaced_before_it_was_opened_is_refused(
+    work: Path, read_only: ReadOnlyPaths
 ) -> None:
     found = (work / "a/b/ro").stat()
     item = Shown(source=f"{work}/a/b/ro", path="/x", identity=(found.st_dev, found.st_ino))
@@ -108,7 +108,7 @@ def test_what_was_replaced_before_it_could_be_held_is_refused(
         read_only.protect([item, _rw(work)], strict=False)
 
 
-def test_strict_takes_directories_only(work: Path, read_only: ReadOnly) -> None:
+def test_strict_accepts_directories_only(work: Path, read_only: ReadOnlyPaths) -> None:
     read_only.protect([_ro(work / "a/b"), _rw(work)], strict=True)
     with pytest.raises(PolicyError, match="strict=True"):
         read_only.protect([_ro(work / "a/file"), _rw(work)], strict=True)
@@ -127,8 +127,8 @@ def test_strict_takes_directories_only(work: Path, read_only: ReadOnly) -> None:
         ("link above", False),
     ],
 )
-def test_a_replacement_is_seen(
-    work: Path, read_only: ReadOnly, change: str, *, intact: bool
+def test_a_replacement_is_detected(
+    work: Path, read_only: ReadOnlyPaths, change: str, *, intact: bool
 ) -> None:
     file, directory = work / "a/file", work / "a/b/ro"
     read_only.protect([_ro(file), _ro(directory), _rw(work)], strict=False)
@@ -162,7 +162,7 @@ def test_a_replacement_is_seen(
 
 
 def test_the_steps_carry_the_checks() -> None:
-    """What the launcher is sent: the flag of a bind, and the identity that must be mounted."""
+    """The encoded plan has the flag of a bind, and the identity that must be mounted."""
     bind = p.Bind("/s", "/t", p.RDONLY, existing=True)
     assert bind.integers()[0] == p.RDONLY | 1 << 63
     assert p.Identity("/t", (1, 2), mounted=True).integers() == (1, 2, 1)

@@ -1,4 +1,4 @@
-"""What is remembered of runs for observers: the end of it, and never more than fits."""
+"""Records of runs for the console: the last output, within limits."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def joined(pieces: list[tuple[int, bytes]], fd: int) -> bytes:
 
 @given(
     writes=st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=300)), max_size=60),
-    most=st.integers(200, 2000),
+    max_bytes=st.integers(200, 2000),
     at=st.floats(0, 1),
 )
-def test_a_tail_is_the_end_of_what_was_written(writes, most, at):
-    tail = Tail(most)
+def test_a_tail_holds_the_last_output(writes, max_bytes, at):
+    tail = Tail(max_bytes)
     everything = b""
     streams: list[int] = []
     for fd, data in writes:
@@ -44,20 +44,20 @@ def test_a_tail_is_the_end_of_what_was_written(writes, most, at):
     data = b"".join(piece for _, piece in pieces)
     assert data == everything[offset + skipped :]
     assert [fd for fd, piece in pieces for _ in piece] == streams[offset + skipped :]
-    if tail.end + _PIECE_COST * len(writes) <= most:
+    if tail.end + _PIECE_COST * len(writes) <= max_bytes:
         assert skipped == 0
 
 
 @pytest.mark.parametrize("size", [1, 100, 4096, 65536, 200_000, 1_000_000])
 def test_a_tail_is_bounded(size: int):
-    most = 64 * 1024
-    tail = Tail(most)
+    max_bytes = 64 * 1024
+    tail = Tail(max_bytes)
     for number in range(2_000_000 // size if size > 50 else 40_000):
         tail.append(1 + number % 2, b"x" * size)
-        assert tail.held <= most * 5 // 4
+        assert tail.held <= max_bytes * 5 // 4
     _, pieces = tail.since(0)
-    assert sum(len(data) for _, data in pieces) <= most * 5 // 4
-    assert len(pieces) <= most * 5 // 4 // _PIECE_COST
+    assert sum(len(data) for _, data in pieces) <= max_bytes * 5 // 4
+    assert len(pieces) <= max_bytes * 5 // 4 // _PIECE_COST
 
 
 def test_small_writes_are_joined():
@@ -80,8 +80,8 @@ def ended_run(session: SessionRecord, output: bytes = b"") -> RunRecord:
     return record
 
 
-def test_the_oldest_of_those_that_ended_go_first():
-    history = History(most_bytes=1 << 30, most=10)
+def test_the_oldest_ended_runs_are_removed_first():
+    history = History(max_bytes=1 << 30, max_records=10)
     one, other = SessionRecord(history), SessionRecord(history)
     live = RunRecord(RunSpec(kind="shell", text="sleep 1"))
     one.begin(live)
@@ -93,8 +93,8 @@ def test_the_oldest_of_those_that_ended_go_first():
     assert (one.count, one.running, one.cpu_s, one.peak_bytes) == (13, 1, 12.0, 5)
 
 
-def test_large_ones_leave_less_room_and_a_closed_session_gives_it_back():
-    history = History(most_bytes=1024 * 1024, most=1000)
+def test_large_records_reduce_the_count_and_close_releases_them():
+    history = History(max_bytes=1024 * 1024, max_records=1000)
     session = SessionRecord(history)
     for _ in range(100):
         ended_run(session, b"x" * 60_000)
@@ -105,7 +105,7 @@ def test_large_ones_leave_less_room_and_a_closed_session_gives_it_back():
     assert not history._ended
 
 
-async def test_whoever_watches_is_woken_and_told_the_end():
+async def test_watchers_are_notified_of_output_and_of_the_end():
     session = SessionRecord(History())
     record = RunRecord(RunSpec(kind="shell", text="true"))
     session.begin(record)
@@ -131,5 +131,5 @@ async def test_whoever_watches_is_woken_and_told_the_end():
         (RunSpec(kind="shell", text="a\udcffb"), "a?b"),
     ],
 )
-def test_a_command_is_shown_by_its_beginning(spec: RunSpec, shown: str):
+def test_a_long_command_is_shortened(spec: RunSpec, shown: str):
     assert RunRecord(spec).described()["command"] == shown

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from union.sandbox._core.file_errors import SandboxFileError, SandboxPathError
-from union.sandbox._linux import beneath
+from union.sandbox._linux import openat2 as beneath
 from union.sandbox._linux.removal import remove_tree
 
 
@@ -237,7 +237,7 @@ def test_a_writer_that_never_stops_does_not_hold_removal_for_ever(work):
 
 BIND = """
 import os, subprocess, sys
-from union.sandbox._linux import beneath
+from union.sandbox._linux import openat2 as beneath
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox.errors import SandboxError
 if sys.argv[2] == "walk":

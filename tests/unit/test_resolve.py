@@ -10,8 +10,8 @@ from union.sandbox import constants
 from union.sandbox._core.resolve import (
     resolve_run,
     resolve_session,
-    settled_output_cap,
-    settled_timeout,
+    validate_output_cap,
+    validate_timeout,
 )
 from union.sandbox._core.spec import NetworkSpec, SessionSpec
 from union.sandbox.constants import DEVNULL, INHERIT, PIPE
@@ -142,14 +142,14 @@ def test_the_calls_environment_wins():
 
 def test_an_environment_has_a_size():
     assert session(env={f"N{n}": "x" * 100_000 for n in range(10)})
-    with pytest.raises(SandboxUsageError, match="env takes") as caught:
+    with pytest.raises(SandboxUsageError, match="env has") as caught:
         session(env={f"N{n}": "x" * 100_000 for n in range(11)})
     assert "put_bytes" in caught.value.hint
 
 
 @pytest.mark.parametrize("value, settled", [(None, None), (1, 1.0), (0.001, 0.001), (10**9, 1e9)])
 def test_timeouts(value, settled):
-    assert settled_timeout("timeout_s", value) == settled
+    assert validate_timeout("timeout_s", value) == settled
     assert session(timeout_s=value).timeout_s == settled
     assert resolve_run(SESSION, "x", timeout_s=value).timeout_s == settled
 
@@ -164,20 +164,20 @@ def test_wrong_timeouts(value):
 @pytest.mark.parametrize("value", [10**400, 1e308])
 def test_an_absurd_timeout_is_an_answer_not_a_crash(value):
     try:
-        assert settled_timeout("timeout_s", value) == float(value)
+        assert validate_timeout("timeout_s", value) == float(value)
     except SandboxUsageError as exc:
         assert exc.argument == "timeout_s"  # noqa: PT017 - either answer is one
 
 
 @pytest.mark.parametrize("value, settled", [(None, constants.MAX_OUTPUT_BYTES), (0, 0), (7, 7)])
 def test_output_caps(value, settled):
-    assert settled_output_cap(value) == settled
+    assert validate_output_cap(value) == settled
 
 
 @pytest.mark.parametrize("value", [-1, 1.0, True, "1"])
 def test_wrong_output_caps(value):
     with pytest.raises(SandboxUsageError, match="max_output_bytes"):
-        settled_output_cap(value)
+        validate_output_cap(value)
 
 
 def test_a_long_value_is_shown_short():

@@ -74,7 +74,7 @@ def test_wrong_sizes(value):
 
 @pytest.mark.parametrize("name", ["memory", "file_size", "tmp", "shm"])
 @pytest.mark.parametrize("value", ["500m", 0.5, 10**400, 2**63, "9" * 400])
-def test_a_size_is_one_that_the_kernel_can_be_told(name, value):
+def test_a_size_fits_the_types_of_the_kernel(name, value):
     """Less than a byte would be written as 0, which to a tmpfs means no limit at all."""
     with pytest.raises(SandboxUsageError, match=name):
         limits_from(Resources(**{name: value}))
@@ -95,7 +95,7 @@ def test_counts(name):
             limits_from(Resources(**{name: value}))
 
 
-def test_too_little_memory_is_said():
+def test_too_little_memory_is_an_error():
     with pytest.raises(SandboxUsageError, match="8Mi"):
         limits_from(Resources(memory="1Mi"))
     assert limits_from(Resources(memory="8Mi")).memory_bytes == 8 * MIB
@@ -132,7 +132,7 @@ def flyte_resources():
     sys.modules.pop("flyte._resources", None)
 
 
-def test_flytes_type_is_told_by_its_shape(flyte_resources):
+def test_flyte_resources_are_recognized_by_their_shape(flyte_resources):
     limits = limits_from(flyte_resources(cpu=("1", "2"), memory=("256Mi", "1Gi"), shm="auto"))
     assert (limits.cpus, limits.memory_bytes) == (2.0, 2**30)
     assert limits.shm_bytes == constants.DEFAULT_SHM_MIB * MIB

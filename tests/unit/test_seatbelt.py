@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from union import sandbox as sb
 from union.sandbox._backends.sandbox_exec import unavailable
-from union.sandbox._core import seatbelt
+from union.sandbox._plan import seatbelt
 
 GOLDEN = Path(__file__).parent / "profiles"
 POSTURES = {
@@ -75,7 +75,7 @@ def test_the_profile_is_the_golden_one(name: str) -> None:
 
 @pytest.mark.spec("G1")
 @pytest.mark.parametrize("name", POSTURES)
-def test_it_is_closed_but_for_what_is_allowed(name: str) -> None:
+def test_everything_is_denied_by_default(name: str) -> None:
     rules = forms(profile(**POSTURES[name]))
     assert rules[:2] == [["version", "1"], ["deny", "default"]]
     written = [rule for rule in rules if "file-write*" in rule]
@@ -92,7 +92,7 @@ def test_it_is_closed_but_for_what_is_allowed(name: str) -> None:
 
 
 @pytest.mark.spec("G1", "F3")
-def test_the_network_is_what_the_mode_says() -> None:
+def test_the_network_follows_the_mode() -> None:
     def network(name: str) -> list[Form]:
         found = forms(profile(**POSTURES[name]))
         return [rule for rule in found if any("network" in str(word) for word in rule[:3])]
@@ -103,7 +103,7 @@ def test_the_network_is_what_the_mode_says() -> None:
         ["allow", "network-outbound"]
         + [["remote", "ip", f'"localhost:{port}'] for port in (3128, 1080)]
     ]
-    assert profile(network="filtered") == profile(network="blocked"), "no door, no way out"
+    assert profile(network="filtered") == profile(network="blocked"), "no listener, no way out"
 
 
 @pytest.mark.spec("G1")
@@ -148,7 +148,7 @@ async def test_on_linux_it_is_refused_with_the_reason_and_the_remedy() -> None:
 
 
 @pytest.mark.spec("G1")
-def test_on_macos_it_says_what_is_not_built() -> None:
+def test_on_macos_the_error_names_the_missing_launcher() -> None:
     error = unavailable("Darwin")
     assert "not ported to macOS yet" in str(error)
     assert "Linux container" in error.hint

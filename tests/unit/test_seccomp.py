@@ -1,4 +1,4 @@
-"""The filter judged three ways: by an oracle of its own, by a BPF machine, and by this kernel."""
+"""The filter checked three ways: by an independent oracle, a BPF interpreter and this kernel."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.unit.bpf_machine import (
     verdict,
 )
 
-from union.sandbox._core.seccomp import digest, explain, filter_program
-from union.sandbox._core.syscalls import AUDIT_ARCH, MACHINES, NEWEST, numbers
+from union.sandbox._seccomp.filter import digest, explain, filter_program
+from union.sandbox._seccomp.syscalls import AUDIT_ARCH, MACHINES, NEWEST, numbers
 from union.sandbox.errors import SandboxUsageError
 
 NUMBERS = {machine: numbers(machine=machine) for machine in MACHINES}
@@ -240,8 +240,8 @@ def test_another_architecture_is_refused_for_every_number(machine, arch):
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_calls_nobody_judges_are_allowed_without_a_look_at_arguments(machine):
-    """Then the kernel caches the answer, and read, write or futex never run the filter."""
+def test_calls_without_a_rule_are_allowed_without_reading_arguments(machine):
+    """Then the kernel caches the verdict, and read, write or futex never run the filter."""
     for nr in range(NEWEST + 1):
         data = seccomp_data(nr, arch=AUDIT_ARCH[machine])
         _, steps, looked = execute(CODE[machine, False], data)
@@ -257,7 +257,7 @@ def test_programs_stay_small(machine):
     assert len(CODE[machine, True]) < len(CODE[machine, False])
 
 
-def test_compilation_is_reproducible_and_digest_tells_variants_apart():
+def test_compilation_is_reproducible_and_variants_have_different_digests():
     programs = [
         filter_program(machine=machine, allow_setid_modes=lifted)
         for machine in MACHINES
@@ -269,7 +269,7 @@ def test_compilation_is_reproducible_and_digest_tells_variants_apart():
 
 
 @pytest.mark.parametrize("machine", ["i686", "riscv64", "", "X86_64"])
-def test_unknown_machine_is_a_usage_error_that_names_what_is_accepted(machine):
+def test_unknown_machine_is_a_usage_error_that_lists_accepted_values(machine):
     with pytest.raises(SandboxUsageError, match="x86_64, aarch64") as caught:
         filter_program(machine=machine)
     assert caught.value.argument == "machine"
@@ -345,7 +345,7 @@ def test_lifting_the_set_id_rule_lifts_nothing_else():
     refused = probe(program=program)["refused"]
     assert {name for name in refused if refused[name] == "ok"} == SET_ID
     assert refused["mknod null"] == EPERM
-    assert refused["openat2"] == "EINVAL"  # the kernel looked: a size of 0
+    assert refused["openat2"] == "EINVAL"  # the kernel itself refuses a size of 0
 
 
 @on_linux

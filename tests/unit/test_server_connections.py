@@ -1,4 +1,4 @@
-"""Connections of a server: which one ends when there are too many, and when a handshake begins."""
+"""The connection limiter, the acceptor and the queue of TLS handshakes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from union.sandbox.server._auth import Grant
 from union.sandbox.server._connections import (
     Acceptor,
     Connection,
-    ConnectionTable,
+    ConnectionLimiter,
     connection_limit,
     raise_file_limit,
 )
@@ -30,115 +30,115 @@ if TYPE_CHECKING:
 OWNER, GUEST = Grant(), Grant("s", "guest")
 
 
-class Table(ConnectionTable):
-    """One that remembers what it has closed."""
+class Limiter(ConnectionLimiter):
+    """Records the connections that it closes."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit, header_timeout_s=60, metrics=Metrics())
         self.closed: list[Connection] = []
 
-    def come(self, peer: str = "a") -> Connection:
+    def accept(self, peer: str = "a") -> Connection:
         connection = self.open(peer)
         connection.close = lambda: self.closed.append(connection)
         return connection
 
-    def come_with(self, grant: Grant) -> Connection:
-        connection = self.come()
-        self.asked(connection)
-        self.prove(connection, grant)
+    def accept_with(self, grant: Grant) -> Connection:
+        connection = self.accept()
+        self.request_received(connection)
+        self.authenticated(connection, grant)
         return connection
 
 
 @pytest.mark.threat(152)
-async def test_strangers_make_room_for_everybody_who_comes():
-    table = Table(100)
-    strangers = [table.come() for _ in range(100)]
-    owner = table.come()
-    assert table.closed == strangers[:1]
-    table.prove(owner, OWNER)
+async def test_connections_without_a_key_are_closed_to_make_room():
+    limiter = Limiter(100)
+    unknown = [limiter.accept() for _ in range(100)]
+    owner = limiter.accept()
+    assert limiter.closed == unknown[:1]
+    limiter.authenticated(owner, OWNER)
     for _ in range(1000):
-        table.come()
+        limiter.accept()
     assert owner.state == "busy", "a connection with a key is not closed"
-    assert len(table) == 100
+    assert len(limiter) == 100
 
 
 @pytest.mark.threat(152)
 async def test_the_peer_with_the_most_connections_loses_one():
-    table = Table(100)
-    quiet = table.come("b")
+    limiter = Limiter(100)
+    quiet = limiter.accept("b")
     for _ in range(5000):
-        table.come("a")
+        limiter.accept("a")
     assert quiet.state == "new"
-    assert {connection.peer for connection in table.closed} == {"a"}
+    assert {connection.peer for connection in limiter.closed} == {"a"}
 
 
 @pytest.mark.threat(152)
 async def test_idle_connections_make_room_and_busy_ones_do_not():
-    table = Table(50)
-    kept = [table.come_with(OWNER) for _ in range(50)]
-    late = table.come()
+    limiter = Limiter(50)
+    kept = [limiter.accept_with(OWNER) for _ in range(50)]
+    late = limiter.accept()
     with pytest.raises(SandboxConnectionError) as caught:
-        table.prove(late, OWNER)
+        limiter.authenticated(late, OWNER)
     assert caught.value.code == "busy"
-    assert table.closed == [], "in the reserve a caller is answered"
-    table.rest(kept[3])
-    table.rest(kept[1])
-    table.prove(late, OWNER)
-    assert table.closed == [kept[3]], "the one that is idle for the longest time"
+    assert limiter.closed == [], "the reserve is for connections whose key is not checked yet"
+    limiter.request_finished(kept[3])
+    limiter.request_finished(kept[1])
+    limiter.authenticated(late, OWNER)
+    assert limiter.closed == [kept[3]], "the connection that was idle for the longest time"
     for _ in range(1000):
-        table.come()
+        limiter.accept()
     assert [connection.state for connection in kept].count("busy") == 48
-    assert len(table) <= 50 + 16
+    assert len(limiter) <= 50 + 16
 
 
 @pytest.mark.threat(152)
-async def test_a_key_with_fewer_rights_cannot_take_every_connection():
-    table = Table(100)
+async def test_a_limited_key_cannot_use_all_connections():
+    limiter = Limiter(100)
     guests = 0
     with contextlib.suppress(SandboxConnectionError):
         for _ in range(101):
-            table.come_with(GUEST)
+            limiter.accept_with(GUEST)
             guests += 1
     assert guests == 25
     others = 0
     with contextlib.suppress(SandboxConnectionError):
         for number in range(101):
-            table.come_with(Grant("s", f"capability:{number}"))
+            limiter.accept_with(Grant("s", f"capability:{number}"))
             others += 1
     assert guests + others == 50
     for _ in range(50):
-        table.come_with(OWNER)
+        limiter.accept_with(OWNER)
 
 
 async def test_counts_return_to_zero():
-    table = Table(20)
-    made = [table.come_with(grant) for grant in (OWNER, GUEST, GUEST) for _ in range(1)]
-    made += [table.come("b"), table.come("c")]
-    table.rest(made[1])
-    table.asked(made[1])
-    table.prove(made[1], OWNER)
+    limiter = Limiter(20)
+    made = [limiter.accept_with(grant) for grant in (OWNER, GUEST, GUEST) for _ in range(1)]
+    made += [limiter.accept("b"), limiter.accept("c")]
+    limiter.request_finished(made[1])
+    limiter.request_received(made[1])
+    limiter.authenticated(made[1], OWNER)
     for connection in made:
-        table.lost(connection)
-        table.lost(connection)
-    assert len(table) == 0
-    assert table._limited == 0
-    assert not table._by_key
-    assert not table._new
+        limiter.connection_closed(connection)
+        limiter.connection_closed(connection)
+    assert len(limiter) == 0
+    assert limiter._limited == 0
+    assert not limiter._by_key
+    assert not limiter._new
     with pytest.raises(ConnectionResetError):
-        table.prove(made[0], OWNER)
+        limiter.authenticated(made[0], OWNER)
 
 
-async def test_a_connection_without_a_key_ends_in_time(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_connections, "_ANSWER_S", 0.01)
-    table = Table(10)
-    asked, proven = table.come(), table.come()
-    table.asked(asked)
-    table.asked(proven)
-    table.prove(proven, OWNER)
+async def test_a_connection_without_a_key_times_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_connections, "_RESPONSE_TIMEOUT_S", 0.01)
+    limiter = Limiter(10)
+    without_key, with_key = limiter.accept(), limiter.accept()
+    limiter.request_received(without_key)
+    limiter.request_received(with_key)
+    limiter.authenticated(with_key, OWNER)
     async with asyncio.timeout(10):
-        while not table.closed:
+        while not limiter.closed:
             await asyncio.sleep(0.01)
-    assert table.closed == [asked]
+    assert limiter.closed == [without_key]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ async def test_a_connection_without_a_key_ends_in_time(monkeypatch: pytest.Monke
         ("", "unix"),
     ],
 )
-def test_what_counts_as_one_peer(address: Any, peer: str):
+def test_addresses_that_count_as_one_peer(address: Any, peer: str):
     with socket.socket(socket.AF_INET) as sock:
         assert _connections._peer(sock, address) == peer
 
@@ -161,7 +161,7 @@ def test_what_counts_as_one_peer(address: Any, peer: str):
 
 
 @pytest.mark.threat(153)
-async def test_a_shortage_of_files_is_waited_for_without_a_flood(
+async def test_accept_pauses_when_file_descriptors_run_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     class Short(socket.socket):
@@ -176,8 +176,8 @@ async def test_a_shortage_of_files_is_waited_for_without_a_flood(
             return super().accept()
 
     monkeypatch.setattr(_connections, "_RETRY_S", 0.01)
-    table = Table(10)
-    idle = table.come()
+    limiter = Limiter(10)
+    idle = limiter.accept()
     arrived = asyncio.Event()
 
     async def serve(sock: socket.socket, _: Connection) -> None:
@@ -186,16 +186,16 @@ async def test_a_shortage_of_files_is_waited_for_without_a_flood(
 
     with Short() as listening, socket.socket() as client:
         listening.bind(("127.0.0.1", 0))
-        acceptor = Acceptor(listening, table, serve)
+        acceptor = Acceptor(listening, limiter, serve)
         acceptor.start()
         client.setblocking(False)
         await asyncio.get_running_loop().sock_connect(client, listening.getsockname())
         async with asyncio.timeout(10):
             await arrived.wait()
         acceptor.close()
-        assert listening.calls == 5, "one call for each attempt, and one that finds nothing more"
+        assert listening.calls == 5, "one call per attempt, and a last one that would block"
     assert len([r for r in caplog.records if "open files" in r.getMessage()]) == 3
-    assert table.closed == [idle]
+    assert limiter.closed == [idle]
 
 
 @pytest.mark.threat(153)
@@ -204,7 +204,7 @@ def test_connections_leave_files_for_runs(caplog: pytest.LogCaptureFixture):
     assert connection_limit(512, files=65536, runs=256) == 512
     assert len(caplog.records) == 0
     assert connection_limit(512, files=256, runs=256) == 96
-    assert "is low" in caplog.text
+    assert "is too low" in caplog.text
 
 
 @pytest.fixture
@@ -252,17 +252,17 @@ HELLO = b"\x16\x03\x01\x00\x20" + bytes(32)
         (b"\x15\x03\x01\x00\x02\x01\x00", 0),
     ],
 )
-async def test_a_handshake_begins_with_a_whole_record(sent: bytes, fine: int):
+async def test_a_handshake_starts_after_a_whole_record(sent: bytes, fine: int):
     with pair() as (near, far):
         near.sendall(sent)
         async with asyncio.timeout(10):
             assert await sends_client_hello(far) is bool(fine)
-        assert far.recv(5) == sent[:5], "nothing was taken"
+        assert far.recv(5) == sent[:5], "the record is not consumed"
         assert far.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
 
 
 @pytest.mark.threat(153)
-async def test_a_part_of_a_record_is_waited_for():
+async def test_a_partial_record_is_not_a_client_hello():
     with pair() as (near, far):
         task = asyncio.ensure_future(sends_client_hello(far))
         for at in range(0, len(HELLO) - 1, 6):
@@ -282,25 +282,25 @@ async def test_a_part_of_a_record_is_waited_for():
 
 @pytest.mark.threat(153)
 async def test_peers_take_turns_and_stalled_handshakes_make_room():
-    table = Table(500)
-    queue = HandshakeQueue(table)
-    begun: list[Connection] = []
+    limiter = Limiter(500)
+    queue = HandshakeQueue(limiter)
+    started: list[Connection] = []
 
     async def handshake(connection: Connection) -> None:
         await queue.enter(connection)
-        begun.append(connection)
+        started.append(connection)
 
-    hostile = [table.come("a") for _ in range(200)]
+    hostile = [limiter.accept("a") for _ in range(200)]
     tasks = [asyncio.ensure_future(handshake(connection)) for connection in hostile]
-    other = table.come("b")
+    other = limiter.accept("b")
     tasks.append(asyncio.ensure_future(handshake(other)))
     async with asyncio.timeout(10):
         await asyncio.gather(*tasks)
-    assert begun.index(other) <= 4, "not behind 200 of another peer"
-    assert begun[0] is hostile[-1], "the latest first"
+    assert started.index(other) <= 4, "not after 200 connections of another peer"
+    assert started[0] is hostile[-1], "the latest connection starts first"
     assert len(queue._active) == 64
     assert other in queue._active
-    assert table.closed == begun[:1] + [c for c in begun[1:] if c is not other][: 200 - 64]
+    assert limiter.closed == started[:1] + [c for c in started[1:] if c is not other][: 200 - 64]
     for connection in hostile:
         queue.leave(connection)
     queue.leave(other)

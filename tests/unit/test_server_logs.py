@@ -1,4 +1,4 @@
-"""Logs of a server: no credential in them, and no flood."""
+"""Logs of a server: no credentials, and a rate limit."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ CREDENTIALS = {
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What is written; the logging of the test run is put back."""
+    """Capture the log lines; restore the logging of the test run."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
-    _logs.set_up("debug", Verifier.from_token(TOKEN).accepts)
+    _logs.set_up_logging("debug", Verifier.from_token(TOKEN).accepts)
     yield written
     logging.captureWarnings(capture=False)
     root.handlers[:] = before
@@ -58,16 +58,16 @@ def test_no_credential_is_written(lines: io.StringIO, case: str, logger: str):
         raise ValueError(CREDENTIALS[case])
     except ValueError:
         found.exception("raised")
-    assert TOKEN in json.dumps(CREDENTIALS[case]), "the control"
+    assert TOKEN in json.dumps(CREDENTIALS[case]), "positive control"
     written = lines.getvalue()
     assert "failed" in written
-    assert "test_server_logs.py" in written, "where it happened is there"
+    assert "test_server_logs.py" in written, "the traceback is kept"
     assert TOKEN not in written
     assert all(json.loads(line) for line in written.splitlines())
 
 
 @pytest.mark.threat(157)
-def test_messages_of_other_libraries_exceptions_are_left_out(lines: io.StringIO):
+def test_exception_messages_of_other_libraries_are_removed(lines: io.StringIO):
     text = "some text"
     for name in ("aiohttp.server", "union.sandbox.server"):
         try:
@@ -83,12 +83,12 @@ def test_messages_of_other_libraries_exceptions_are_left_out(lines: io.StringIO)
 @pytest.mark.parametrize(
     "text", ["a plain line", "listening on 127.0.0.1:80", "https://a.example/x"]
 )
-def test_what_holds_no_credential_is_not_changed(text: str):
+def test_text_without_credentials_is_unchanged(text: str):
     assert redact(text, Verifier.from_token(TOKEN).accepts) == text
 
 
 @pytest.mark.threat(153)
-def test_a_flood_of_one_warning_is_counted_and_not_written(lines: io.StringIO):
+def test_a_repeated_warning_is_rate_limited(lines: io.StringIO):
     for _ in range(5000):
         logging.getLogger("asyncio").error("socket.accept() out of system resource")
     logging.getLogger("union.sandbox.server").error("another one")
@@ -98,7 +98,7 @@ def test_a_flood_of_one_warning_is_counted_and_not_written(lines: io.StringIO):
 
 
 @pytest.mark.threat(153)
-def test_what_was_left_out_is_reported_later():
+def test_the_number_of_suppressed_records_is_reported():
     limit = RateLimit()
     records = [logging.makeLogRecord({"levelno": 40, "msg": "m", "created": 0.0})] * 100
     assert sum(limit.filter(record) for record in records) == 20

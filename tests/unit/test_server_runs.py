@@ -1,4 +1,4 @@
-"""A run on the server: between an engine that talks at any moment and a client that may be gone."""
+"""A run on the server, between the engine and a client that may disconnect."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from union.sandbox._core import wire
 from union.sandbox._core.events import Exited, Started, Usage
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.spec import RunSpec
-from union.sandbox._core.wire import WINDOW, Frame, Kind, Offsets, WireError
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.frames import WINDOW, Frame, Kind, Offsets, WireError
 from union.sandbox.errors import SandboxUsageError
-from union.sandbox.server._runs import Buffers, ServerRun
+from union.sandbox.server._quotas import Buffers
+from union.sandbox.server._runs import ServerRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +23,7 @@ ISOLATION = Isolation(backend="scripted")
 
 
 class Engine:
-    """A transport and its one run; the test decides when what happens."""
+    """A transport with one run; the test controls its events."""
 
     isolation = ISOLATION
 
@@ -63,7 +64,7 @@ class Engine:
 
 
 class Client:
-    """Takes what is to be sent."""
+    """A listener that counts notifications."""
 
     def __init__(self) -> None:
         self.notified = 0
@@ -77,7 +78,7 @@ def sent(run: ServerRun) -> list[Frame]:
 
 
 def decoded(pieces: Iterable[bytes]) -> list[Frame]:
-    """What a client makes of it, however it is cut into messages."""
+    """Return the frames that a client decodes, independent of message boundaries."""
     whole, frames = b"".join(pieces), []
     while whole:
         size = 13 + int.from_bytes(whole[9:13], "big")
@@ -86,8 +87,8 @@ def decoded(pieces: Iterable[bytes]) -> list[Frame]:
     return frames
 
 
-def control(number: int, **told: object) -> Frame:
-    (frame,) = wire.decode(wire.numbered(Kind.CONTROL, 1, number, wire.to_json(told)))
+def control(number: int, **fields: object) -> Frame:
+    (frame,) = wire.decode(wire.encode_numbered(Kind.CONTROL, 1, number, wire.to_json(fields)))
     return frame
 
 
@@ -104,13 +105,13 @@ def new(**options: object) -> tuple[ServerRun, Engine, Buffers]:
 
 
 @pytest.mark.spec("D6", "I3")
-async def test_output_before_the_start_is_known_waits_and_is_not_forgotten():
+async def test_output_before_started_is_buffered_and_sent_after_it():
     run, engine, buffers = new()
     run.attach(Client(), None)
     task = await started(run, engine)
     run.event(Started(2))
     assert run.output(1, bytes(WINDOW - 1000))
-    assert not run.output(1, bytes(2000)), "full: the engine stops reading"
+    assert not run.output(1, bytes(2000)), "full: the engine must stop reading"
     assert sent(run) == [], "nothing before Started"
     assert not run.has_more
     engine.go.set()
@@ -122,28 +123,28 @@ async def test_output_before_the_start_is_known_waits_and_is_not_forgotten():
     run.ack(Offsets(WINDOW, 0, 1))
     assert engine.calls == [("resume", 1)]
     assert 0 < buffers.held < 5000
-    run.let_go()
+    run.release()
     assert buffers.held == 0
 
 
-async def test_what_the_client_asks_before_the_start_is_done_after_it():
+async def test_controls_before_the_start_are_applied_after_it():
     run, engine, _ = new(stdin="pipe")
     task = await started(run, engine)
-    run.take(control(1, op="signal", signum=15))
-    run.take(control(2, op="resize", rows=3, cols=4))
-    run.take(control(3, op="eof"))
+    run.handle_frame(control(1, op="signal", signum=15))
+    run.handle_frame(control(2, op="resize", rows=3, cols=4))
+    run.handle_frame(control(3, op="eof"))
     run.end("closed")
     assert engine.calls == []
     engine.go.set()
     await task
     assert engine.calls == [("signal", 15), ("resize", 3, 4), ("eof",), ("end", "closed")]
-    run.take(control(3, op="signal", signum=9))
-    assert len(engine.calls) == 4, "number 3 was done already"
-    with pytest.raises(WireError, match="follows"):
-        run.take(control(5, op="eof"))
+    run.handle_frame(control(3, op="signal", signum=9))
+    assert len(engine.calls) == 4, "control 3 is a repetition"
+    with pytest.raises(WireError, match="must be 4"):
+        run.handle_frame(control(5, op="eof"))
 
 
-async def test_a_refusal_is_the_one_event():
+async def test_a_refusal_is_the_only_event():
     run, engine, _ = new()
     engine.error = SandboxUsageError("cwd is wrong", argument="cwd")
     engine.go.set()
@@ -155,7 +156,7 @@ async def test_a_refusal_is_the_one_event():
     assert run.log.is_over
 
 
-async def test_a_fault_of_the_server_is_told_and_raised():
+async def test_an_internal_error_is_reported_and_raised():
     run, engine, _ = new()
     engine.error = ZeroDivisionError("a bug")
     engine.go.set()
@@ -165,7 +166,7 @@ async def test_a_fault_of_the_server_is_told_and_raised():
 
 
 @pytest.mark.spec("I3")
-async def test_one_helping_is_small_and_both_streams_get_theirs():
+async def test_messages_are_bounded_and_the_streams_take_turns():
     run, engine, _ = new(stderr="pipe")
     engine.go.set()
     await (await started(run, engine))
@@ -173,14 +174,14 @@ async def test_one_helping_is_small_and_both_streams_get_theirs():
         run.output(fd, bytes(WINDOW - 1))
     seen: set[int] = set()
     for _ in range(2):
-        helping = list(run.frames(256 * 1024))
-        assert sum(map(len, helping)) <= wire.MAX_MESSAGE // 2 + 1024
-        seen |= {wire.parse_output(f.payload)[0] for f in decoded(helping)}
+        pieces = list(run.frames(256 * 1024))
+        assert sum(map(len, pieces)) <= wire.MAX_MESSAGE // 2 + 1024
+        seen |= {wire.decode_output(f.payload)[0] for f in decoded(pieces)}
     assert seen == {1, 2}
 
 
 @pytest.mark.spec("I2")
-async def test_a_client_that_comes_back_gets_what_it_lacks():
+async def test_a_client_that_reconnects_gets_the_missing_output():
     run, engine, _ = new()
     first, second = Client(), Client()
     run.attach(first, None)
@@ -196,25 +197,25 @@ async def test_a_client_that_comes_back_gets_what_it_lacks():
     run.event(Exited(0, "", Usage()))
     run.attach(second, Offsets(4, 0, 1))
     assert second.notified
-    assert not run.detach(first), "another one carries it"
+    assert not run.detach(first), "another listener is attached"
     frames = {frame.kind: bytes(frame.payload) for frame in sent(run)}
     assert frames[Kind.OUTPUT].endswith(b"abc")
     assert b"exited" in frames[Kind.EVENT]
     assert Kind.TAKEN in frames
 
 
-async def test_stdin_is_taken_or_broken():
+async def test_stdin_progress_and_a_broken_pipe_are_reported():
     run, engine, _ = new(stdin="pipe")
     engine.go.set()
     await (await started(run, engine))
-    (frame,) = wire.decode(wire.numbered(Kind.STDIN, 1, 1, b"typed"))
-    run.take(frame)
+    (frame,) = wire.decode(wire.encode_numbered(Kind.STDIN, 1, 1, b"typed"))
+    run.handle_frame(frame)
     await asyncio.sleep(0.01)
-    taken = [wire.parse_taken(f.payload) for f in sent(run) if f.kind is Kind.TAKEN]
+    taken = [wire.decode_taken(f.payload) for f in sent(run) if f.kind is Kind.TAKEN]
     assert taken[-1] == wire.Taken(1, 5, broken=False)
     engine.calls.append(("broken",))
-    (frame,) = wire.decode(wire.numbered(Kind.STDIN, 1, 2, b"more"))
-    run.take(frame)
+    (frame,) = wire.decode(wire.encode_numbered(Kind.STDIN, 1, 2, b"more"))
+    run.handle_frame(frame)
     await asyncio.sleep(0.01)
-    taken = [wire.parse_taken(f.payload) for f in sent(run) if f.kind is Kind.TAKEN]
+    taken = [wire.decode_taken(f.payload) for f in sent(run) if f.kind is Kind.TAKEN]
     assert taken[-1] == wire.Taken(2, 9, broken=True)

@@ -1,4 +1,4 @@
-"""Token, digest and key files: who may have written them, and who may read them."""
+"""Token, digest and key files: owner, mode and path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = {"--token-file": TOKEN, "--token-sha256-file": hashlib.sha256(TOKEN.en
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory that every user can reach."""
+    """Return a directory that every user can traverse."""
     for directory in (tmp_path, *tmp_path.parents):
         mode = stat.S_IMODE(directory.stat().st_mode)
         if directory.stat().st_uid == os.geteuid() and not mode & stat.S_IXOTH:
@@ -34,7 +34,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def accepted(option: str, path: Path) -> bool:
-    """Whether a server starts with this file; where it does not, the error names the remedy."""
+    """Return whether a server starts with this file; if not, check that the error has a hint."""
     try:
         config = config_from_arguments([option, str(path)], {})
     except SandboxUsageError as exc:
@@ -73,7 +73,7 @@ def test_a_file_that_others_cannot_reach_may_be_readable(place: Path):
 
 @pytest.mark.threat(167)
 @pytest.mark.parametrize("mode", [0o755, 0o777, 0o775, 0o1777])
-def test_a_directory_in_which_others_can_exchange_the_file(place: Path, mode: int):
+def test_a_directory_that_others_can_write_is_refused(place: Path, mode: int):
     below = place / "shared" / "below"
     below.mkdir(parents=True)
     file = below / "secret"
@@ -84,7 +84,7 @@ def test_a_directory_in_which_others_can_exchange_the_file(place: Path, mode: in
 
 
 @pytest.mark.threat(167)
-def test_a_link_leads_where_the_file_is_checked(place: Path):
+def test_the_target_of_a_link_is_checked(place: Path):
     shared = place / "shared"
     shared.mkdir()
     (shared / "secret").write_text(TOKEN)
@@ -108,7 +108,7 @@ def _starts(option: str, path: Path) -> bool:
 
 @pytest.mark.threat(167)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_the_owner_is_root_or_the_user_of_the_server(place: Path):
+def test_the_owner_must_be_root_or_the_user_of_the_server(place: Path):
     file = place / "secret"
     file.write_text(TOKEN)
     file.chmod(0o600)
@@ -123,7 +123,7 @@ def test_the_owner_is_root_or_the_user_of_the_server(place: Path):
     assert not _starts("--token-file", link)
 
 
-def test_what_is_no_file(place: Path):
+def test_other_file_types_are_refused(place: Path):
     for path in (place, place / "missing", "/dev/zero"):
         with pytest.raises(SandboxUsageError):
             _secret_files.read_secret("--token-file", str(path), is_secret=True)
@@ -148,8 +148,8 @@ def test_a_pipe_of_the_shell_is_accepted():
 
 @pytest.mark.threat(157)
 @pytest.mark.parametrize("end, fine", [("", 1), ("\n", 1), ("\r\n", 1), ("\n\n", 0), (" \n", 0)])
-def test_one_line_end_belongs_to_the_file(place: Path, end: str, fine: int):
-    """Also that of Windows: a client cannot send what else would be part of the token."""
+def test_one_line_end_is_not_part_of_the_token(place: Path, end: str, fine: int):
+    """LF and CRLF; more white space cannot be sent in a header."""
     file = place / "secret"
     file.write_bytes((TOKEN + end).encode())
     file.chmod(0o600)
@@ -168,7 +168,7 @@ def test_a_token_that_no_header_can_carry_is_refused(place: Path, text: str):
 
 
 @pytest.mark.threat(167)
-def test_the_private_key_of_tls_is_such_a_file(place: Path):
+def test_the_private_key_of_tls_is_checked(place: Path):
     from union.sandbox.server._tls import _self_signed
 
     certificate, key = _self_signed()

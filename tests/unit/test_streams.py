@@ -75,30 +75,30 @@ def test_pieces_are_never_cut_in_a_character():
 
 
 async def test_a_buffer_says_when_it_is_full_and_once_when_there_is_room():
-    told = []
-    buffer = StreamBuffer(lambda: told.append(1))
+    calls = []
+    buffer = StreamBuffer(lambda: calls.append(1))
     assert buffer.feed(bytes(MIB - 1))
     assert not buffer.feed(b"x")
-    assert not told
+    assert not calls
     await buffer.read()
-    assert told == [1]
+    assert calls == [1]
     await buffer.read()
-    assert told == [1]
+    assert calls == [1]
 
 
 async def test_widening_makes_room_and_narrowing_takes_it():
-    told = []
-    buffer = StreamBuffer(lambda: told.append(1))
+    calls = []
+    buffer = StreamBuffer(lambda: calls.append(1))
     assert not buffer.feed(bytes(MIB))
     buffer.widen()
-    assert told == [1]
+    assert calls == [1]
     assert buffer.feed(bytes(UNREAD_STREAM_BYTES - MIB - 1))
     assert not buffer.feed(b"x")
     buffer.narrow()
     await buffer.read()
-    assert told == [1], "still over the small limit"
+    assert calls == [1], "still over the small limit"
     await buffer.read()
-    assert told == [1, 1]
+    assert calls == [1, 1]
 
 
 async def test_a_reader_waits_for_data_and_for_the_end():
@@ -146,7 +146,7 @@ async def test_lines_and_chunks_may_be_read_in_turn():
     assert await buffer.read_line(MAX_LINE_BYTES) is None
 
 
-async def test_two_readers_of_one_stream_are_told():
+async def test_two_readers_of_one_stream_are_an_error():
     buffer = StreamBuffer(lambda: None)
     first = asyncio.create_task(buffer.read())
     await asyncio.sleep(0)
@@ -172,7 +172,7 @@ def test_the_read_ahead_is_small():
 
 
 class Held(ScriptedTransport):
-    """Says nothing by itself: the test plays the transport."""
+    """Delivers nothing by itself: the test acts as the transport."""
 
     sink = None
 
@@ -183,7 +183,7 @@ class Held(ScriptedTransport):
 
 
 class Silent:
-    """Where the scripted command's own words go."""
+    """A sink that drops the output of the scripted command."""
 
     def event(self, event): ...
 
@@ -194,7 +194,7 @@ class Silent:
 
 
 @pytest.mark.spec("D6")
-async def test_what_arrives_as_communicate_begins_comes_after_what_was_there():
+async def test_communicate_keeps_the_order_of_buffered_and_new_output():
     transport = Held({"x": ""})
     async with scripted_session(transport) as sbx:
         proc = await sbx.run("x", stdout=True, stderr=True)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from union.sandbox._core.syscalls import _TABLE, AUDIT_ARCH, MACHINES, NEWEST, numbers
+from union.sandbox._seccomp.syscalls import _TABLE, AUDIT_ARCH, MACHINES, NEWEST, numbers
 
 HEADERS = {
     "x86_64": (
@@ -56,6 +56,6 @@ def test_no_number_is_named_twice_or_lies_past_the_newest(machine):
     assert max(ours.values()) <= NEWEST
 
 
-def test_architecture_words_say_64_bit_and_little_endian():
+def test_architecture_values_are_64_bit_and_little_endian():
     assert set(AUDIT_ARCH) == set(MACHINES)
     assert {word >> 30 for word in AUDIT_ARCH.values()} == {3}

@@ -92,7 +92,7 @@ async def test_a_callable_gets_all_of_a_piped_stdin():
         assert await proc.communicate(b"two") == (b"one two", b"")
 
 
-async def test_what_a_callable_raises_reaches_the_caller():
+async def test_exceptions_of_a_callable_reply_propagate():
     def broken(_: Call) -> str:
         raise LookupError("mistake in the test")
 
@@ -162,7 +162,7 @@ async def test_a_large_output_waits_for_its_reader():
     async with scripted_session({"big": Answer(stdout=big, stderr=big)}) as sbx:
         proc = await sbx.run("big", stdout=True, stderr=True)
         await asyncio.sleep(0.02)
-        assert proc.returncode is None, "nobody has read: the writer must wait"
+        assert proc.returncode is None, "without a reader the writer must wait"
         out = b"".join([chunk async for chunk in proc.iter_stdout()])
         err = b"".join([chunk async for chunk in proc.iter_stderr()])
     assert (out, err, proc.returncode) == (big, big, 0)
@@ -221,7 +221,7 @@ async def test_arguments_are_checked_as_with_a_sandbox():
 @pytest.mark.parametrize("reply", [True, None, 1.5, ["x"]])
 async def test_a_senseless_answer_is_refused(reply: object):
     async with scripted_session({"x": reply}) as sbx:  # type: ignore[dict-item]  # the point
-        with pytest.raises(sb.SandboxUsageError, match="a scripted answer must be"):
+        with pytest.raises(sb.SandboxUsageError, match="a scripted reply must be"):
             await sbx.run("x")
 
 

@@ -23,8 +23,8 @@ from union.sandbox._core.file_errors import (
     SandboxNotRegularError,
     SandboxPathError,
 )
-from union.sandbox._files.new_file import NewFile
-from union.sandbox._linux import beneath
+from union.sandbox._files.writer import FileWriter
+from union.sandbox._linux import openat2 as beneath
 from union.sandbox._linux import tree as tree_module
 from union.sandbox._linux.tree import WorkTree
 from union.sandbox.errors import SandboxUsageError, SessionClosedError
@@ -131,7 +131,7 @@ def test_overwrite_false_keeps_what_is_there(tree, work, monkeypatch, fallback):
     with pytest.raises(SandboxFileExistsError, match="'f'"):
         tree.put("f", b"second", overwrite=False)
     # The same when the file comes between the look and the move.
-    monkeypatch.setattr(NewFile, "_check_target", lambda _: None)
+    monkeypatch.setattr(FileWriter, "_check_target", lambda _: None)
     with pytest.raises(FileExistsError):
         tree.put("f", b"third", overwrite=False)
     assert (work / "f").read_bytes() == b"first"
@@ -475,7 +475,7 @@ def test_closed_tree_refuses_and_a_call_under_way_ends_well(tree, work):
 
 
 def test_a_file_in_several_calls_has_its_name_at_the_end(tree, work):
-    new = tree.new_file("d/f", mode=0o640)
+    new = tree.open_writer("d/f", mode=0o640)
     assert names(work) == [], "nothing before the first piece"
     new.write(b"ab")
     assert not (work / "d/f").exists()
@@ -485,14 +485,14 @@ def test_a_file_in_several_calls_has_its_name_at_the_end(tree, work):
     assert (work / "d/f").read_bytes() == b"abcd"
     assert (work / "d/f").stat().st_mode & 0o777 == 0o640
     assert names(work / "d") == ["f"]
-    assert tree.new_file("empty").commit() == 0
+    assert tree.open_writer("empty").commit() == 0
     assert (work / "empty").read_bytes() == b""
 
 
 def test_a_file_that_is_given_up_leaves_nothing(tree, work):
     tree.put("f", b"old")
     for begun in (False, True):
-        new = tree.new_file("f")
+        new = tree.open_writer("f")
         if begun:
             new.write(b"new")
         new.abort()
@@ -507,28 +507,28 @@ def test_a_file_that_is_given_up_leaves_nothing(tree, work):
 
 def test_closing_gives_up_files_in_the_making_and_ends_reads(tree, work):
     tree.put("old", b"x" * 10)
-    new, old = tree.new_file("f"), tree.old_file("old", max_bytes=10)
+    new, old = tree.open_writer("f"), tree.open_reader("old", max_bytes=10)
     new.write(b"new")
-    assert old.piece(4) == b"xxxx"
+    assert old.read(4) == b"xxxx"
     tree.close()
     assert names(work) == ["old"]
     with pytest.raises(SessionClosedError):
         new.write(b"more")
     with pytest.raises(SessionClosedError):
-        old.piece(4)
+        old.read(4)
     old.close()
 
 
 def test_a_file_in_pieces_ends_at_the_limit(tree, work):
     tree.put("f", b"0123456789")
-    with contextlib.closing(tree.old_file("f", max_bytes=10)) as old:
-        assert [old.piece(4) for _ in range(4)] == [b"0123", b"4567", b"89", b""]
+    with contextlib.closing(tree.open_reader("f", max_bytes=10)) as old:
+        assert [old.read(4) for _ in range(4)] == [b"0123", b"4567", b"89", b""]
     for rel, error in (("f", SandboxFileTooLargeError), (".", SandboxIsADirectoryError)):
-        with contextlib.closing(tree.old_file(rel, max_bytes=9)) as old, pytest.raises(error):
-            old.piece(4)
-    with contextlib.closing(tree.old_file("f", max_bytes=12)) as old:
-        assert old.piece(10) == b"0123456789"
+        with contextlib.closing(tree.open_reader(rel, max_bytes=9)) as old, pytest.raises(error):
+            old.read(4)
+    with contextlib.closing(tree.open_reader("f", max_bytes=12)) as old:
+        assert old.read(10) == b"0123456789"
         with open(work / "f", "ab") as file:
             file.write(b"grown")
         with pytest.raises(SandboxFileTooLargeError):
-            old.piece(10)
+            old.read(10)

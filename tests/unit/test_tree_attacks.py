@@ -12,7 +12,7 @@ import pytest
 
 from union.sandbox._core.file_errors import SandboxFileError
 from union.sandbox._files.local import LocalTree
-from union.sandbox._linux import beneath
+from union.sandbox._linux import openat2 as beneath
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox._linux.tree import WorkTree
 

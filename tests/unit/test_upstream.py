@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from union.sandbox._core.upstream import Upstream, parse_upstream
+from union.sandbox._policy.upstream import Upstream, parse_upstream
 from union.sandbox.errors import PolicyError
 
 
@@ -19,7 +19,7 @@ from union.sandbox.errors import PolicyError
         ),
     ],
 )
-def test_read(url, expected):
+def test_valid_urls_are_parsed(url, expected):
     assert parse_upstream(url, argument="network_proxy_url") == expected
 
 
@@ -29,12 +29,12 @@ def test_read(url, expected):
      "http://a:99999", "http://a/path", "http://a?x", "http://a\r\nX: y", "http://a b",
      "socks5://" + "u" * 256 + "@a"],
 )  # fmt: skip
-def test_refused_without_repeating_what_may_hold_a_password(url):
+def test_errors_do_not_repeat_the_url(url):
     with pytest.raises(PolicyError) as info:
         parse_upstream(url, argument="network_proxy_url")
     assert info.value.argument == "network_proxy_url"
     assert info.value.hint
 
 
-def test_a_password_is_not_shown():
+def test_the_password_is_not_in_the_repr():
     assert "hidden" not in repr(parse_upstream("http://u:hidden@a", argument="network_proxy_url"))

@@ -1,4 +1,4 @@
-"""Specs, events and errors over the wire: the same on the other side, or refused."""
+"""Specs, events and errors: encoding and decoding round trip, or are refused."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from union import sandbox as sb
 from union.sandbox import errors
 from union.sandbox._core import file_errors
-from union.sandbox._core import wire_values as values
-from union.sandbox._core.decision import Decision
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._core.files import FileInfo
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.resolve import resolve_run, resolve_session
-from union.sandbox._core.wire import WireError, parse_json, to_json
-from union.sandbox._core.wire_errors import error_from, error_to
+from union.sandbox._policy.decision import Decision
+from union.sandbox._wire import values
+from union.sandbox._wire.errors import decode_error, encode_error
+from union.sandbox._wire.frames import WireError, parse_json, to_json
 
 BACKENDS = ("userns", "none")
 SESSIONS = [
@@ -53,26 +53,26 @@ def session(**options):
 
 
 @pytest.mark.parametrize("options", SESSIONS)
-def test_a_session_arrives_as_it_was_described(options):
+def test_a_session_round_trip(options):
     spec = session(**options)
-    told = parse_json(to_json(values.session_to(spec)))
-    assert values.session_from(told, backends=BACKENDS, default_backend="none") == spec
+    payload = parse_json(to_json(values.encode_session(spec)))
+    assert values.decode_session(payload, backends=BACKENDS, default_backend="none") == spec
 
 
 @pytest.mark.parametrize("options", SESSIONS[:4])
 @pytest.mark.parametrize("arguments", RUNS)
-def test_a_run_arrives_as_it_was_described(options, arguments):
+def test_a_run_round_trip(options, arguments):
     base = session(env={"S": "1"}, **options)
     spec = resolve_run(base, **arguments)
-    found = values.run_from(values.run_to(spec, base), base)
+    found = values.decode_run(values.encode_run(spec, base), base)
     assert found == spec
 
 
 @pytest.mark.spec("I3")
 @given(st.binary(max_size=300))
-def test_any_bytes_are_a_run_or_refused(body):
+def test_any_bytes_decode_to_a_run_or_are_refused(body):
     with contextlib.suppress(WireError, errors.SandboxUsageError):
-        values.run_from(body, session())
+        values.decode_run(body, session())
 
 
 JSON = st.recursive(
@@ -85,19 +85,19 @@ JSON = st.recursive(
 @pytest.mark.slow
 @pytest.mark.spec("I3")
 @given(st.dictionaries(st.sampled_from(sorted(values._RUN)), JSON))
-def test_any_arguments_are_a_run_or_refused(told):
-    head = to_json({"kind": "shell", **told})
+def test_any_arguments_decode_to_a_run_or_are_refused(payload):
+    head = to_json({"kind": "shell", **payload})
     body = values._SIZES.pack(len(head), 4) + head + b"true"
     with contextlib.suppress(WireError, errors.SandboxUsageError):
-        values.run_from(body, session())
+        values.decode_run(body, session())
 
 
 @pytest.mark.slow
 @pytest.mark.spec("I3")
 @given(st.dictionaries(st.sampled_from([*sorted(values._SESSION), "other"]), JSON))
-def test_any_arguments_are_a_session_or_refused(told):
+def test_any_arguments_decode_to_a_session_or_are_refused(payload):
     with contextlib.suppress(WireError, errors.SandboxUsageError):
-        values.session_from(told, backends=BACKENDS, default_backend="userns")
+        values.decode_session(payload, backends=BACKENDS, default_backend="userns")
 
 
 @pytest.mark.slow
@@ -108,35 +108,35 @@ def test_any_arguments_are_a_session_or_refused(told):
         st.sampled_from(["pid", "returncode", "reason", "usage", "stage", "host"]), JSON
     ),
 )
-def test_any_event_is_read_or_refused(name, value):
+def test_any_event_decodes_or_is_refused(name, value):
     with contextlib.suppress(WireError):
-        values.event_from(to_json({name: value}))
+        values.decode_event(to_json({name: value}))
 
 
-def test_events_arrive():
+def test_events_round_trip():
     usage = Usage(cpu_user_s=0.5, cpu_system_s=0.25, max_rss_bytes=7, peak_memory_bytes=8)
     for event in (Exited(3, "timeout", usage), Failed("spawn", "why", "code", "hint")):
-        assert values.event_from(values.event_to(event))[1] == event
-    name, (event, isolation) = values.event_from(values.event_to(Started(5)))
+        assert values.decode_event(values.encode_event(event))[1] == event
+    name, (event, isolation) = values.decode_event(values.encode_event(Started(5)))
     assert (name, event, isolation) == ("started", Started(5), None)
     report = Isolation(backend="userns", namespaces=("user",), limits=(("tmp", "tmpfs"),))
-    _, (_, told) = values.event_from(values.started_to(Started(5), report))
-    assert values.isolation_from(told) == report
+    _, (_, payload) = values.decode_event(values.encode_started(Started(5), report))
+    assert values.decode_isolation(payload) == report
 
 
-def test_a_decision_arrives():
+def test_a_decision_round_trip():
     decision = Decision(
         time=1.5, door="tcp", host="h", address="a", port=1, allowed=True, rule="r", reason="w"
     )
-    assert values.event_from(values.decision_to(decision)) == ("decision", decision)
+    assert values.decode_event(values.encode_decision(decision)) == ("decision", decision)
 
 
-def test_a_file_arrives():
+def test_a_file_round_trip():
     info = FileInfo(path="a/\udcff", kind="symlink", size=3, mode=0o644, mtime=1.25)
-    assert values.file_from(parse_json(to_json(values.file_to(info)))) == info
-    for wrong in (None, {}, {**values.file_to(info), "kind": "door"}):
+    assert values.decode_file(parse_json(to_json(values.encode_file(info)))) == info
+    for wrong in (None, {}, {**values.encode_file(info), "kind": "door"}):
         with pytest.raises(WireError):
-            values.file_from(wrong)
+            values.decode_file(wrong)
 
 
 ERRORS = [
@@ -163,8 +163,8 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
-def test_an_error_is_raised_as_the_same(error):
-    found = error_from(parse_json(to_json(error_to(error))))
+def test_an_error_round_trip(error):
+    found = decode_error(parse_json(to_json(encode_error(error))))
     assert type(found) is type(error)
     assert (found.args, found.code, found.hint) == (error.args, error.code, error.hint)
     assert vars(found) == vars(error)
@@ -178,16 +178,16 @@ def test_an_error_is_raised_as_the_same(error):
 @given(
     st.dictionaries(st.sampled_from(["type", "message", "code", "hint", "missing", "number"]), JSON)
 )
-def test_any_error_is_an_error(told):
-    assert isinstance(error_from(told), errors.SandboxError)
+def test_any_payload_decodes_to_an_error(payload):
+    assert isinstance(decode_error(payload), errors.SandboxError)
 
 
-def test_an_unknown_error_is_one_of_execution():
-    assert type(error_from({"type": "Strange", "message": "m"})) is errors.SandboxExecutionError
+def test_an_unknown_error_becomes_an_execution_error():
+    assert type(decode_error({"type": "Strange", "message": "m"})) is errors.SandboxExecutionError
 
 
 @pytest.mark.parametrize(
-    "told",
+    "payload",
     [
         {},
         {"backend": 1},
@@ -197,6 +197,6 @@ def test_an_unknown_error_is_one_of_execution():
         {"backend": "x", "no_new_privs": 1},
     ],
 )
-def test_a_report_of_other_types_is_refused(told):
+def test_a_report_with_wrong_types_is_refused(payload):
     with pytest.raises(WireError):
-        values.isolation_from(told)
+        values.decode_isolation(payload)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from union.sandbox import constants, errors, on_device, remote
-    from union.sandbox._core.decision import Decision
     from union.sandbox._core.diagnosis import DoctorReport
     from union.sandbox._core.events import Usage
     from union.sandbox._core.file_errors import (
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
         TerminationReason,
     )
     from union.sandbox._core.resources import Resources
+    from union.sandbox._policy.decision import Decision
     from union.sandbox._session.process import ExecResult, SandboxProcess
     from union.sandbox._session.session import Session
     from union.sandbox._version import __version__ as __version__
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     Process = SandboxProcess
     base_image = base_sandbox_image
 
-# Every name is resolved on first touch, so that importing the package costs next to nothing.
+# Names are resolved at first use, so that importing the package is cheap.
 _HOMES = {
     "BackendName": "_core.literals",
     "BackendStatus": "on_device._availability",
@@ -88,7 +88,7 @@ _HOMES = {
     "DEFAULT_SANDBOX_ENV": "cluster._environment",
     "DEFAULT_SANDBOX_ENV_BWRAP": "cluster._environment",
     "DEVNULL": "constants",
-    "Decision": "_core.decision",
+    "Decision": "_policy.decision",
     "DoctorReport": "_core.diagnosis",
     "Environment": "cluster._environment:SandboxEnvironment",
     "ExecResult": "_session.process",
@@ -204,7 +204,7 @@ def __getattr__(name: str) -> Any:
     module = importlib.import_module(f"{__name__}.{module_name}")
     value = module if colon and not attribute else getattr(module, attribute or name)
     if callable(value) and value.__module__.startswith(__name__):
-        # What users see in a traceback and in pickles is the public name.
+        # Tracebacks and pickles then show the public name.
         value.__module__ = __name__
     globals()[name] = value
     return value

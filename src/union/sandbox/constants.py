@@ -1,4 +1,4 @@
-"""Names and limits that callers may use and tests may quote."""
+"""Public names and limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CLOUD_METADATA_DENY", "DEVNULL", "INHERIT", "PIPE", "PYPI_HOSTS", "H
 
 
 class Stream(enum.Enum):
-    """What happens to one standard stream of a command."""
+    """Handling of one standard stream of a command."""
 
     PIPE = "pipe"
     INHERIT = "inherit"
@@ -23,15 +23,15 @@ class Stream(enum.Enum):
 
 
 PIPE: Final = Stream.PIPE
-"""A live stream, to be read or written while the command runs."""
+"""A live stream that the caller reads or writes while the command runs."""
 INHERIT: Final = Stream.INHERIT
-"""Passed on to the caller's own stream as it is written."""
+"""Copied to the caller's own stream as it arrives."""
 DEVNULL: Final = Stream.DEVNULL
-"""Thrown away."""
+"""Discarded; for stdin, end-of-file."""
 
 
 class HostList(tuple[str, ...]):
-    """Entries of a list of hosts: immutable, and added to any list or tuple of strings.
+    """An immutable list of hosts that can be added to any list or tuple of strings.
 
     >>> PYPI_HOSTS + ["mirror.example"] == ["mirror.example"] + PYPI_HOSTS
     False
@@ -42,11 +42,11 @@ class HostList(tuple[str, ...]):
     __slots__ = ()
 
     def __add__(self, other: Iterable[str]) -> HostList:  # type: ignore[override]  # wider
-        """Return a new list with ``other`` behind this one."""
+        """Return a new list with ``other`` appended."""
         return NotImplemented if isinstance(other, str) else HostList((*self, *other))
 
     def __radd__(self, other: Iterable[str]) -> HostList:
-        """Return a new list with ``other`` before this one."""
+        """Return a new list with ``other`` prepended."""
         return NotImplemented if isinstance(other, str) else HostList((*other, *self))
 
 
@@ -57,7 +57,7 @@ PYPI_HOSTS: Final = HostList(
         "*.pythonhosted.org",
     )
 )
-"""Enough for ``uv pip install`` from the public Python index."""
+"""The hosts that ``uv pip install`` needs for the public Python index."""
 
 CLOUD_METADATA_DENY: Final = HostList(
     (
@@ -87,24 +87,24 @@ DEFAULT_TMP_MIB: Final = 512
 DEFAULT_SHM_MIB: Final = 256
 DEFAULT_FILE_SIZE_MIB: Final = 8192
 KILL_GRACE_S: Final = 0.2
-"""From SIGTERM to SIGKILL when a time limit passes."""
+"""Seconds from SIGTERM to SIGKILL after a timeout."""
 
 MAX_OUTPUT_BYTES: Final = 64 * 1024 * 1024
-"""What ``communicate()`` keeps of one stream unless told otherwise."""
+"""Default for ``max_output_bytes``: what is collected of one stream."""
 UNREAD_STREAM_BYTES: Final = 64 * 1024 * 1024
-"""What is kept of a piped stream while the caller reads the other one."""
+"""The buffer of a piped stream while the caller reads the other one."""
 MAX_LINE_BYTES: Final = 1024 * 1024
-"""A longer line is yielded in pieces of this size."""
+"""Longer lines are yielded in pieces of this size."""
 MAX_FILE_BYTES: Final = 1024 * 1024 * 1024
-"""What ``get_bytes()`` returns at most unless told otherwise."""
+"""Default limit of ``get_bytes()``."""
 MAX_DIR_ENTRIES: Final = 100_000
-"""A directory with more is not listed."""
+"""``list_dir()`` rejects a directory with more entries."""
 MAX_TREE_BYTES: Final = 1024 * 1024 * 1024
-"""What ``upload()`` and ``download()`` copy at most unless told otherwise."""
+"""Default limit of ``upload()`` and ``download()``."""
 MAX_TREE_FILES: Final = 100_000
-"""How many entries a tree may have, directories and all, unless told otherwise."""
+"""Default limit of entries for ``upload()`` and ``download()``, directories included."""
 MAX_TREE_DEPTH: Final = 128
-"""How many directories a tree may have in each other."""
+"""The limit of nested directories for ``upload()`` and ``download()``."""
 
 CA_VARIABLES: Final = (
     "SSL_CERT_FILE",
@@ -115,4 +115,4 @@ CA_VARIABLES: Final = (
     "NODE_EXTRA_CA_CERTS",
     "PIP_CERT",
 )
-"""By these a bundle of certificate authorities is named; they are carried into sandboxes."""
+"""Variables that name certificate bundles; they are passed into sandboxes."""

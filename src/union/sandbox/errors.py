@@ -3,27 +3,27 @@
 ::
 
     SandboxError                       has a stable ``code`` and, where it helps, a ``hint``
-    ├── SandboxUsageError              the call is wrong; nothing was started (also a ValueError)
-    │   ├── PolicyError                a policy that is invalid, or would be widened
+    ├── SandboxUsageError              invalid call; nothing was started (also a ValueError)
+    │   ├── PolicyError                a policy is invalid, or a call would widen it
     │   ├── UnknownArgumentError       the call has no such argument (also a TypeError)
-    │   └── SessionClosedError         the session is not open: not yet, or not any more
-    ├── BackendUnavailableError        this machine cannot give the isolation that was asked for
-    ├── SandboxExecutionError          no real exit happened: set-up failed, or the stream died
-    │   └── SandboxConnectionError     the server could not be reached, or was lost
-    └── SandboxCommandError            the command ended non-zero and the caller asked to check
+    │   └── SessionClosedError         the session is not open
+    ├── BackendUnavailableError        this machine cannot provide the isolation requested
+    ├── SandboxExecutionError          no real exit happened: start-up or the connection failed
+    │   └── SandboxConnectionError     the server is unreachable, or the connection was lost
+    └── SandboxCommandError            non-zero exit with check=True, or from run_code()
 
-A non-zero exit, a time-out and running out of memory are results, not exceptions.
+Exit codes, timeouts and out-of-memory kills are results. Only sandbox failures raise.
 
-Errors of file calls are both a ``SandboxFileError`` and the builtin that fits::
+Errors of file calls are both a ``SandboxFileError`` and the matching builtin::
 
-    SandboxFileError                   (OSError) any other refusal of the file system
+    SandboxFileError                   (OSError) any other error of the file system
     ├── SandboxPathError               (PermissionError) outside the work dir, or through a link
     ├── SandboxFileNotFoundError       (FileNotFoundError)
     ├── SandboxFileExistsError         (FileExistsError)
     ├── SandboxIsADirectoryError       (IsADirectoryError)
     ├── SandboxNotADirectoryError      (NotADirectoryError)
     ├── SandboxNotRegularError         (PermissionError) a FIFO, socket or device
-    ├── SandboxFileAccessError         (PermissionError) the permission bits refuse
+    ├── SandboxFileAccessError         (PermissionError) permission denied
     └── SandboxFileTooLargeError       (OSError, EFBIG)
 """
 
@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from union.sandbox._core.extras import MissingExtraError
     from union.sandbox._core.file_errors import (
         SandboxFileAccessError,
         SandboxFileError,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         SandboxNotRegularError,
         SandboxPathError,
     )
+    from union.sandbox._core.optional_deps import MissingExtraError
     from union.sandbox._session.process import ExecResult
 
 __all__ = [
@@ -73,7 +73,7 @@ __all__ = [
     "UnknownArgumentError",
 ]
 
-_ELSEWHERE = {"MissingExtraError": "union.sandbox._core.extras"}
+_ELSEWHERE = {"MissingExtraError": "union.sandbox._core.optional_deps"}
 
 
 def __getattr__(name: str) -> Any:
@@ -95,9 +95,9 @@ def _rebuild(cls: type[SandboxError], args: tuple[Any, ...], state: dict[str, An
 
 
 class SandboxError(Exception):
-    """Root of everything raised by this package.
+    """Base class of all errors of this package.
 
-    ``code`` is a stable string to branch on; ``hint`` says what to do, or is empty.
+    ``code`` is a stable string to branch on; ``hint`` is the remedy, or empty.
     """
 
     code: str = "sandbox-error"
@@ -118,7 +118,7 @@ class SandboxError(Exception):
 
 
 class SandboxUsageError(SandboxError, ValueError):
-    """The call is wrong; nothing was started. ``argument`` names the offender."""
+    """The call is invalid; nothing was started. ``argument`` names the invalid argument."""
 
     code = "usage"
 
@@ -130,7 +130,7 @@ class SandboxUsageError(SandboxError, ValueError):
 
 
 class PolicyError(SandboxUsageError):
-    """A policy is invalid, or a call asked for more than its session may give."""
+    """A policy is invalid, or a call requests more than its session allows."""
 
     code = "policy"
 
@@ -148,9 +148,9 @@ class SessionClosedError(SandboxUsageError):
 
 
 class BackendUnavailableError(SandboxError):
-    """This machine cannot give the isolation that was asked for; nothing weaker was used.
+    """This machine cannot provide the isolation requested. There is no weaker fallback.
 
-    ``backend`` is the one asked for, ``missing`` names what it lacks.
+    ``backend`` is the backend requested, ``missing`` names what this machine lacks.
     """
 
     code = "backend-unavailable"
@@ -170,10 +170,10 @@ class BackendUnavailableError(SandboxError):
 
 
 class SandboxExecutionError(SandboxError):
-    """No real exit happened: the command could not be started, or its end was never seen.
+    """No real exit happened: the command was not started, or its end was not observed.
 
     ``stage`` is one of ``plan``, ``spawn``, ``stream``, ``transport``. ``returncode`` is -1, which
-    no command ever ends with.
+    no command returns.
     """
 
     code = "execution"
@@ -198,7 +198,7 @@ class SandboxExecutionError(SandboxError):
 
 
 class SandboxConnectionError(SandboxExecutionError):
-    """The server could not be reached or was lost; ``sent`` says whether the request went out."""
+    """The server is unreachable or the connection was lost; ``sent``: the request was sent."""
 
     code = "connection"
 
@@ -210,15 +210,15 @@ class SandboxConnectionError(SandboxExecutionError):
 
 
 class SandboxCommandError(SandboxError):
-    """The command ended non-zero and the caller asked to check; carries ``cmd`` and ``result``."""
+    """A checked command ended with a non-zero exit code; has ``cmd`` and ``result``."""
 
     code = "command"
 
     def __init__(self, cmd: str | Sequence[str], result: ExecResult) -> None:
         shown = cmd if isinstance(cmd, str) else " ".join(cmd)
-        if len(shown) > _SHOWN_CMD:
-            shown = shown[:_SHOWN_CMD] + "..."
-        tail = result.stderr.strip()[-_SHOWN_STDERR:]
+        if len(shown) > _MAX_SHOWN_CMD:
+            shown = shown[:_MAX_SHOWN_CMD] + "..."
+        tail = result.stderr.strip()[-_MAX_SHOWN_STDERR:]
         why = f" ({result.termination_reason})" if result.termination_reason else ""
         message = f"command ended with {result.returncode}{why}: {shown}"
         super().__init__(f"{message}\n{tail}" if tail else message)
@@ -227,12 +227,12 @@ class SandboxCommandError(SandboxError):
 
 
 class SandboxWarning(UserWarning):
-    """Something works, but not in the way that was probably meant."""
+    """An argument works, but probably not as intended."""
 
 
-_SHOWN_CMD = 200
-_SHOWN_STDERR = 2000
+_MAX_SHOWN_CMD = 200
+_MAX_SHOWN_STDERR = 2000
 
-# The peer's newer spellings.
+# Shorter spellings.
 ExecutionError = SandboxExecutionError
 CommandError = SandboxCommandError

@@ -1,1 +1,1 @@
-"""One mechanism of isolation per module; what is asked for is used, or refused with the reason."""
+"""One isolation mechanism per module; a requested backend is used or refused with the reason."""

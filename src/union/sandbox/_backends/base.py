@@ -1,4 +1,4 @@
-"""What a backend is: a name, and a pure function from what is wanted to a plan."""
+"""The interface of a backend: a name, and a pure function from a setting to a plan."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
-    from union.sandbox._core.plan import Plan, Step
-    from union.sandbox._core.view import View
+    from union.sandbox._plan.plan import Plan, Step
+    from union.sandbox._plan.rootfs import View
 
 __all__ = ["Backend", "Identity", "NetworkShape", "Setting", "Wrapper"]
 
 NetworkShape = Literal["blocked", "filtered", "open"]
-"""Loopback only; a namespace whose only ways out are doors of ours; the host's own network."""
+"""Loopback only; a namespace whose only ways out are our listeners; the host's own network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who the sandboxed code is, inside and on the host."""
+    """The user and group ids of sandboxed code, inside and on the host."""
 
     uid: int
     gid: int
@@ -31,41 +31,41 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrapper:
-    """Another program that builds the sandbox, and from where it starts."""
+    """Another program that builds the sandbox, and how it is started."""
 
     program: str
-    way: Literal["caller", "entered", "nested"]
-    """As the caller itself; as root, entering a user namespace that the launcher made for it; or,
-    for root that may not do that, as an ordinary user of such a namespace."""
+    mode: Literal["caller", "entered", "nested"]
+    """As the caller itself; as root, entering a user namespace that the launcher created; or, for
+    root that may not do that, as an ordinary user of such a namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Everything a plan depends on that is not the backend's own choice."""
+    """The inputs of a plan that the backend does not choose itself."""
 
     view: View
     identity: Identity
     network: NetworkShape
     network_steps: tuple[Step, ...]
     egress: str
-    """What enforces the network policy; see Isolation."""
+    """The mechanism that enforces the network policy; see Isolation."""
     landlock_abi: int
     seccomp: bytes
     wrapper: Wrapper | None = None
     share: bool = True
-    """Whether sandboxes may begin with a copy of what was built once."""
+    """Whether sandboxes may start from a copy of a shared part that was built once."""
 
 
 class Backend(Protocol):
-    """One mechanism of isolation."""
+    """One isolation mechanism."""
 
     @property
     def name(self) -> str: ...
 
     def plan(self, setting: Setting) -> Plan:
-        """What the launcher does for one sandbox; pure."""
+        """Return the steps that the launcher performs for one sandbox; pure."""
         ...
 
     def isolation(self, setting: Setting, *, limits: tuple[tuple[str, str], ...]) -> Isolation:
-        """What that plan enforces."""
+        """Return the report of what that plan enforces."""
         ...

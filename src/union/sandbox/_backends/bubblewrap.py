@@ -1,7 +1,7 @@
-"""``bubblewrap``: the namespaces and mounts are made by the system's ``bwrap``.
+"""``bubblewrap``: the system's ``bwrap`` creates the namespaces and mounts.
 
-The launcher becomes ``bwrap``, which starts the launcher's own runner as the first process of the
-sandbox. Whatever follows the mounts is therefore the same as with ``userns``.
+The launcher executes ``bwrap``, which starts the launcher's own runner as the first process of the
+sandbox. Every step after the mounts is therefore the same as with ``userns``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from union.sandbox._backends.userns import NEW, Userns
-from union.sandbox._core import plan as p
-from union.sandbox._core.bwrap_args import divide, namespace_args, staged
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.bwrap_args import divide, namespace_args, staged
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Setting
@@ -23,16 +23,16 @@ class Bubblewrap(Userns):
 
     name = "bubblewrap"
 
-    def built(self, setting: Setting, steps: tuple[p.Step, ...], flags: int) -> p.Plan:
+    def plan_from_host(self, setting: Setting, steps: tuple[p.Step, ...], flags: int) -> p.Plan:
         wrapper = setting.wrapper
         if wrapper is None:
-            raise ValueError("a plan for bwrap needs to know which bwrap")
+            raise ValueError("Setting.wrapper is None; a bubblewrap plan needs the bwrap program")
         before: tuple[p.Step, ...] = ()
-        if wrapper.way != "caller":
+        if wrapper.mode != "caller":
             before, steps = staged(steps, setting.view.staging)
         who = setting.identity
         args, inside = divide(steps)
-        entered = wrapper.way == "entered"
+        entered = wrapper.mode == "entered"
         args = [
             *namespace_args(
                 namespaces=tuple(name for name, flag in NEW.items() if flags & flag),
@@ -46,10 +46,10 @@ class Bubblewrap(Userns):
         ids = ((who.uid, who.host_uid), (who.gid, who.host_gid))
         last = p.Wrap(wrapper.program, tuple(args), inside, enter=ids if entered else None)
         outside = {"caller": 0, "entered": NEW["mount"], "nested": NEW["user"] | NEW["mount"]}
-        nested = wrapper.way == "nested"
+        nested = wrapper.mode == "nested"
         return p.Plan(
             steps=(*before, last),
-            clone_flags=outside[wrapper.way],
+            clone_flags=outside[wrapper.mode],
             uid=ids[0] if nested else None,
             gid=ids[1] if nested else None,
             deny_setgroups=nested and who.deny_setgroups,

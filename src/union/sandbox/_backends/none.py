@@ -1,11 +1,11 @@
-"""``none``: no isolation at all, for trusted code and for comparing with what isolation does."""
+"""``none``: no isolation, for trusted code and for comparison with the other backends."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from union.sandbox._core import plan as p
 from union.sandbox._core.isolation import Isolation
+from union.sandbox._plan import plan as p
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Setting
@@ -14,7 +14,7 @@ __all__ = ["NoIsolation"]
 
 
 class NoIsolation:
-    """The same streams, limits, time-outs and end of the process tree; nothing is kept out."""
+    """The same streams, limits, timeouts and end of the process tree, without isolation."""
 
     name = "none"
 

@@ -1,4 +1,4 @@
-"""Names -> backends. An unknown name is an error; nothing is chosen for the caller."""
+"""Backends by name. An unknown name is an error; there is no fallback."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""``sandbox-exec``: macOS's own sandbox. The profile is made in ``_core/seatbelt``.
+"""``sandbox-exec``: the sandbox of macOS. ``_plan/seatbelt`` builds its profile.
 
-No session runs with it yet: commands are started, limited and ended by the launcher, which is a
-program for Linux. So asking for this backend is refused everywhere, with the reason.
+No session runs with it yet: the launcher, which starts, limits and ends commands, is a Linux
+program. This backend is therefore refused everywhere, with the reason.
 """
 
 from __future__ import annotations
 
-from union.sandbox._core.seatbelt import PROGRAM
+from union.sandbox._plan.seatbelt import PROGRAM
 from union.sandbox.errors import BackendUnavailableError
 
 __all__ = ["unavailable"]
 
 
 def unavailable(system: str) -> BackendUnavailableError:
-    """Why the backend cannot be had on ``system``, as ``platform.system()`` names it."""
+    """Return the error for ``system``, a value of ``platform.system()``."""
     name = "sandbox-exec"
     if system != "Darwin":
         return BackendUnavailableError(

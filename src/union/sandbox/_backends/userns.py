@@ -1,19 +1,19 @@
-"""``userns``: the kernel's namespaces, set up by the launcher; no root, no helper program."""
+"""``userns``: kernel namespaces set up by the launcher; no root, no helper program."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core import plan as p
 from union.sandbox._core.isolation import Isolation
-from union.sandbox._core.seccomp import digest
-from union.sandbox._core.view import (
+from union.sandbox._plan import plan as p
+from union.sandbox._plan.rootfs import (
     can_share,
     hiding_steps,
     landlock_steps,
     own_steps,
     shared_steps,
 )
+from union.sandbox._seccomp.filter import digest
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Setting
@@ -32,7 +32,7 @@ NEW: Final = {
 
 
 _SHARED: Final = ("user", "mount", "pid")
-"""What the part that sandboxes share is built in. Its own pid namespace gives it a /proc."""
+"""Namespaces in which the shared part is built. Its own pid namespace gives it a /proc."""
 
 
 class Userns:
@@ -41,11 +41,11 @@ class Userns:
     name = "userns"
 
     def namespaces(self, setting: Setting) -> tuple[str, ...]:
-        """What a sandbox does not share with the host."""
+        """Return the namespaces that a sandbox does not share with the host."""
         return tuple(n for n in NEW if n != "net" or setting.network != "open")
 
     def plan(self, setting: Setting) -> p.Plan:
-        """With a shared part where the view allows it, else all of it for each sandbox."""
+        """Return a plan with a shared part where the view allows one."""
         who, view = setting.identity, setting.view
         share = setting.share and can_share(view)
         shared, own = shared_steps(view, hold=share), own_steps(view, held=share)
@@ -53,11 +53,11 @@ class Userns:
         network = setting.network_steps
         flags = sum(NEW[n] for n in self.namespaces(setting))
         if not share:
-            return self.built(setting, (*shared, *own, *network, *rest), flags)
+            return self.plan_from_host(setting, (*shared, *own, *network, *rest), flags)
         if view.fresh_proc:
-            # The shared part has one too: the kernel gives a fresh one only where one is in sight.
+            # The shared part has one too: the kernel mounts a new /proc only where one is visible.
             own += [p.Proc("/proc"), *hiding_steps(view)]
-        # A blocked one has no listening sockets, so it can be as good as new when it is left.
+        # A blocked network has no listening sockets, so an untouched one can be reused.
         again = setting.network == "blocked"
         return p.Plan(
             steps=(*network, *own, *rest),
@@ -66,11 +66,11 @@ class Userns:
             uid=(who.uid, who.uid),
             gid=(who.gid, who.gid),
             deny_setgroups=who.deny_setgroups,
-            shared=self.built(setting, (*shared, p.Share()), sum(NEW[n] for n in _SHARED)),
+            shared=self.plan_from_host(setting, (*shared, p.Share()), sum(NEW[n] for n in _SHARED)),
         )
 
-    def built(self, setting: Setting, steps: tuple[p.Step, ...], flags: int) -> p.Plan:
-        """A plan that starts from the host's own view."""
+    def plan_from_host(self, setting: Setting, steps: tuple[p.Step, ...], flags: int) -> p.Plan:
+        """Return a plan that starts from the host's own view."""
         who = setting.identity
         return p.Plan(
             steps=steps,
@@ -83,7 +83,7 @@ class Userns:
     def _rest(self, setting: Setting) -> list[p.Step]:
         steps: list[p.Step] = [p.Hostname("sandbox"), p.Lockdown()]
         steps.extend(landlock_steps(setting.view, abi=setting.landlock_abi))
-        # Last: the filter refuses what the steps before it do.
+        # Last, because the filter refuses the system calls of the steps before it.
         steps.append(p.Seccomp(setting.seccomp))
         return steps
 

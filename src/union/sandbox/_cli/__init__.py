@@ -1,1 +1,1 @@
-"""``sbx``, the human's tool: the session API at the prompt of a terminal."""
+"""``sbx``: the session API on the command line."""

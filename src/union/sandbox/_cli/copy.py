@@ -1,4 +1,4 @@
-"""``sbx cp``: files and trees into a work dir, and out of it."""
+"""``sbx cp``: copy files and directories into or out of a work dir."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["copy"]
 
 _INSIDE: Final = ":"
-_EVERY_S: Final = 0.1
+_REFRESH_S: Final = 0.1
 
 
 def copy(options: argparse.Namespace) -> int:
+    """Copy SOURCE to TARGET, one of which is in the work dir."""
     source, target = options.source, options.target
     if source.startswith(_INSIDE) == target.startswith(_INSIDE):
         raise SandboxUsageError(
-            "one of SOURCE and TARGET is in the work dir, and begins with a colon",
+            f"exactly one of {source!r} and {target!r} must begin with a colon",
             argument="SOURCE",
             hint="sbx cp --work-dir DIR data.csv :data.csv",
         )
@@ -36,7 +37,7 @@ def copy(options: argparse.Namespace) -> int:
 
     async def move() -> Transfer:
         async with _session(options) as sbx:
-            # What is in a directory goes into the target; a file becomes it, or goes into it.
+            # A directory is copied into the target; a file becomes the target, or goes into it.
             if target.startswith(_INSIDE):
                 inside = target[1:]
                 if not local_dir:
@@ -48,18 +49,18 @@ def copy(options: argparse.Namespace) -> int:
             return await sbx.download(inside or ".", local, progress=show)
 
     async def work(ending: Ending) -> int:
-        del ending  # a signal ends the copy; what was being written is not left half
+        del ending  # a signal cancels the copy, and a partial file is removed
         try:
             done = await move()
         except BaseException:
             if show is not None:
-                show.clear()  # so that what went wrong has a line of its own
+                show.clear()  # so that the error starts on an empty line
             raise
         if show is not None:
             show.end(f"{done.files} file{'' if done.files == 1 else 's'}, {_size(done.bytes)}")
         for item in done.skipped:
-            if item.reason != "venv":  # the session's own, which a copy could not use
-                sys.stderr.write(f"sbx: not copied: {item.path!r} ({item.reason})\n")
+            if item.reason != "venv":  # always skipped: a copy of it would not work
+                sys.stderr.write(f"sbx: skipped {item.path!r} ({item.reason})\n")
         return 0
 
     return run_to_end(work)
@@ -95,7 +96,7 @@ def _size(count: int) -> str:
 
 
 class _Progress:
-    """One line on the terminal, drawn over itself."""
+    """A progress line on the terminal, redrawn in place."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -104,9 +105,9 @@ class _Progress:
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + _EVERY_S
+        self._next = now + _REFRESH_S
         part = f"{done * 100 // total:3d} %" if total else "  ..."
-        # The name may come from inside, and a terminal obeys what it is shown.
+        # The name may come from sandboxed code, and a terminal executes escape sequences.
         self._draw(f"{part}  {_size(done)}  {ascii(path)[1:-1][-50:]}")
 
     def clear(self) -> None:

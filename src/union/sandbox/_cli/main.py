@@ -1,4 +1,4 @@
-"""The entry of ``sbx``: one command line in, one exit code out."""
+"""The entry point of ``sbx``."""
 
 from __future__ import annotations
 
@@ -17,24 +17,29 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# Numbers that shells and their relatives use for the same things.
+# Exit codes as used by shells, env(1) and timeout(1).
 _FILE_FAILED: Final = 1
 _USAGE: Final = 2
 _TOOL_FAILED: Final = 125
 _NOT_FOUND: Final = 127
 _INTERRUPTED: Final = 130
-_NOBODY_READS: Final = 141
+_BROKEN_PIPE: Final = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs ``sbx`` with these arguments and returns its exit code."""
+    """Run ``sbx`` and return its exit code.
+
+    Args:
+        argv: the arguments; None (default) for those of the process.
+
+    """
     _open_standard_streams()
     words, command = _split(list(sys.argv[1:] if argv is None else argv))
     parser = make_parser()
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        hint = "" if command else "; a command goes after --, as in: sbx run -- ls -l"
-        parser.error(f"not known: {' '.join(unknown)}{hint}")
+        hint = "" if command else "; put a command after --, as in: sbx run -- ls -l"
+        parser.error(f"unknown arguments: {' '.join(unknown)}{hint}")
     if options.handler is None:
         parser.print_help()
         return _USAGE
@@ -42,27 +47,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.command = [*options.command, *command]
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _say
+            warnings.showwarning = _show_warning
             code = _handler(options.handler)(options)
         sys.stdout.flush()
     except SandboxError as exc:
-        return _complain(exc, as_json=getattr(options, "json", False))
+        return _report_error(exc, as_json=getattr(options, "json", False))
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # So that the interpreter has nothing left to say when it flushes its streams.
+        # Without this the interpreter reports the broken pipe again when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return _NOBODY_READS
+        return _BROKEN_PIPE
     return code
 
 
-def _say(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning as a person wants it: without the line of our source that gave it."""
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning without the source line that issued it."""
     sys.stderr.write(f"sbx: {message}\n")
 
 
 def _open_standard_streams() -> None:
-    """A missing one would become the first file that we open, and be read or written as such."""
+    """Open missing standard streams, or the next opened file would get their descriptors."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -74,7 +79,7 @@ def _open_standard_streams() -> None:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """What is not ours to parse: a command after ``--``, and all arguments of the server."""
+    """Split off what ``sbx`` does not parse: a command after ``--``, and server arguments."""
     if words[:1] == ["serve"]:
         return words[:1], words[1:]
     if words[:1] in (["run"], ["shell"]) and "--" in words:
@@ -84,7 +89,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _handler(name: str) -> Callable[[argparse.Namespace], int]:
-    """Only the module of the command that was asked for is imported."""
+    """Import and return the handler of one command."""
     module, _, function = name.partition(":")
     found: Callable[[argparse.Namespace], int] = getattr(
         importlib.import_module(f"union.sandbox._cli.{module}"), function
@@ -92,7 +97,7 @@ def _handler(name: str) -> Callable[[argparse.Namespace], int]:
     return found
 
 
-def _complain(exc: SandboxError, *, as_json: bool) -> int:
+def _report_error(exc: SandboxError, *, as_json: bool) -> int:
     if as_json:
         import json
 

@@ -1,4 +1,4 @@
-"""From the words of a command line to the arguments of the API."""
+"""Translate command-line options into arguments of the API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["open_session", "run_arguments"]
 
 
 def open_session(options: argparse.Namespace) -> Session:
-    """The session that the options describe."""
+    """Return the session that the options describe."""
     from union.sandbox import on_device
 
     given: dict[str, Any] = {
@@ -27,7 +27,7 @@ def open_session(options: argparse.Namespace) -> Session:
         "resources": _resources(options),
         "strict": options.strict,
         "network_denylist": options.deny or None,
-        "warm": False,  # there is one command, and none after it
+        "warm": False,  # there is only one command
         **_network(options),
     }
     if options.backend is not None:
@@ -36,7 +36,7 @@ def open_session(options: argparse.Namespace) -> Session:
 
 
 def run_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of ``run()`` that every command takes."""
+    """Return the arguments of ``run()`` that the options describe."""
     return {
         "env": dict(_variable(item) for item in options.env),
         "cwd": options.cwd,
@@ -53,13 +53,13 @@ def _network(options: argparse.Namespace) -> dict[str, Any]:
     mode = options.network or ("allowlist" if allowed else "blocked")
     if allowed and mode != "allowlist":
         raise SandboxUsageError(
-            f"--allow and --allow-pypi need --network allowlist, not {mode}",
+            f"--allow and --allow-pypi need --network allowlist, not --network {mode}",
             argument="--allow",
             hint="leave --network out: they imply it",
         )
     if mode == "allowlist" and not allowed:
         raise SandboxUsageError(
-            "--network allowlist needs something that is allowed",
+            "--network allowlist needs at least one allowed host",
             argument="--network",
             hint="add --allow HOST or --allow-pypi",
         )
@@ -80,8 +80,8 @@ def _variable(item: str) -> tuple[str, str]:
         return name, value
     if name not in os.environ:
         raise SandboxUsageError(
-            f"--env {name}: there is no such variable to pass on",
+            f"--env {name}: the variable is not set in this environment",
             argument="--env",
-            hint=f"--env {name}=VALUE sets one",
+            hint=f"use --env {name}=VALUE to set it",
         )
     return name, os.environ[name]

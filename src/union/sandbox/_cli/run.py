@@ -1,4 +1,4 @@
-"""``sbx run``: one command, its streams passed through, its exit code ours."""
+"""``sbx run``: run one command, pass its streams through, return its exit code."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ __all__ = ["run", "run_at_terminal"]
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
     command = _command(options)
     if options.tty and options.json:
-        raise SandboxUsageError("--json collects the output; --tty shows it", argument="--json")
+        raise SandboxUsageError(
+            "--json and --tty exclude each other: JSON needs collected output", argument="--json"
+        )
     session = open_session(options)
     arguments = {**command, **run_arguments(options)}
 
@@ -47,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _command(options: argparse.Namespace) -> dict[str, Any]:
-    """The ``cmd`` that was asked for, in one of three ways."""
+    """Return the ``cmd`` arguments from CMD, --shell or --python."""
     ways = [options.command or None, options.shell, options.python]
     if sum(way is not None for way in ways) != 1:
         raise SandboxUsageError(
@@ -71,14 +74,14 @@ def _source(given: str) -> str:
                 return file.read()
     except (OSError, UnicodeDecodeError) as exc:
         raise SandboxUsageError(
-            f"--python {given}: cannot be read: {exc}", argument="--python"
+            f"--python: cannot read {given}: {exc}", argument="--python"
         ) from exc
     return given
 
 
 @contextlib.asynccontextmanager
-async def _typed(process: SandboxProcess) -> AsyncIterator[None]:
-    """Passes our stdin on meanwhile."""
+async def _forward_stdin(process: SandboxProcess) -> AsyncIterator[None]:
+    """Forward our stdin to the command meanwhile."""
     if process.stdin is None:
         yield
         return
@@ -93,7 +96,7 @@ async def _typed(process: SandboxProcess) -> AsyncIterator[None]:
 async def _streamed(sbx: Session, ending: Ending, arguments: dict[str, Any]) -> int:
     process = await sbx.run(**arguments, stdin=has_input(0), stdout=True, stderr=True)
     ending.process = process
-    async with _typed(process):
+    async with _forward_stdin(process):
         try:
             await asyncio.gather(
                 forward(process.iter_stdout(), 1), forward(process.iter_stderr(), 2)
@@ -103,14 +106,14 @@ async def _streamed(sbx: Session, ending: Ending, arguments: dict[str, Any]) -> 
             await process.wait()
             return 128 + signal.SIGPIPE
         code = await process.wait()
-    _remark(process)
+    _print_remarks(process)
     return code
 
 
 async def _as_json(sbx: Session, ending: Ending, arguments: dict[str, Any]) -> int:
     process = await sbx.run(**arguments, stdin=has_input(0), background=True)
     ending.process = process
-    async with _typed(process):
+    async with _forward_stdin(process):
         code = await process.wait()
     await process.communicate()
     result = dataclasses.asdict(process.result())
@@ -120,7 +123,7 @@ async def _as_json(sbx: Session, ending: Ending, arguments: dict[str, Any]) -> i
 
 
 async def run_at_terminal(sbx: Session, ending: Ending, arguments: dict[str, Any]) -> int:
-    """Runs a command with a terminal, which is ours for as long as it runs."""
+    """Run a command with a terminal that is connected to the caller's terminal."""
     term = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
     process = await sbx.run(
         **{**arguments, "env": {**term, **arguments["env"]}},
@@ -130,22 +133,22 @@ async def run_at_terminal(sbx: Session, ending: Ending, arguments: dict[str, Any
     )
     ending.process = process
     with raw(0), follow_window(process):
-        async with _typed(process):
+        async with _forward_stdin(process):
             try:
                 await forward(process.iter_stdout(), 1)
             except BrokenPipeError:
                 process.kill()
             code = await process.wait()
-    _remark(process)
+    _print_remarks(process)
     return code
 
 
-def _remark(process: SandboxProcess) -> None:
-    """Says what an exit code alone does not."""
+def _print_remarks(process: SandboxProcess) -> None:
+    """Print what the exit code does not show: the termination reason and denied connections."""
     if process.termination_reason in {"timeout", "oom", "limit"}:
         sys.stderr.write(f"sbx: ended by the sandbox: {process.termination_reason}\n")
     refused = {d.suggestion: d for d in process.network if not d.allowed}
     for decision in refused.values():
         where = f"{decision.host}:{decision.port}" if decision.port else decision.host
-        sys.stderr.write(f"sbx: refused {where}: {decision.reason}")
-        sys.stderr.write(f"; --allow {decision.suggestion}\n" if decision.suggestion else "\n")
+        sys.stderr.write(f"sbx: denied {where}: {decision.reason}")
+        sys.stderr.write(f"; use --allow {decision.suggestion}\n" if decision.suggestion else "\n")

@@ -1,4 +1,4 @@
-"""``sbx shell``: a shell inside, at the caller's terminal."""
+"""``sbx shell``: an interactive shell in a sandbox, at the caller's terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["shell"]
 
 _NOT_SHELLS: Final = frozenset({"", "false", "true", "nologin"})
 _PROMPT: Final = r"[sbx] \w\$ "
-"""In the language of bash; other shells have their own prompts."""
+"""In the syntax of bash; other shells use their own prompts."""
 _FIRST_VISIBLE: Final = """
 prompt=$1; shift
 for shell in "$@"; do
@@ -33,6 +33,7 @@ done
 
 
 def shell(options: argparse.Namespace) -> int:
+    """Run a shell, or the command given, and return its exit code."""
     session = open_session(options)
     arguments = run_arguments(options)
     prompt = arguments["env"].get("PS1", _PROMPT)
@@ -48,7 +49,7 @@ def shell(options: argparse.Namespace) -> int:
 
 
 def _shell_command(prompt: str) -> list[str]:
-    """Which shell there is can only be seen inside."""
+    """Return a command that runs the first shell visible inside the sandbox."""
     own = os.environ.get("SHELL", "")
     wanted = [] if os.path.basename(own) in _NOT_SHELLS else [own]
     return ["sh", "-c", _FIRST_VISIBLE, "sbx", prompt, *wanted, "bash", "sh"]

@@ -1,4 +1,4 @@
-"""What a signal to ``sbx`` does: it ends the command, the session, and then ``sbx``."""
+"""Signal handling of ``sbx``: a signal ends the command, the session, and then ``sbx``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Ending", "run_to_end"]
 
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GRACE_S: Final = 1.0
-"""How long a command may take to end by itself after a signal; a second signal does not wait."""
+"""Seconds a command has to end after the first signal; a second signal ends it at once."""
 
 
 class Ending:
-    """Passes the first signal on to the command; then everything is ended."""
+    """Forward the first signal to the command, then cancel the work."""
 
     def __init__(self) -> None:
         self.caught = 0
@@ -28,7 +28,7 @@ class Ending:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._cancelled = False
-        for number in _ENDING:
+        for number in _ENDING_SIGNALS:
             self._loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
@@ -41,14 +41,14 @@ class Ending:
             self._cancel()
 
     def _cancel(self) -> None:
-        # Once: what follows is the clean-up, and that is not to be interrupted.
+        # Only once, because a second cancellation would interrupt the clean-up.
         if not self._cancelled and self._task is not None:
             self._cancelled = True
             self._task.cancel()
 
 
 def run_to_end(work: Callable[[Ending], Coroutine[object, object, int]]) -> int:
-    """Runs ``work``; its exit code, or 128+N when signal N ended it."""
+    """Run ``work`` and return its exit code, or 128+N if signal N ended it."""
 
     async def main() -> int:
         ending = Ending()
@@ -60,6 +60,6 @@ def run_to_end(work: Callable[[Ending], Coroutine[object, object, int]]) -> int:
             code = 0
         return 128 + ending.caught if ending.caught else code
 
-    # What the library would log, sbx says at the end, in the words of its own options.
+    # sbx prints denied connections itself, with the options that allow them.
     logging.getLogger("union.sandbox").addHandler(logging.NullHandler())
     return asyncio.run(main())

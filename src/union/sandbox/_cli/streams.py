@@ -1,4 +1,4 @@
-"""Between the descriptors of ``sbx`` and a command: bytes in, bytes out, nothing held back."""
+"""Forward bytes between the descriptors of ``sbx`` and a command, without buffering."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["forward", "has_input", "type_in"]
 
-_CHUNK: Final = 64 * 1024
+_CHUNK_BYTES: Final = 64 * 1024
 
 
-async def _apart(function: Callable[..., Any], *args: object) -> Any:
-    """Calls in a thread that the program does not wait for when it ends.
+async def _in_thread(function: Callable[..., Any], *args: object) -> Any:
+    """Run a call in a daemon thread, so that a blocked call does not delay the exit.
 
-    A terminal that was stopped, or a pipe that nobody reads, blocks for as long as it likes.
+    A stopped terminal or a pipe without a reader blocks indefinitely.
     """
     loop = asyncio.get_running_loop()
     done = loop.create_future()
@@ -40,7 +40,7 @@ async def _apart(function: Callable[..., Any], *args: object) -> Any:
             result = function(*args)
         except OSError as exc:
             error = exc
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop has ended and no caller waits
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=work, daemon=True).start()
@@ -54,26 +54,26 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 async def forward(chunks: AsyncIterator[bytes], fd: int) -> None:
-    """Passes output on as it comes; BrokenPipeError when nobody takes it."""
+    """Write chunks to ``fd`` as they arrive; raise BrokenPipeError if it has no reader."""
     async for data in chunks:
-        await _apart(_write_all, fd, data)
+        await _in_thread(_write_all, fd, data)
 
 
 def has_input(fd: int) -> bool:
-    """Whether reading is ours: a program in the background that reads its terminal is stopped."""
+    """Return whether ``fd`` may be read: a background job that reads its terminal is stopped."""
     try:
         return not os.isatty(fd) or os.tcgetpgrp(fd) == os.getpgrp()
-    except OSError:  # a terminal, but not the one that controls us
+    except OSError:  # a terminal, but not our controlling one
         return True
 
 
 async def type_in(fd: int, stdin: ProcessStdin) -> None:
-    """Passes input on until it ends, or the command does not take it any more."""
+    """Forward input until it ends or the command closes its stdin."""
     try:
-        while data := await _apart(os.read, fd, _CHUNK):
+        while data := await _in_thread(os.read, fd, _CHUNK_BYTES):
             stdin.write(data)
             await stdin.drain()
     except OSError:
-        # The command stopped reading, or our own input went away: for it, both are the end.
+        # The command stopped reading, or our own input failed. Both end the input.
         pass
     stdin.close()

@@ -1,4 +1,4 @@
-"""The caller's own terminal, while a command has one inside."""
+"""The caller's terminal while a command has a terminal in the sandbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["follow_window", "raw", "window"]
 
 
 def window() -> tuple[int, int] | None:
-    """Rows and columns of the terminal we are at; None without one."""
+    """Return rows and columns of the caller's terminal; None without one."""
     for fd in (0, 1, 2):
         try:
             rows, cols = termios.tcgetwinsize(fd)
@@ -32,27 +32,27 @@ def window() -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def raw(fd: int) -> Iterator[None]:
-    """Every key goes to the command, Ctrl-C too; as it was before on any way out."""
+    """Put the terminal into raw mode, so that every key goes to the command; restore it."""
     if not os.isatty(fd):
         yield
         return
     before = termios.tcgetattr(fd)
     loop = asyncio.get_running_loop()
-    # A shell that stopped and continues us has put its own modes back.
+    # A shell that stopped and continued this process has restored its own modes.
     loop.add_signal_handler(signal.SIGCONT, tty.setraw, fd, termios.TCSADRAIN)
     try:
         tty.setraw(fd, termios.TCSADRAIN)
         yield
     finally:
         loop.remove_signal_handler(signal.SIGCONT)
-        # What was not read goes: a terminal's late answer to a question that the command asked
-        # would be typed at the caller's prompt.
+        # Unread input is dropped: a terminal's late reply to a query of the command would appear
+        # as typed text at the caller's prompt.
         termios.tcsetattr(fd, termios.TCSAFLUSH, before)
 
 
 @contextlib.contextmanager
 def follow_window(process: SandboxProcess) -> Iterator[None]:
-    """The window inside is the window outside, also when that changes."""
+    """Keep the window size inside equal to the caller's window size."""
 
     def resize() -> None:
         if (size := window()) is not None:

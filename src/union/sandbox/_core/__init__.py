@@ -1,1 +1,1 @@
-"""Decisions without side effects: values in, values out; no operating system in here."""
+"""Values and pure functions: specs, events, reports, argument checks. No input or output."""

@@ -1,4 +1,4 @@
-"""What a machine offers: the values that ``doctor`` returns, and how they read."""
+"""The report of ``doctor()``: its values and how they are printed."""
 
 from __future__ import annotations
 
@@ -18,36 +18,40 @@ _NAME = 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """One try from inside a sandbox to get at something of the host.
-
-    ``outcome`` is ``held``, ``weaker`` (it got through, and the session's own report says so) or
-    ``failed`` (it got through although the report promises otherwise).
-    """
+    """One escape check: an attempt from inside a sandbox to reach something of the host."""
 
     name: str
     tried: str
+    """The attempt, in words."""
     outcome: Literal["held", "weaker", "failed"]
+    """``held``: blocked. ``weaker``: it succeeded where `Isolation` reports a weaker layer.
+    ``failed``: it succeeded although `Isolation` reports protection."""
     detail: str = ""
+    """The result of the attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendReport:
-    """Whether a backend works here; if so, what it enforces and how it stood up to attacks."""
+    """Whether one backend works on this machine, with its isolation and its escape checks."""
 
     name: str
     available: bool
     reason: str = ""
+    """Why it is not available."""
     hint: str = ""
+    """The remedy."""
     isolation: Isolation | None = None
+    """The layers verified on a live sandbox; None if there was none."""
     attacks: tuple[Attack, ...] = ()
+    """The escape checks that were run."""
 
     @property
     def held(self) -> bool:
-        """Whether nothing got through that the report promises to keep out."""
+        """Whether no escape check succeeded against a layer that is reported as enforced."""
         return all(attack.outcome != "failed" for attack in self.attacks)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values, ready for JSON."""
+        """Return the report as plain values for JSON."""
         return {
             "name": self.name,
             "available": self.available,
@@ -60,7 +64,7 @@ class BackendReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One thing of the kernel or the system that backends build on."""
+    """One kernel or system feature that backends use."""
 
     name: str
     available: bool
@@ -70,7 +74,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """What this machine offers, as tried a moment ago. ``print`` it, or take ``to_dict()``."""
+    """The isolation that works on this machine, as tested by ``doctor()``. Can be printed."""
 
     version: str
     python: str
@@ -78,17 +82,18 @@ class DoctorReport:
     machine: str
     uid: int
     default: str
+    """The name of the default backend."""
     backends: tuple[BackendReport, ...]
     layers: tuple[Layer, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether the default backend works, and no attack on any backend got through unsaid."""
+        """Whether the default backend works and no escape check failed on any backend."""
         works = any(b.name == self.default and b.available for b in self.backends)
         return works and all(backend.held for backend in self.backends)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values, ready for JSON; keys are added, never renamed."""
+        """Return the report as plain values for JSON; releases add keys but never rename them."""
         return {
             "ok": self.ok,
             "version": self.version,
@@ -119,12 +124,12 @@ class DoctorReport:
     def _verdict(self) -> str:
         leaking = [backend.name for backend in self.backends if not backend.held]
         if leaking:
-            return f"NOT SAFE: attacks got through in {', '.join(leaking)}. Please report this."
+            return f"NOT SAFE: escape checks failed with {', '.join(leaking)}. Please report this."
         if self.ok:
-            return f"Well: the default backend, {self.default}, works, and every attack was held."
+            return f"OK: default backend ({self.default}) works; all escape checks were blocked."
         others = [b.name for b in self.backends if b.available and b.isolation is not None]
-        also = f" These work: backend={' or '.join(map(repr, others))}." if others else ""
-        return f"Not well: the default backend, {self.default}, does not work here.{also}"
+        also = f" Available instead: backend={' or '.join(map(repr, others))}." if others else ""
+        return f"NOT OK: default backend ({self.default}) does not work on this machine.{also}"
 
 
 def _yes(available: bool, detail: str) -> str:  # noqa: FBT001 - a column, not an option
@@ -132,7 +137,7 @@ def _yes(available: bool, detail: str) -> str:  # noqa: FBT001 - a column, not a
 
 
 def _entry(name: str, text: str) -> list[str]:
-    """A name, and beside it text that is wrapped in its own column."""
+    """Return the lines of a name and its text, which wraps in a column of its own."""
     room = _WIDTH - 2 - _NAME
     first, *rest = textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False) or [""]
     return [f"  {name:<{_NAME}}{first}", *(" " * (2 + _NAME) + line for line in rest)]

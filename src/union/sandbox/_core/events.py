@@ -1,4 +1,4 @@
-"""What a transport tells about one command, and the values that come with it."""
+"""The events of one command that a transport reports, and their values."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ __all__ = ["Event", "Exited", "Failed", "Started", "Usage"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a command cost, with everything it started."""
+    """Resources used by a command and its children."""
 
     cpu_user_s: float = 0.0
+    """Seconds of CPU time in user mode."""
     cpu_system_s: float = 0.0
+    """Seconds of CPU time in the kernel."""
     max_rss_bytes: int = 0
-    """Of the largest single process."""
+    """Peak resident memory of the largest single process, in bytes."""
     peak_memory_bytes: int | None = None
-    """Of the whole tree, where a control group measured it."""
+    """Peak memory of the whole process tree, in bytes; None if no control group measured it."""
 
     @property
     def cpu_s(self) -> float:
-        """Processor time in all."""
+        """Total CPU time in seconds."""
         return self.cpu_user_s + self.cpu_system_s
 
 
 class Started(NamedTuple):
-    """The command runs; ``pid`` is its number inside the sandbox."""
+    """The command has started; ``pid`` is its process id inside the sandbox."""
 
     pid: int
 
 
 class Exited(NamedTuple):
-    """The command and everything it started has ended."""
+    """The command and all its children have ended."""
 
     returncode: int
     reason: str
@@ -40,7 +42,7 @@ class Exited(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """No real exit: the command could not be started, or its end was never seen."""
+    """No real exit: the command was not started, or its end was not observed."""
 
     stage: str
     reason: str

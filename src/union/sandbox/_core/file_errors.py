@@ -1,15 +1,15 @@
-"""Errors of file work in a work dir: each is a `SandboxError` and the builtin that fits.
+"""Errors of file operations: each is a `SandboxError` and the matching builtin.
 
 ::
 
-    SandboxFileError                  OSError             anything else the file system refused
+    SandboxFileError                  OSError             any other error of the file system
     ├── SandboxPathError              PermissionError     outside the work dir, or through a link
     ├── SandboxFileNotFoundError      FileNotFoundError
     ├── SandboxFileExistsError        FileExistsError
     ├── SandboxIsADirectoryError      IsADirectoryError
     ├── SandboxNotADirectoryError     NotADirectoryError
     ├── SandboxNotRegularError        PermissionError     a FIFO, socket or device
-    ├── SandboxFileAccessError        PermissionError     the permission bits say no
+    ├── SandboxFileAccessError        PermissionError     permission denied
     └── SandboxFileTooLargeError      OSError (EFBIG)
 
 ``errno`` and ``filename`` are set as on any ``OSError``; ``code`` is stable across releases.
@@ -17,13 +17,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from typing import TYPE_CHECKING, Any, ClassVar
+import stat
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from union.sandbox.errors import SandboxError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = [
     "SandboxFileAccessError",
@@ -35,6 +37,11 @@ __all__ = [
     "SandboxNotADirectoryError",
     "SandboxNotRegularError",
     "SandboxPathError",
+    "not_empty_error",
+    "not_regular_error",
+    "shown_path",
+    "too_large_error",
+    "translate_os_errors",
 ]
 
 
@@ -45,8 +52,8 @@ def _rebuild(
     number: int,
     filename: str,
 ) -> SandboxFileError:
-    # Not ``cls.__new__``: where ValueError comes first in the MRO, its ``__new__`` is found and
-    # refuses the larger layout of an OSError.
+    # Not ``cls.__new__``: if ValueError comes first in the MRO, its ``__new__`` is used and
+    # rejects the larger layout of an OSError.
     exc = OSError.__new__(cls)
     exc.args = args
     exc.__dict__.update(state)
@@ -56,7 +63,7 @@ def _rebuild(
 
 
 class SandboxFileError(SandboxError, OSError):
-    """The file system refused; ``errno`` says how, ``filename`` is the path as given."""
+    """A file operation failed; ``errno`` is the cause, ``filename`` the path as given."""
 
     code = "file"
     default_errno: ClassVar[int] = errno.EIO
@@ -80,7 +87,7 @@ class SandboxFileError(SandboxError, OSError):
 
 
 class SandboxPathError(SandboxUsageError, SandboxFileError, PermissionError):
-    """The path leaves the work dir, or goes through a symbolic link."""
+    """The path leads outside the work dir or goes through a symbolic link."""
 
     code = "path-outside"
     default_errno = errno.EPERM
@@ -99,42 +106,42 @@ class SandboxPathError(SandboxUsageError, SandboxFileError, PermissionError):
 
 
 class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
-    """Nothing has this name."""
+    """The path does not exist."""
 
     code = "file-not-found"
     default_errno = errno.ENOENT
 
 
 class SandboxFileExistsError(SandboxFileError, FileExistsError):
-    """The name is taken and the call may not replace it."""
+    """The path exists and the call does not overwrite."""
 
     code = "file-exists"
     default_errno = errno.EEXIST
 
 
 class SandboxIsADirectoryError(SandboxFileError, IsADirectoryError):
-    """A directory is where a file was expected."""
+    """The path is a directory; a file was expected."""
 
     code = "is-a-directory"
     default_errno = errno.EISDIR
 
 
 class SandboxNotADirectoryError(SandboxFileError, NotADirectoryError):
-    """Something else is where a directory was expected."""
+    """The path is not a directory; a directory was expected."""
 
     code = "not-a-directory"
     default_errno = errno.ENOTDIR
 
 
 class SandboxNotRegularError(SandboxFileError, PermissionError):
-    """A FIFO, a socket or a device: neither read nor replaced."""
+    """The path is a FIFO, socket or device; these are neither read nor replaced."""
 
     code = "not-regular"
     default_errno = errno.EPERM
 
 
 class SandboxFileAccessError(SandboxFileError, PermissionError):
-    """The permission bits do not let this process in."""
+    """The permission bits deny access to this process."""
 
     code = "file-access"
     default_errno = errno.EACCES
@@ -145,3 +152,82 @@ class SandboxFileTooLargeError(SandboxFileError):
 
     code = "file-too-large"
     default_errno = errno.EFBIG
+
+
+_SHOWN_CHARACTERS: Final = 120
+
+
+def shown_path(path: str) -> str:
+    """Return ``path`` quoted for a message: printable, and not longer than a line."""
+    if len(path) > _SHOWN_CHARACTERS:
+        path = f"{path[: _SHOWN_CHARACTERS // 2]}...{path[-_SHOWN_CHARACTERS // 2 :]}"
+    return ascii(path)
+
+
+def not_regular_error(mode: int, rel: str) -> SandboxFileError:
+    """Return the error for a directory or special file where a file was expected."""
+    if stat.S_ISDIR(mode):
+        return SandboxIsADirectoryError(f"{shown_path(rel)} is a directory", path=rel)
+    names = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}
+    what = names.get(stat.S_IFMT(mode), "device")
+    msg = f"{shown_path(rel)} is a {what}; only regular files are read or replaced"
+    return SandboxNotRegularError(msg, path=rel)
+
+
+def too_large_error(rel: str, *, size: int, max_bytes: int) -> SandboxFileTooLargeError:
+    """Return the error for a file that exceeds ``max_bytes`` or the memory of this machine."""
+    if size <= max_bytes:
+        msg = f"{shown_path(rel)} has {size} bytes, more than this machine has memory"
+        return SandboxFileTooLargeError(msg, path=rel)
+    msg = f"{shown_path(rel)} has at least {size} bytes; max_bytes={max_bytes}"
+    return SandboxFileTooLargeError(msg, path=rel, hint="raise max_bytes, or read it in parts")
+
+
+def not_empty_error(rel: str) -> SandboxFileError:
+    """Return the error for removing a directory that is not empty."""
+    return SandboxFileError(
+        f"{shown_path(rel)} is a directory that is not empty",
+        path=rel,
+        number=errno.ENOTEMPTY,
+        code="not-empty",
+        hint="pass recursive=True to remove it with everything in it",
+    )
+
+
+_BY_ERRNO: Final[dict[int, tuple[type[SandboxFileError], str]]] = {
+    errno.ENOENT: (SandboxFileNotFoundError, "does not exist"),
+    errno.EEXIST: (SandboxFileExistsError, "exists already"),
+    errno.EISDIR: (SandboxIsADirectoryError, "is a directory"),
+    errno.ENOTDIR: (SandboxNotADirectoryError, "is not a directory, or goes through a file"),
+    errno.ENXIO: (SandboxNotRegularError, "is a socket or a device; only regular files are read"),
+    errno.ENODEV: (SandboxNotRegularError, "is a device; only regular files are read"),
+    errno.EACCES: (SandboxFileAccessError, "cannot be used: its permission bits forbid it"),
+    errno.EPERM: (SandboxFileAccessError, "cannot be used: the system forbids it"),
+}
+
+
+@contextlib.contextmanager
+def translate_os_errors(rel: str, *, argument: str = "path") -> Iterator[None]:
+    """Translate an ``OSError`` about ``rel`` into an error of this package, by its ``errno``."""
+    try:
+        yield
+    except SandboxError:
+        raise
+    except OSError as exc:
+        shown = shown_path(rel)
+        if exc.errno == errno.ELOOP:
+            msg = f"{shown} is a symbolic link or goes through one; links are not followed"
+            raise SandboxPathError(msg, path=rel, argument=argument, code="path-symlink") from exc
+        if exc.errno == errno.EXDEV:
+            msg = f"{shown} leads outside the directory that it must stay in"
+            raise SandboxPathError(msg, path=rel, argument=argument) from exc
+        if exc.errno == errno.EAGAIN:
+            msg = f"{shown} kept changing while it was being opened"
+            raise SandboxFileError(msg, path=rel, number=exc.errno, code="file-busy") from exc
+        if exc.errno == errno.ENOTEMPTY:
+            raise not_empty_error(rel) from exc
+        if exc.errno in _BY_ERRNO:
+            kind, reason = _BY_ERRNO[exc.errno]
+            raise kind(f"{shown} {reason}", path=rel, number=exc.errno) from exc
+        msg = f"{shown}: {exc.strerror or exc}"
+        raise SandboxFileError(msg, path=rel, number=exc.errno) from exc

@@ -1,4 +1,4 @@
-"""What is known of a file in a work dir, and of files that were copied."""
+"""Descriptions of files in a work dir, and of copies."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Final, Literal
 __all__ = ["VENV_DIR", "FileInfo", "FileKind", "SkipReason", "Skipped", "Transfer"]
 
 VENV_DIR: Final = ".sandbox-venv"
-"""Where the session venv is in the work dir."""
+"""The directory of the session venv, relative to the work dir."""
 
 FileKind = Literal["file", "dir", "symlink", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """One entry of a work dir, as it was when looked at; links are described, not followed."""
+    """One file, directory or link of a work dir; a link is described, not followed."""
 
     path: str
     """Relative to the work dir; bytes that are not UTF-8 are kept by ``surrogateescape``."""
     kind: FileKind
     """``other`` is a FIFO, a socket or a device."""
     size: int
+    """Bytes."""
     mode: int
     """Permission bits only."""
     mtime: float
@@ -38,23 +39,24 @@ SkipReason = Literal["symlink", "special", "changed", "venv"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """One entry of a tree that was not copied, and why.
-
-    ``reason`` is ``symlink``; ``special`` for a FIFO, a socket or a device; ``changed`` if it was
-    gone or something else when its turn came; ``venv`` for the session's own venv.
-    """
+    """One entry of a tree that was not copied."""
 
     path: str
-    """Below the top of the tree."""
+    """Relative to the top of the tree."""
     reason: SkipReason
+    """``symlink``; ``special``: a FIFO, socket or device; ``changed``: removed or replaced during
+    the copy; ``venv``: the session venv."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What ``upload()`` or ``download()`` copied, and what it did not."""
+    """The result of ``upload()`` or ``download()``."""
 
     files: int
+    """Files copied."""
     dirs: int
     """Directories below the top of the tree."""
     bytes: int
+    """Bytes copied."""
     skipped: tuple[Skipped, ...] = ()
+    """Entries that were not copied."""

@@ -1,4 +1,4 @@
-"""The report of what is enforced: facts, machine-readable and printable."""
+"""Isolation: the layers that are enforced, machine-readable and printable."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["Isolation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """What stands between sandboxed code and the host, as verified on a live sandbox.
+    """The isolation layers between sandboxed code and the host, verified on a live sandbox.
 
-    ``root``: how the private root was entered: ``pivot``, ``move`` (pivot_root is refused here, so
-    the caller's root stays mounted, covered by the private one) or ``host``: none.
-    ``proc``: ``fresh`` (only the sandbox's own processes), ``inherited`` (this container masks
-    /proc, so its own is shown) or ``host``.
+    ``root``: how the private root was entered: ``pivot`` (pivot_root), ``move`` (a mount moved over
+    the caller's root, where pivot_root is not permitted) or ``host`` (no private root).
+    ``proc``: ``fresh`` (only processes of the sandbox), ``inherited`` (/proc of this container,
+    which masks it and so allows no new one) or ``host``.
     ``ids``: ``unprivileged`` (an id that owns nothing on the host), ``caller`` or ``host``.
     ``limits``: what enforces each limit: ``cgroup-v2``, ``cgroup-v1``, ``rlimit``, ``tmpfs``,
-    ``watch`` (the memory of the tree is looked at every few milliseconds), ``nodes`` (no other
-    device is there), ``namespace`` (the session's user namespace or id has a limit of its own) or
-    ``none``.
+    ``watch`` (the memory of the process tree is sampled every few milliseconds), ``nodes`` (only
+    the requested device nodes exist), ``namespace`` (a limit of the session's user namespace or id)
+    or ``none``.
     ``egress``: what enforces the network policy: ``kernel``, ``proxy-only`` or ``none``.
     """
 
@@ -32,15 +32,15 @@ class Isolation:
     ids: str = "host"
     landlock_abi: int = 0
     seccomp: str = ""
-    """Digest of the system-call filter; empty: none."""
+    """Digest of the system-call filter; empty for none."""
     capabilities: tuple[str, ...] | None = None
-    """What is left in any set; None: not restricted."""
+    """Capabilities left in any set; None if they are not restricted."""
     no_new_privs: bool = False
     limits: tuple[tuple[str, str], ...] = ()
     egress: str = "none"
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values, ready for JSON."""
+        """Return the report as plain values for JSON."""
         return dataclasses.asdict(self) | {"limits": dict(self.limits)}
 
     def __str__(self) -> str:

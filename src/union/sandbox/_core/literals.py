@@ -1,4 +1,4 @@
-"""The texts that arguments and results are limited to, as types."""
+"""Literal types of string arguments and results."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ TerminationReason = Literal[
     "stream",
     "transport",
 ]
-"""Empty after an exit, whatever its code. The last four mean that no real exit happened."""
+"""Empty after an exit with any code. The last four mean that no real exit happened."""

@@ -1,44 +1,36 @@
-"""Lexical confinement of the paths callers give.
+"""Lexical checks of paths given by callers.
 
-Nothing here looks at a file system. What it returns has no ``..``, no empty component and no
-leading slash; whether a component is a link is for the kernel to say, when the path is opened.
+No file system is accessed. The result has no ``..``, no empty component and no leading slash. The
+kernel rejects symbolic links when the path is opened.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from union.sandbox._core.file_errors import SandboxPathError
+from union.sandbox._core.file_errors import SandboxPathError, shown_path
 from union.sandbox.errors import SandboxUsageError
 
 __all__ = ["shown_path", "work_path"]
 
 MAX_NAME_BYTES: Final = 255
 MAX_PATH_BYTES: Final = 4095
-"""The kernel's 4096, less the byte that ends the string."""
-
-_SHOWN: Final = 120
-
-
-def shown_path(path: str) -> str:
-    """Return ``path`` quoted for a message: printable, and not longer than a line."""
-    short = path if len(path) <= _SHOWN else f"{path[: _SHOWN // 2]}...{path[-_SHOWN // 2 :]}"
-    return ascii(short)
+"""The kernel's PATH_MAX of 4096 without the terminating NUL."""
 
 
 def work_path(
     path: object, *, work_dir: str, argument: str = "path", allow_root: bool = False
 ) -> str:
-    """Return ``path`` relative to ``work_dir``, with ``.`` and doubled slashes taken out.
+    """Return ``path`` relative to ``work_dir``, without ``.`` and repeated slashes.
 
-    ``work_dir`` itself comes back as ``"."`` if ``allow_root``, and is refused otherwise.
+    ``work_dir`` itself is returned as ``"."`` if ``allow_root`` is true and rejected otherwise.
 
     Preconditions: ``work_dir`` is absolute.
     """
     text = _text(path, argument=argument)
     names = [name for name in text.split("/") if name not in {"", "."}]
     if ".." in names:
-        # Refused even where it would stay inside: the kernel would resolve it after links.
+        # Rejected even if it stays inside lexically: the kernel resolves it after links.
         raise _outside(text, argument=argument, work_dir=work_dir, why="has a '..' component")
     if text.startswith("/"):
         root = [name for name in work_dir.split("/") if name not in {"", "."}]
@@ -49,11 +41,11 @@ def work_path(
         if len(_encoded(name)) > MAX_NAME_BYTES:
             msg = (
                 f"{argument}={shown_path(text)} has a component of {len(_encoded(name))} bytes; "
-                f"at most {MAX_NAME_BYTES} are possible"
+                f"the limit is {MAX_NAME_BYTES}"
             )
             raise SandboxUsageError(msg, argument=argument, code="path-too-long")
     if not names and not allow_root:
-        msg = f"{argument}={shown_path(text)} is the work dir itself; a path below it is needed"
+        msg = f"{argument}={shown_path(text)} is the work dir itself; a path below it is required"
         raise SandboxUsageError(msg, argument=argument, code="path-is-root")
     return "/".join(names) or "."
 
@@ -69,7 +61,7 @@ def _text(path: object, *, argument: str) -> str:
         msg = f"{argument} must be a str, bytes or path object, not {type(path).__name__}"
         raise SandboxUsageError(msg, argument=argument, code="path-type")
     if not given:
-        msg = f"{argument} is empty; a path in the work dir is needed"
+        msg = f"{argument} is empty; a path in the work dir is required"
         raise SandboxUsageError(msg, argument=argument, code="path-empty")
     if "\0" in given:
         msg = f"{argument}={shown_path(given)} has a NUL character, which no file name can have"
@@ -80,7 +72,7 @@ def _text(path: object, *, argument: str) -> str:
         msg = f"{argument}={shown_path(given)} has a lone surrogate that stands for no byte"
         raise SandboxUsageError(msg, argument=argument, code="path-encoding") from None
     if size > MAX_PATH_BYTES:
-        msg = f"{argument} has {size} bytes; a path has at most {MAX_PATH_BYTES}"
+        msg = f"{argument} has {size} bytes; the limit is {MAX_PATH_BYTES}"
         raise SandboxUsageError(msg, argument=argument, code="path-too-long")
     return given
 

@@ -1,7 +1,7 @@
-"""Keyword arguments -> SessionSpec and RunSpec. The only place where defaults meet.
+"""Validate keyword arguments and resolve them, with defaults, to SessionSpec and RunSpec.
 
-Every mistake in a call is found here, before anything exists: the error names the argument, shows
-the value and says what is accepted.
+Every invalid argument is rejected here, before anything is created. The error names the argument,
+the value received and the accepted values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from union.sandbox import constants
-from union.sandbox._core.ceiling import check_narrower
 from union.sandbox._core.literals import NetworkMode
 from union.sandbox._core.resources import limits_from
 from union.sandbox._core.spec import (
@@ -22,29 +21,30 @@ from union.sandbox._core.spec import (
     SessionSpec,
     StreamMode,
 )
+from union.sandbox._policy.ceiling import check_narrower
 from union.sandbox.constants import Stream
 from union.sandbox.errors import PolicyError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from union.sandbox._core.hosts import Entry
+    from union.sandbox._policy.rules import Entry
 
 __all__ = [
     "resolve_run",
     "resolve_session",
-    "settled_output_cap",
-    "settled_timeout",
-    "settled_window",
+    "validate_output_cap",
+    "validate_timeout",
+    "validate_window",
 ]
 
 _MODES: Final[tuple[str, ...]] = get_args(NetworkMode)
 _MAX_ENV_BYTES: Final = 1024 * 1024
 _MAX_ARG_BYTES: Final = 128 * 1024 - 1
 """The kernel's limit on one argument or one variable (MAX_ARG_STRLEN)."""
-_MOST_WARM: Final = 32
-_MOST_CELLS: Final = 65535
-"""The kernel keeps each side of a window in 16 bits."""
-_USUAL_WINDOW: Final = (24, 80)
-_LONGEST_S: Final = 100 * 365 * 86400
+_MAX_WARM: Final = 32
+_MAX_CELLS: Final = 65535
+"""The kernel stores rows and columns of a terminal window in 16 bits each."""
+_DEFAULT_WINDOW: Final = (24, 80)
+_MAX_TIMEOUT_S: Final = 100 * 365 * 86400
 _STREAMS: Final[dict[object, StreamMode]] = {
     Stream.PIPE: "pipe",
     Stream.INHERIT: "inherit",
@@ -52,7 +52,9 @@ _STREAMS: Final[dict[object, StreamMode]] = {
 }
 
 
-def _wrong(argument: str, value: object, accepted: str, *, hint: str = "") -> SandboxUsageError:
+def _usage_error(
+    argument: str, value: object, accepted: str, *, hint: str = ""
+) -> SandboxUsageError:
     from union.sandbox._core.suggestions import remedy
 
     shown = repr(value)
@@ -64,14 +66,16 @@ def _wrong(argument: str, value: object, accepted: str, *, hint: str = "") -> Sa
     )
 
 
-def settled_timeout(argument: str, value: object) -> float | None:
-    """A positive, finite number of seconds, or None for no limit."""
+def validate_timeout(argument: str, value: object) -> float | None:
+    """Return a positive, finite number of seconds, or None for no limit."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(argument, value, "a number of seconds, or None for no limit")
-    if not 0 < value <= _LONGEST_S:  # also false for NaN
-        raise _wrong(argument, value, "a positive, finite number of seconds, or None for no limit")
+        raise _usage_error(argument, value, "a number of seconds, or None for no limit")
+    if not 0 < value <= _MAX_TIMEOUT_S:  # also false for NaN
+        raise _usage_error(
+            argument, value, "a positive, finite number of seconds, or None for no limit"
+        )
     return float(value)
 
 
@@ -86,27 +90,29 @@ def _environment(value: object) -> _Variables:
     if value is None:
         return ()
     if not isinstance(value, Mapping):
-        raise _wrong("env", value, "a mapping of str to str")
+        raise _usage_error("env", value, "a mapping of str to str")
     size = 0
     for key, item in value.items():
         if not isinstance(key, str) or not isinstance(item, str):
-            raise _wrong("env", {key: item}, "a mapping of str to str")
+            raise _usage_error("env", {key: item}, "a mapping of str to str")
         if not key or "=" in key or "\0" in key:
-            raise _wrong("env", key, "names that are not empty and hold no '=' and no NUL")
+            raise _usage_error("env", key, "names that are not empty and contain no '=' and no NUL")
         if "\0" in item:
-            raise SandboxUsageError(f"env: the value of {key!r} holds a NUL byte", argument="env")
+            raise SandboxUsageError(
+                f"env: the value of {key!r} contains a NUL byte", argument="env"
+            )
         length = len(_encoded("env", f"{key}={item}"))
         size += length
         if length > _MAX_ARG_BYTES:
             raise SandboxUsageError(
-                f"env: {key!r} takes {length} bytes; the kernel takes at most {_MAX_ARG_BYTES} "
+                f"env: {key!r} has {length} bytes; the kernel's limit is {_MAX_ARG_BYTES} "
                 "for one variable",
                 argument="env",
                 hint="put large values into a file with put_bytes()",
             )
     if size > _MAX_ENV_BYTES:
         raise SandboxUsageError(
-            f"env takes {size} bytes; at most {_MAX_ENV_BYTES} are accepted",
+            f"env has {size} bytes in total; the limit is {_MAX_ENV_BYTES}",
             argument="env",
             hint="put large values into a file with put_bytes()",
         )
@@ -118,7 +124,7 @@ def _encoded(argument: str, text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as exc:
         raise SandboxUsageError(
-            f"{argument} holds a character that cannot be encoded: {exc.reason} at {exc.start}",
+            f"{argument} contains a character that cannot be encoded: {exc.reason} at {exc.start}",
             argument=argument,
         ) from exc
 
@@ -128,19 +134,19 @@ def _choice(argument: str, value: object, accepted: Sequence[str]) -> str:
         from union.sandbox._core.suggestions import near
 
         one_of = "one of " + ", ".join(repr(a) for a in accepted)
-        raise _wrong(argument, value, one_of, hint=near(argument, value, accepted))
+        raise _usage_error(argument, value, one_of, hint=near(argument, value, accepted))
     return value
 
 
 def _flag(argument: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise _wrong(argument, value, "True or False")
+        raise _usage_error(argument, value, "True or False")
     return value
 
 
 def _paths(argument: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise _wrong(argument, value, "a list of absolute paths")
+        raise _usage_error(argument, value, "a list of absolute paths")
     return tuple(_absolute(argument, item) for item in value)
 
 
@@ -148,7 +154,7 @@ def _absolute(argument: str, value: object) -> str:
     fspath = getattr(type(value), "__fspath__", None)
     path = fspath(value) if fspath is not None else value
     if not isinstance(path, str) or "\0" in path or not path.startswith("/"):
-        raise _wrong(argument, value, "an absolute path")
+        raise _usage_error(argument, value, "an absolute path")
     _encoded(argument, path)
     return path
 
@@ -156,7 +162,7 @@ def _absolute(argument: str, value: object) -> str:
 def _entries(argument: str, value: object) -> tuple[Entry, ...]:
     if value is None:
         return ()
-    from union.sandbox._core.hosts import parse_entries
+    from union.sandbox._policy.rules import parse_entries
 
     return parse_entries(value, argument=argument)
 
@@ -169,32 +175,34 @@ def _network(
     socks_url: object = None,
 ) -> NetworkSpec:
     is_given = mode is not None
-    settled = cast("NetworkMode", _choice("network_mode", mode if is_given else "blocked", _MODES))
-    if allowlist is not None and settled != "allowlist":
+    network_mode = cast(
+        "NetworkMode", _choice("network_mode", mode if is_given else "blocked", _MODES)
+    )
+    if allowlist is not None and network_mode != "allowlist":
         raise PolicyError(
-            f"network_allowlist needs network_mode='allowlist'; the mode is {settled!r}",
+            f"network_allowlist needs network_mode='allowlist'; the mode is {network_mode!r}",
             argument="network_allowlist",
             hint="pass network_mode='allowlist' as well",
         )
-    if settled == "allowlist" and allowlist is None:
+    if network_mode == "allowlist" and allowlist is None:
         raise PolicyError(
             "network_mode='allowlist' needs network_allowlist",
             argument="network_allowlist",
-            hint="an empty list allows nothing; network_mode='blocked' says that more cheaply",
+            hint="pass a list of hosts; to allow nothing, use network_mode='blocked'",
         )
     for name, value in (
         ("network_denylist", denylist),
         ("network_proxy_url", proxy_url),
         ("network_socks_url", socks_url),
     ):
-        if value is not None and is_given and settled == "blocked":
+        if value is not None and is_given and network_mode == "blocked":
             raise PolicyError(
-                f"{name} has no meaning with network_mode='blocked'",
+                f"{name} has no effect with network_mode='blocked'",
                 argument=name,
                 hint="use network_mode='open' or 'allowlist'",
             )
     return NetworkSpec(
-        mode=settled,
+        mode=network_mode,
         allow=_entries("network_allowlist", allowlist),
         deny=_entries("network_denylist", denylist),
         proxy_url=_url("network_proxy_url", proxy_url, ("http://",)),
@@ -232,14 +240,14 @@ def resolve_session(
     warm: object = True,
     preload: object = (),
 ) -> SessionSpec:
-    """The session that these arguments describe, or an error that names the wrong one."""
+    """Return the session that the arguments describe; raise an error for an invalid one."""
     work_dir = None if host_work_dir is None else _absolute("host_work_dir", host_work_dir)
     chosen = _choice("backend", backend, backends)
     limits = limits_from(resources)
-    # "default" is the server's own, which the server checks.
+    # "default" is the default backend of the server, which checks this itself.
     if limits.gpus and chosen not in {"bubblewrap", "default"}:
         raise SandboxUsageError(
-            f"resources: the {chosen!r} backend shows no GPU; backend='bubblewrap' does",
+            f"resources: the {chosen!r} backend does not support GPUs; use backend='bubblewrap'",
             argument="resources",
         )
     _check_enforceable(chosen, allowlist=network_allowlist, denylist=network_denylist)
@@ -254,7 +262,7 @@ def resolve_session(
             network_socks_url,
         ),
         network_is_ceiling=network_mode is not None,
-        timeout_s=settled_timeout("timeout_s", timeout_s),
+        timeout_s=validate_timeout("timeout_s", timeout_s),
         env=_environment(env),
         read_only_paths=_paths("read_only_paths", read_only_paths),
         read_write_paths=_paths("read_write_paths", read_write_paths),
@@ -267,16 +275,18 @@ def resolve_session(
 
 def _modules(value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise _wrong("preload", value, "a list of module names")
+        raise _usage_error("preload", value, "a list of module names")
     for name in value:
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
-            raise _wrong("preload", name, "a list of module names")
+            raise _usage_error("preload", name, "a list of module names")
     return tuple(value)
 
 
 def _warm(value: object) -> int:
-    if not isinstance(value, int) or not 0 <= value <= _MOST_WARM:
-        raise _wrong("warm", value, f"True, False, or a number of sandboxes from 0 to {_MOST_WARM}")
+    if not isinstance(value, int) or not 0 <= value <= _MAX_WARM:
+        raise _usage_error(
+            "warm", value, f"True, False, or a number of sandboxes from 0 to {_MAX_WARM}"
+        )
     return WARM if value is True else int(value)
 
 
@@ -287,7 +297,7 @@ def _stream(argument: str, value: object) -> StreamMode:
         return "pipe" if value else "devnull"
     if isinstance(value, Stream):
         return _STREAMS[value]
-    raise _wrong(argument, value, "True, False, PIPE, INHERIT or DEVNULL")
+    raise _usage_error(argument, value, "True, False, PIPE, INHERIT or DEVNULL")
 
 
 def _stdin(value: object) -> bytes | Literal["pipe"] | None:
@@ -297,36 +307,36 @@ def _stdin(value: object) -> bytes | Literal["pipe"] | None:
         return "pipe"
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    raise _wrong("stdin", value, "bytes, PIPE, DEVNULL or None")
+    raise _usage_error("stdin", value, "bytes, PIPE, DEVNULL or None")
 
 
 def _command(cmd: object, script_type: object) -> dict[str, Any]:
     kind = _choice("script_type", script_type, ("shell", "python"))
     if isinstance(cmd, str):
         if not cmd.strip():
-            raise _wrong("cmd", cmd, "a command that is not empty")
+            raise _usage_error("cmd", cmd, "a command that is not empty")
         if "\0" in cmd:
-            raise SandboxUsageError("cmd holds a NUL character", argument="cmd")
+            raise SandboxUsageError("cmd contains a NUL character", argument="cmd")
         _encoded("cmd", cmd)
         if kind == "python":
             return {"kind": "python", "text": _without_margin(cmd)}
         return {"kind": "shell", "text": cmd}
     if isinstance(cmd, bytes) or not isinstance(cmd, Sequence):
-        raise _wrong("cmd", cmd, "a string, or a list of strings")
+        raise _usage_error("cmd", cmd, "a string, or a list of strings")
     if kind == "python":
         raise SandboxUsageError(
             "cmd must be source text when script_type='python', not a list", argument="cmd"
         )
     if not cmd or not cmd[0]:
-        raise _wrong("cmd", cmd, "a list whose first element names a program")
+        raise _usage_error("cmd", cmd, "a list whose first element names a program")
     for item in cmd:
         if not isinstance(item, str):
-            raise _wrong("cmd", item, "a list of strings")
+            raise _usage_error("cmd", item, "a list of strings")
         if "\0" in item:
-            raise SandboxUsageError("cmd holds a NUL character", argument="cmd")
+            raise SandboxUsageError("cmd contains a NUL character", argument="cmd")
         if len(_encoded("cmd", item)) > _MAX_ARG_BYTES:
             raise SandboxUsageError(
-                f"cmd: one argument takes more than the kernel's {_MAX_ARG_BYTES} bytes",
+                f"cmd: one argument exceeds the kernel's limit of {_MAX_ARG_BYTES} bytes",
                 argument="cmd",
                 hint="pass it as a string, through stdin, or in a file with put_bytes()",
             )
@@ -334,10 +344,10 @@ def _command(cmd: object, script_type: object) -> dict[str, Any]:
 
 
 def _without_margin(source: str) -> str:
-    """Take off the indentation that all lines share."""
+    """Remove the indentation that all lines share."""
     blank = source[: len(source) - len(source.lstrip())]
     if not blank or blank.endswith("\n"):
-        # The first line has none, so there is nothing to take; a long script need not be searched.
+        # The first line has no indentation, so nothing is shared; skip searching a long script.
         return source
     return textwrap.dedent(source)
 
@@ -346,7 +356,7 @@ def _run_network(spec: SessionSpec, mode: object, allowlist: object) -> NetworkS
     """Return the network of a call: its own mode and list within what the session allows.
 
     The deny-list and the proxies stay the session's. A session that was opened with a mode is the
-    ceiling of its calls; without one, a call may ask for any mode.
+    ceiling of its calls; without one, a call may request any mode.
     """
     session = spec.network
     if mode is None and allowlist is None:
@@ -355,15 +365,15 @@ def _run_network(spec: SessionSpec, mode: object, allowlist: object) -> NetworkS
         mode = session.mode
     if mode == session.mode == "allowlist" and allowlist is None:
         return session
-    asked = _network(mode, allowlist, None)
+    requested = _network(mode, allowlist, None)
     _check_enforceable(spec.backend, allowlist=allowlist)
     if spec.network_is_ceiling:
-        check_narrower(asked, ceiling=session)
-    if asked.mode == "blocked":
-        return asked
+        check_narrower(requested, ceiling=session)
+    if requested.mode == "blocked":
+        return requested
     return NetworkSpec(
-        mode=asked.mode,
-        allow=asked.allow,
+        mode=requested.mode,
+        allow=requested.allow,
         deny=session.deny,
         proxy_url=session.proxy_url,
         socks_url=session.socks_url,
@@ -403,15 +413,15 @@ def resolve_run(
     read_only_paths: object = (),
     read_write_paths: object = (),
 ) -> RunSpec:
-    """The command that these arguments describe, with the session's defaults merged in."""
+    """Return the command that the arguments describe, with the defaults of the session."""
     if cwd is not None:
         fspath = getattr(type(cwd), "__fspath__", None)
         cwd = fspath(cwd) if fspath is not None else cwd
         if not isinstance(cwd, str) or not cwd or "\0" in cwd:
-            raise _wrong("cwd", cwd, "a path")
+            raise _usage_error("cwd", cwd, "a path")
         _encoded("cwd", cwd)
         if not cwd.startswith("/") and ".." in cwd.split("/"):
-            raise _wrong(
+            raise _usage_error(
                 "cwd",
                 cwd,
                 "a path below the work dir without '..', or an absolute path visible inside",
@@ -428,10 +438,10 @@ def resolve_run(
         stderr=_stream("stderr", stderr) if window is None else "devnull",
         stdin=_stdin(stdin),
         network=_run_network(session, network_mode, network_allowlist),
-        timeout_s=settled_timeout("timeout_s", timeout_s),
+        timeout_s=validate_timeout("timeout_s", timeout_s),
         background=_flag("background", background),
         pty=window,
-        max_output_bytes=settled_output_cap(max_output_bytes),
+        max_output_bytes=validate_output_cap(max_output_bytes),
         call=call,
     )
 
@@ -439,7 +449,7 @@ def resolve_run(
 def _call(
     session: SessionSpec, resources: object, read_only: object, read_write: object
 ) -> CallPosture | None:
-    """What the call changes about files and limits; None if that is nothing."""
+    """Return what the call changes about files and limits; None if it changes nothing."""
     from union.sandbox._core.resolve_call import limits_of_call, spec_of_call
 
     call = CallPosture(
@@ -460,29 +470,33 @@ def _pty(value: object, stdout: object, stderr: object) -> tuple[int, int] | Non
         )
     if _stream("stdout", stdout) == "devnull":
         raise SandboxUsageError(
-            "stdout cannot be discarded with pty: somebody has to read a terminal",
+            "stdout cannot be discarded with pty: the output of a terminal must be read",
             argument="stdout",
             hint="leave it out, or use PIPE or INHERIT",
         )
     if value is True:
-        return _USUAL_WINDOW
+        return _DEFAULT_WINDOW
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != 2:
-        raise _wrong("pty", value, "True, False, or a pair (rows, columns)")
-    return settled_window("pty", *value)
+        raise _usage_error("pty", value, "True, False, or a pair (rows, columns)")
+    return validate_window("pty", *value)
 
 
-def settled_window(argument: str, rows: object, cols: object) -> tuple[int, int]:
-    """The size of a terminal's window."""
+def validate_window(argument: str, rows: object, cols: object) -> tuple[int, int]:
+    """Return the size of a terminal window as ``(rows, columns)``."""
     for value in (rows, cols):
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST_CELLS:
-            raise _wrong(argument, (rows, cols), f"rows and columns, each from 1 to {_MOST_CELLS}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_CELLS:
+            raise _usage_error(
+                argument, (rows, cols), f"rows and columns, each from 1 to {_MAX_CELLS}"
+            )
     return cast("tuple[int, int]", (rows, cols))
 
 
-def settled_output_cap(value: object) -> int:
-    """How many bytes of one stream are kept."""
+def validate_output_cap(value: object) -> int:
+    """Return how many bytes of one stream to collect; None for the default."""
     if value is None:
         return constants.MAX_OUTPUT_BYTES
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _wrong("max_output_bytes", value, "a whole number of bytes, or None for the default")
+        raise _usage_error(
+            "max_output_bytes", value, "a whole number of bytes, or None for the default"
+        )
     return value

@@ -1,4 +1,4 @@
-"""What one call changes about its session: extra or narrower paths, and lower limits.
+"""Changes of one call to its session: extra or narrower paths, and lower limits.
 
 Rules of this file:
 
@@ -49,11 +49,11 @@ def limits_of_call(resources: object, session: Limits) -> Limits:
 def check_lower(limits: Limits, session: Limits) -> None:
     """Raise `PolicyError` if any limit is higher than the session's; None is no limit."""
     for field in dataclasses.fields(Limits):
-        asked, ceiling = getattr(limits, field.name), getattr(session, field.name)
-        if ceiling is not None and (asked is None or asked > ceiling):
+        requested, ceiling = getattr(limits, field.name), getattr(session, field.name)
+        if ceiling is not None and (requested is None or requested > ceiling):
             name = RESOURCE_OF.get(field.name, field.name)
             raise PolicyError(
-                f"resources: {name}={asked!r} is more than the session's {name}={ceiling!r}",
+                f"resources: {name}={requested!r} is more than the session's {name}={ceiling!r}",
                 argument="resources",
                 hint=f"a call can only lower a limit; open the session with a higher {name}",
             )

@@ -1,4 +1,4 @@
-"""``resources=``: the caller's wish for memory, processors and the like, turned into limits."""
+"""Resources: the ``resources`` argument, and its translation into limits."""
 
 from __future__ import annotations
 
@@ -26,31 +26,40 @@ _UNITS: Final = {
     "Ti": 2**40,
 }
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)(m|[kKMGT]i?|)")
-_LEAST_MEMORY: Final = 8 * 2**20
-_MOST: Final = 2**62
-"""Of anything: the kernel counts in 64 bits, with a sign."""
+_MIN_MEMORY_BYTES: Final = 8 * 2**20
+_MAX_QUANTITY: Final = 2**62
+"""The largest value of any limit: the kernel uses signed 64-bit numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one run may use. Sizes are bytes or text such as ``"512Mi"``; None keeps the default.
+    """Limits of one run; None keeps the default.
 
-    ``session_processes`` limits the processes and threads of all runs of the session together.
-    ``gpu`` is a number of NVIDIA devices; it needs the bubblewrap backend.
+    Sizes are bytes, or text with a unit: ``k``, ``M``, ``G``, ``T`` (powers of 1000) or ``Ki``,
+    ``Mi``, ``Gi``, ``Ti`` (powers of 1024).
 
     >>> Resources(cpu=2, memory="1Gi").memory
     '1Gi'
     """
 
     cpu: float | str | None = None
+    """Processors, such as ``1.5`` or ``"500m"``; None for no limit."""
     memory: int | str | None = None
+    """Memory of all processes together, at least ``"8Mi"``; None for no limit."""
     processes: int | None = None
+    """Processes and threads at the same time; None for 512."""
     session_processes: int | None = None
+    """Processes and threads of all runs of the session together; None for 4096."""
     open_files: int | None = None
+    """Open files of one process; None for 1024."""
     file_size: int | str | None = None
+    """The largest file that can be written; None for 8 GiB."""
     tmp: int | str | None = None
+    """The size of ``/tmp``; None for 512 MiB, or ``memory`` if that is less."""
     shm: int | str | None = None
+    """The size of ``/dev/shm``; None for 256 MiB, or ``memory`` if that is less."""
     gpu: int | None = None
+    """NVIDIA devices to show; None for none. Needs the bubblewrap backend."""
 
 
 if TYPE_CHECKING:
@@ -73,66 +82,66 @@ if TYPE_CHECKING:
     AnyResources = Resources | _FlyteResources
 
 
-def _wrong(name: str, value: object, accepted: str, *, hint: str = "") -> SandboxUsageError:
+def _usage_error(name: str, value: object, accepted: str, *, hint: str = "") -> SandboxUsageError:
     return SandboxUsageError(
         f"resources: {name} must be {accepted}, not {value!r}", argument="resources", hint=hint
     )
 
 
 def _quantity(name: str, value: Any) -> float:
-    """A Kubernetes-like quantity; the upper bound of a (request, limit) pair."""
+    """Return a Kubernetes-style quantity as a number; for a (request, limit) pair, the limit."""
     if isinstance(value, tuple | list) and len(value) == 2:
         value = value[1]
     accepted = 'a positive number or text such as "512Mi"'
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise _wrong(name, value, accepted)
+        raise _usage_error(name, value, accepted)
     if isinstance(value, str):
         match = _QUANTITY.fullmatch(value.strip())
         if not match:
             from union.sandbox._core.suggestions import near_size
 
-            raise _wrong(name, value, accepted, hint=near_size(value))
+            raise _usage_error(name, value, accepted, hint=near_size(value))
         scale = 0.001 if match[2] == "m" else _UNITS[match[2]]
         number = float(match[1]) * scale
     else:
-        # A whole number may be too large to be a float.
-        number = float(value) if abs(value) <= _MOST else math.inf
-    if not math.isfinite(number) or not 0 < number <= _MOST:
-        raise _wrong(name, value, accepted)
+        # An int may be too large to convert to a float.
+        number = float(value) if abs(value) <= _MAX_QUANTITY else math.inf
+    if not math.isfinite(number) or not 0 < number <= _MAX_QUANTITY:
+        raise _usage_error(name, value, accepted)
     return number
 
 
 def _bytes(name: str, value: Any) -> int:
-    """A size; to the kernel, none at all would mean as much as there is."""
+    """Return a size in bytes; 0 is rejected because the kernel takes it for no limit."""
     size = int(_quantity(name, value))
     if size < 1:
-        raise _wrong(name, value, "at least one byte")
+        raise _usage_error(name, value, "at least one byte")
     return size
 
 
 def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-        raise _wrong(name, value, "a whole number of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_QUANTITY:
+        raise _usage_error(name, value, "a whole number of at least 1")
     return value
 
 
 def _devices(gpu: Any) -> Any:
-    """How many devices Flyte's ``gpu`` means: a number, ``"T4:2"``, or a device with a quantity.
+    """Return the number of devices of Flyte's ``gpu``: a number, ``"T4:2"``, or a device.
 
-    The model is for whoever picks the machine; on this one there is what there is.
+    The model only matters when a machine is selected, so it is ignored here.
     """
     if isinstance(gpu, str):
         _, _, number = gpu.rpartition(":")
         return int(number) if number.isdecimal() else gpu
     if hasattr(gpu, "quantity"):
         if getattr(gpu, "device_class", "GPU") != "GPU":
-            raise _wrong("gpu", gpu, "an NVIDIA GPU; no other kind of device can be shown")
+            raise _usage_error("gpu", gpu, "an NVIDIA GPU; other devices are not supported")
         return gpu.quantity
     return gpu
 
 
 def _as_resources(value: object) -> str:
-    """How a mapping is written as `Resources`, or another remedy."""
+    """Return a hint that writes a mapping as `Resources`, or another remedy."""
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         pairs = ", ".join(f"{name}={item!r}" for name, item in value.items())
         return f"write sb.Resources({pairs:.200})"
@@ -191,15 +200,17 @@ def limits_from(resources: object, *, base: Limits | None = None) -> Limits:
     return _consistent(_with_session(limits, resources))
 
 
-def _with_session(limits: Limits, asked: Resources) -> Limits:
-    """One run may take all that the session has, and no more."""
+def _with_session(limits: Limits, requested: Resources) -> Limits:
+    """Return the limits with ``processes`` at most ``session_processes``."""
     if limits.session_processes >= limits.processes:
         return limits
-    if asked.session_processes is None:
+    if requested.session_processes is None:
         return dataclasses.replace(limits, session_processes=limits.processes)
-    if asked.processes is not None:
-        raise _wrong(
-            "session_processes", asked.session_processes, f"at least processes ({asked.processes})"
+    if requested.processes is not None:
+        raise _usage_error(
+            "session_processes",
+            requested.session_processes,
+            f"at least processes ({requested.processes})",
         )
     return dataclasses.replace(limits, processes=limits.session_processes)
 
@@ -208,9 +219,9 @@ def _consistent(limits: Limits) -> Limits:
     memory = limits.memory_bytes
     if memory is None:
         return limits
-    if memory < _LEAST_MEMORY:
-        raise _wrong("memory", memory, f"at least {_LEAST_MEMORY} bytes (8Mi)")
-    # Scratch files are memory too: none of them may be larger than what the run may use.
+    if memory < _MIN_MEMORY_BYTES:
+        raise _usage_error("memory", memory, f"at least {_MIN_MEMORY_BYTES} bytes (8Mi)")
+    # Files in tmpfs count as memory, so neither tmpfs may be larger than the memory limit.
     return dataclasses.replace(
         limits,
         tmp_bytes=min(limits.tmp_bytes, memory),

@@ -1,4 +1,4 @@
-"""What was asked for, after validation: frozen values that transports carry."""
+"""Validated requests as frozen values that transports carry."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from union.sandbox import constants
 
 if TYPE_CHECKING:
-    from union.sandbox._core.hosts import Entry
     from union.sandbox._core.literals import NetworkMode
+    from union.sandbox._policy.rules import Entry
 
 __all__ = ["WARM", "CallPosture", "Limits", "NetworkSpec", "RunSpec", "SessionSpec", "StreamMode"]
 
@@ -18,29 +18,29 @@ MIB = 1024 * 1024
 
 
 WARM: Final = 4
-"""Sandboxes kept ready: enough for commands that follow each other without a pause."""
+"""Default number of sandboxes kept ready: enough for commands in immediate succession."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one run may use; None means no limit."""
+    """Limits of one run; None means no limit."""
 
     memory_bytes: int | None = None
     cpus: float | None = None
     processes: int = constants.DEFAULT_PROCESSES
     session_processes: int = constants.DEFAULT_SESSION_PROCESSES
-    """Of all runs of the session together, and those that wait to be used."""
+    """Limit for all runs of the session together, prepared sandboxes included."""
     open_files: int = constants.DEFAULT_OPEN_FILES
     file_size_bytes: int = constants.DEFAULT_FILE_SIZE_MIB * MIB
     tmp_bytes: int = constants.DEFAULT_TMP_MIB * MIB
     shm_bytes: int = constants.DEFAULT_SHM_MIB * MIB
     gpus: int = 0
-    """Devices that are shown; no other is."""
+    """The number of devices shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
-    """The network posture of one call."""
+    """The network policy of one call."""
 
     mode: NetworkMode = "blocked"
     allow: tuple[Entry, ...] = ()
@@ -51,14 +51,14 @@ class NetworkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSpec:
-    """One session as the caller described it."""
+    """The validated arguments of one session."""
 
     backend: str
     host_work_dir: str | None = None
     network: NetworkSpec = NetworkSpec()
-    """The network of a run that asks for none."""
+    """The network of a run that does not request another."""
     network_is_ceiling: bool = False
-    """Whether ``network`` is also the most that a call may ask for: a mode was given."""
+    """Whether a mode was given, so that ``network`` is also the maximum for each call."""
     timeout_s: float | None = None
     env: tuple[tuple[str, str], ...] = ()
     read_only_paths: tuple[str, ...] = ()
@@ -66,14 +66,14 @@ class SessionSpec:
     limits: Limits = Limits()
     strict: bool = False
     warm: int = WARM
-    """How many sandboxes of each posture are kept ready."""
+    """The number of sandboxes of each posture to keep ready."""
     preload: tuple[str, ...] = ()
-    """Modules that a waiting Python has imported already."""
+    """Modules that a prepared Python imports before its command arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPosture:
-    """What one call changes about the files and limits of its session."""
+    """Changes of one call to the files and limits of its session."""
 
     read_only_paths: tuple[str, ...] = ()
     read_write_paths: tuple[str, ...] = ()
@@ -82,9 +82,9 @@ class CallPosture:
 
 
 class RunSpec(NamedTuple):
-    """One command as the caller described it, with the session's defaults merged in.
+    """The validated arguments of one command, with the defaults of its session.
 
-    A tuple, because one is made for every command: that takes a third of the time.
+    A named tuple, because each command creates one: a frozen dataclass takes three times as long.
     """
 
     kind: Literal["shell", "python", "argv"]
@@ -99,10 +99,10 @@ class RunSpec(NamedTuple):
     timeout_s: float | None = None
     background: bool = False
     pty: tuple[int, int] | None = None
-    """Rows and columns of the terminal that the command gets; None: no terminal."""
+    """Rows and columns of the command's terminal; None for no terminal."""
     max_output_bytes: int = constants.MAX_OUTPUT_BYTES
     call: CallPosture | None = None
-    """None, as for most calls: the files and limits of the session."""
+    """None for the files and limits of the session."""
 
     @property
     def cmd(self) -> str | tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Suggestions for mistakes in a call: the accepted spelling that is nearest to the one received.
+"""Hints for invalid arguments: the accepted spelling nearest to the one received.
 
 Loaded only when an error is about to be raised.
 """
@@ -33,7 +33,7 @@ _KNOWN: Final = {
     },
     "script_type": {"bash": "shell", "py": "python", "python3": "python", "sh": "shell"},
 }
-"""Argument -> what other programs call a value -> what it is called here."""
+"""Argument -> name of a value in other programs -> its name here."""
 _KEYWORDS: Final = {
     "allow": "network_allowlist",
     "allowlist": "network_allowlist",

@@ -1,1 +1,1 @@
-"""Work on single files by descriptors, with what every POSIX system has."""
+"""Work on single files by descriptors, on any POSIX system."""

@@ -1,4 +1,4 @@
-"""What is in a directory, told without following anything."""
+"""List a directory and describe its entries without following links."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from union.sandbox._core.file_errors import SandboxFileTooLargeError
 from union.sandbox._core.files import FileInfo, FileKind
 from union.sandbox._core.paths import shown_path
 
-__all__ = ["described", "entries_of"]
+__all__ = ["file_info", "list_entries"]
 
 
-def entries_of(fd: int, rel: str, *, max_entries: int) -> tuple[FileInfo, ...]:
-    """Describe what is in the open directory ``fd``, which is ``rel`` of its tree, by name."""
+def list_entries(fd: int, rel: str, *, max_entries: int) -> tuple[FileInfo, ...]:
+    """Describe the entries of the open directory ``fd``, which is ``rel`` of its tree, by name."""
     prefix = "" if rel == "." else f"{rel}/"
     infos: list[FileInfo] = []
     with os.scandir(fd) as entries:
@@ -22,16 +22,16 @@ def entries_of(fd: int, rel: str, *, max_entries: int) -> tuple[FileInfo, ...]:
             if len(infos) >= max_entries:
                 msg = f"{shown_path(rel)} has more than {max_entries} entries"
                 raise SandboxFileTooLargeError(msg, path=rel, code="too-many-entries")
-            # Gone since it was listed: then it is not in the directory.
+            # An entry that disappeared since it was listed is not in the directory.
             with contextlib.suppress(FileNotFoundError):
                 found = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
                 name = os.fsencode(entry.name).decode("utf-8", "surrogateescape")
-                infos.append(described(prefix + name, found))
+                infos.append(file_info(prefix + name, found))
     return tuple(sorted(infos, key=lambda info: info.path))
 
 
-def described(path: str, found: os.stat_result) -> FileInfo:
-    """Put what the kernel says into our words."""
+def file_info(path: str, found: os.stat_result) -> FileInfo:
+    """Return the description of a file from its ``stat`` result."""
     kinds: dict[int, FileKind] = {
         stat.S_IFREG: "file",
         stat.S_IFDIR: "dir",

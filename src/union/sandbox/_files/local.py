@@ -1,11 +1,11 @@
-"""A directory of the caller's, from which a tree is taken or into which one is written.
+"""A directory of the caller, as source or target of ``upload()`` and ``download()``.
 
 Rules of this file:
 
-- The directory itself is the caller's word: it is opened as it is named. Below it every component
-  is opened by itself from the directory above, and a link is refused, also one that came just now.
-- Nothing waits: files are opened non-blocking and must be regular before a byte is read.
-- What is made obeys the umask, as with any program of the caller.
+- The path of the directory itself is trusted, links included. Below it every component is opened
+  separately from its parent directory, and links are refused, so that a race cannot insert one.
+- Opening never blocks: files are opened with O_NONBLOCK and must be regular before they are read.
+- New files obey the umask, as files of any program of the caller do.
 
 All methods block.
 """
@@ -19,10 +19,10 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox import constants
-from union.sandbox._core.refusals import translated
-from union.sandbox._files.listing import entries_of
-from union.sandbox._files.new_file import NewFile
-from union.sandbox._files.old_file import OldFile, read_whole
+from union.sandbox._core.file_errors import translate_os_errors
+from union.sandbox._files.listing import list_entries
+from union.sandbox._files.reader import FileReader, read_whole
+from union.sandbox._files.writer import FileWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ _READ_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 class LocalTree:
     """A directory by its descriptor: ``open()`` it first, ``close()`` it after the last call."""
 
-    obeys_umask = True
+    applies_umask = True
     owner = None
 
     def __init__(self, path: str) -> None:
@@ -46,54 +46,54 @@ class LocalTree:
         self._fd = -1
 
     def open(self) -> None:
-        """Take hold of the directory."""
-        with translated(self.path, argument="local"):
+        """Open the directory."""
+        with translate_os_errors(self.path, argument="local"):
             self._fd = os.open(self.path, _READ_DIR)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the directory."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def put(self, rel: str, data: bytes, *, mode: int, overwrite: bool) -> int:
-        """Make ``rel`` a file with this content, atomically; return the number of bytes."""
-        new = self.new_file(rel, mode=mode, overwrite=overwrite)
+        """Write a file atomically; return the number of bytes."""
+        new = self.open_writer(rel, mode=mode, overwrite=overwrite)
         try:
             return new.put((data,))
         except BaseException:
             new.abort()
             raise
 
-    def new_file(self, rel: str, *, mode: int, overwrite: bool) -> NewFile:
+    def open_writer(self, rel: str, *, mode: int, overwrite: bool) -> FileWriter:
         """Begin a file that is written in several calls."""
-        return NewFile(self, rel, mode=mode, overwrite=overwrite)
+        return FileWriter(self, rel, mode=mode, overwrite=overwrite)
 
     def get(self, rel: str, *, max_bytes: int) -> bytes:
         """Return the content of a regular file."""
-        with self.entered(rel) as root:
+        with self.borrow_root(rel) as root:
             fd = self.open_file(root, rel)
             try:
-                return read_whole(fd, self.named(rel), max_bytes=max_bytes)
+                return read_whole(fd, self.shown(rel), max_bytes=max_bytes)
             finally:
                 os.close(fd)
 
-    def old_file(self, rel: str, *, max_bytes: int) -> OldFile:
-        """Begin to read a file in pieces."""
-        return OldFile(self, rel, max_bytes=max_bytes)
+    def open_reader(self, rel: str, *, max_bytes: int) -> FileReader:
+        """Return a reader for one file."""
+        return FileReader(self, rel, max_bytes=max_bytes)
 
     def list_dir(self, rel: str) -> tuple[FileInfo, ...]:
-        """Describe what is in a directory; links are not followed."""
-        with self.entered(rel) as root:
+        """Describe the entries of a directory; links are not followed."""
+        with self.borrow_root(rel) as root:
             fd = self._open_dir(root, _names(rel))
             try:
-                return entries_of(fd, rel, max_entries=constants.MAX_DIR_ENTRIES)
+                return list_entries(fd, rel, max_entries=constants.MAX_DIR_ENTRIES)
             finally:
                 os.close(fd)
 
     def make_dir(self, rel: str, *, parents: bool, exist_ok: bool) -> None:
-        """Make a directory, with those above it if asked to."""
-        with self.entered(rel) as root:
+        """Create a directory, with its parents if ``parents``."""
+        with self.borrow_root(rel) as root:
             *above, name = _names(rel)
             at = self._open_dir(root, above, create=parents)
             try:
@@ -101,24 +101,24 @@ class LocalTree:
             except FileExistsError:
                 if not exist_ok:
                     raise
-                os.close(_step(at, name))  # a directory, or it says what it is
+                os.close(_step(at, name))  # raises if it is not a directory
             finally:
                 os.close(at)
 
-    # What the files of this tree are made with.
+    # For FileReader and FileWriter.
 
-    def named(self, rel: str) -> str:
-        """How a path is shown in an error."""
+    def shown(self, rel: str) -> str:
+        """Return ``rel`` as error messages show it."""
         return os.path.join(self.path, rel)
 
     @contextlib.contextmanager
-    def entered(self, rel: str) -> Iterator[int]:
-        """Lend the descriptor for work on ``rel``, whose errors are put into our words."""
-        with translated(self.named(rel), argument="local"):
+    def borrow_root(self, rel: str) -> Iterator[int]:
+        """Lend the root descriptor for work on ``rel``; translate its errors."""
+        with translate_os_errors(self.shown(rel), argument="local"):
             yield self._fd
 
     def open_parent(self, root: int, rel: str) -> tuple[int, bytes]:
-        """Open the directory that holds ``rel``, which must be there; the caller closes it."""
+        """Open the existing parent directory of ``rel``; the caller closes it."""
         *above, leaf = _names(rel)
         return self._open_dir(root, above), leaf
 
@@ -130,13 +130,13 @@ class LocalTree:
         finally:
             os.close(parent)
 
-    def move_new(self, dir_fd: int, source: bytes, target: bytes) -> None:
-        """Rename within one directory, unless the new name is taken."""
+    def rename_new(self, dir_fd: int, source: bytes, target: bytes) -> None:
+        """Rename within one directory; raise ``FileExistsError`` if the target exists."""
         os.link(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd, follow_symlinks=False)
         os.unlink(source, dir_fd=dir_fd)
 
-    def over(self, new: NewFile) -> None:
-        """Nothing is kept of files in the making: whoever copies ends them first."""
+    def writer_closed(self, writer: FileWriter) -> None:
+        """Do nothing: a copy closes its writers before it closes the tree."""
 
     @staticmethod
     def _open_dir(root: int, names: list[bytes], *, create: bool = False) -> int:
@@ -154,18 +154,18 @@ class LocalTree:
 
 
 def _step(dir_fd: int, name: bytes) -> int:
-    """Open one directory, never through a link."""
+    """Open one directory; refuse a link."""
     try:
         return os.open(name, _READ_DIR | os.O_NOFOLLOW, dir_fd=dir_fd)
     except NotADirectoryError:
-        # With O_DIRECTORY a link is only "not a directory", on some systems.
+        # On some systems O_DIRECTORY reports a link as "not a directory".
         if stat.S_ISLNK(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
         raise
 
 
 def _names(rel: str) -> list[bytes]:
-    """The components of a path below the tree; ``"."`` has none."""
+    """Return the components of a path below the tree; ``"."`` has none."""
     if rel == ".":
         return []
     names = rel.encode("utf-8", "surrogateescape").split(b"/")

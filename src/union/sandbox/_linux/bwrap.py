@@ -1,4 +1,4 @@
-"""The system's ``bwrap``: where it is, and whether it has what is needed. Asked once per binary."""
+"""The system's ``bwrap``: its path and its options, probed once per binary."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import subprocess
 from dataclasses import dataclass
 from typing import Final
 
-from union.sandbox._core.bwrap_args import NEEDED
 from union.sandbox._linux import host_programs
 from union.sandbox._linux.pinning import Places
+from union.sandbox._plan.bwrap_args import NEEDED
 from union.sandbox.errors import BackendUnavailableError
 
 __all__ = ["Bwrap", "find"]
 
 _NAME: Final = "bwrap"
 _BACKEND: Final = "bubblewrap"
-_PATIENCE_S: Final = 10
+_TIMEOUT_S: Final = 10
 _INSTALL: Final = (
     "install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap; "
     "Alpine: apk add bubblewrap; Arch: pacman -S bubblewrap), or pass backend='userns', which "
@@ -29,7 +29,7 @@ _INSTALL: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bwrap:
-    """A bwrap that can be used."""
+    """A bwrap that has all needed options."""
 
     program: str
     version: str
@@ -53,7 +53,7 @@ def find(places: Places | None = None) -> Bwrap:
     if search.program is not None:
         program, found = search.program.path, search.program.found
         _refuse_setuid(program, found.st_mode)
-        return _ask(program, found.st_ino, found.st_mtime_ns)
+        return _probe(program, found.st_ino, found.st_mtime_ns)
     why = "cannot be trusted" if search.refused else "is not installed"
     raise BackendUnavailableError(
         f"the {_BACKEND!r} backend needs the program bwrap, which {why}"
@@ -68,7 +68,7 @@ def _refuse_setuid(program: str, mode: int) -> None:
     if mode & stat.S_ISUID and os.geteuid() != 0:
         raise BackendUnavailableError(
             f"the {_BACKEND!r} backend does not work here: {program} is installed set-uid, and "
-            "then gives nobody but root what the sandbox is set up with",
+            "then only root can set up a sandbox with it",
             backend=_BACKEND,
             missing=("bwrap without set-uid",),
             hint=f"as root: chmod u-s {program} (needs user namespaces for ordinary users), or "
@@ -77,10 +77,10 @@ def _refuse_setuid(program: str, mode: int) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _ask(program: str, inode: int, changed_ns: int) -> Bwrap:
-    """What it can do, in its own words: distributions add options to old versions."""
-    version = _told(program, "--version").split()[-1:] or ["of unknown version"]
-    offered = set(_told(program, "--help").split())
+def _probe(program: str, inode: int, changed_ns: int) -> Bwrap:
+    """Return the options that it lists in its help: distributions add some to old versions."""
+    version = _output_of(program, "--version").split()[-1:] or ["of unknown version"]
+    offered = set(_output_of(program, "--help").split())
     lacking = tuple(option for option in NEEDED if option not in offered)
     if lacking:
         raise BackendUnavailableError(
@@ -98,7 +98,7 @@ def _ask(program: str, inode: int, changed_ns: int) -> Bwrap:
     )
 
 
-def _told(program: str, option: str) -> str:
+def _output_of(program: str, option: str) -> str:
     try:
         done = subprocess.run(
             [program, option],
@@ -106,12 +106,12 @@ def _told(program: str, option: str) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={},
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         if isinstance(exc, OSError) and exc.errno in {errno.EMFILE, errno.ENFILE}:
-            raise  # it says nothing about bwrap
+            raise  # not a property of bwrap
         raise BackendUnavailableError(
             f"the {_BACKEND!r} backend does not work here: {program} does not start: {exc}",
             backend=_BACKEND,

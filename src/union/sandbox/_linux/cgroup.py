@@ -60,7 +60,7 @@ def hierarchy() -> Hierarchy | None:
 
 
 def sweep(place: str) -> None:
-    """Removes the groups that a host which was killed has left: nobody else would.
+    """Remove the groups that a host which was killed has left; no other process removes them.
 
     Only those whose maker is gone, and not new ones: a maker in another pid namespace is not
     visible, but puts a process into its group at once. A group with a process in it stays.
@@ -213,8 +213,8 @@ class Group:
                 if (memory / other).exists():
                     (memory / other).write_text(value)
         if "pids" in self._dirs:
-            most = str(limits.processes + own)
-            (self._dirs["pids"] / "pids.max").write_text(most)
+            maximum = str(limits.processes + own)
+            (self._dirs["pids"] / "pids.max").write_text(maximum)
         if limits.cpus is not None and cpu is not None:
             quota = max(int(limits.cpus * _CPU_PERIOD_US), 1000)
             if v2:
@@ -239,14 +239,14 @@ class Group:
         return self._end[0]
 
     def peak_memory(self) -> int | None:
-        """The most that all processes held together; also to be asked after its end."""
+        """Return the peak memory of all processes together; also valid after their end."""
         if self._end is None:
             return self._peak()
         return self._end[1]
 
     def _saw_oom_kill(self) -> bool:
         name = "memory.events" if self._version == 2 else "memory.oom_control"
-        for line in self._said(name):
+        for line in self._lines_of(name):
             key, _, value = line.partition(" ")
             if key == "oom_kill" and int(value) > 0:
                 return True
@@ -255,10 +255,10 @@ class Group:
     def _peak(self) -> int | None:
         v2 = self._version == 2
         name = "memory.peak" if v2 else "memory.max_usage_in_bytes"
-        lines = self._said(name)
+        lines = self._lines_of(name)
         return int(lines[0]) if lines else None
 
-    def _said(self, name: str) -> list[str]:
+    def _lines_of(self, name: str) -> list[str]:
         try:
             return _lines(str(self._dirs["memory"] / name))
         except OSError:  # no descriptor is left to ask with

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.view import Shown
 from union.sandbox._linux.host import is_system
+from union.sandbox._plan.rootfs import Shown
 from union.sandbox.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _BACKEND: Final = "bubblewrap"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """What a sandbox is shown of the host's GPUs."""
+    """The parts of the host's GPUs that a sandbox sees."""
 
     nodes: tuple[Shown, ...] = ()
     libraries: tuple[Shown, ...] = ()

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import struct
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._linux.command import RLIMIT_BYTES
-from union.sandbox._linux.launcher import sealed_memfd, send_with_fds
+from union.sandbox._linux.descriptors import sealed_memfd, send_with_fds
+from union.sandbox._linux.protocol import EXEC, RLIMIT, ExecFlag, Message
 
 if TYPE_CHECKING:
     import socket
 
     from union.sandbox._linux.command import Command
 
-__all__ = ["HAS_STDIN", "HAS_WAIT", "hand_over", "read_only_memfd"]
+__all__ = ["hand_over"]
 
-_EXEC: Final = 30
-HAS_STDIN, _HAS_SCRIPT, _HAS_PAYLOAD, HAS_WAIT, _TTY, _REPORT = 1, 8, 16, 32, 64, 128
-_EXEC_MSG: Final = struct.Struct("=10I")
-_INLINE: Final = 60 * 1024
+_MAX_INLINE: Final = 60 * 1024
 
 
 def hand_over(
@@ -32,23 +27,29 @@ def hand_over(
 ) -> None:
     """Send the command to the first process of a prepared sandbox.
 
-    ``far_ends`` maps the bit of a purpose to its descriptor; descriptors made here are added to it,
-    and the caller closes them all. With ``report`` the sandbox reports the start of the command;
-    ``window`` is the size of its terminal.
+    Args:
+        sock: the socket to that process.
+        command: the command.
+        far_ends: descriptors for the command by their `ExecFlag`. Descriptors made here are added;
+            the caller closes them all.
+        report: whether the sandbox reports the start of the command.
+        window: rows and columns of the command's terminal; None: no terminal.
+
     """
     if command.script is not None:
-        far_ends[_HAS_SCRIPT] = sealed_memfd("script", command.script)
+        far_ends[ExecFlag.SCRIPT] = sealed_memfd("script", command.script)
     body = command.body()
     size = len(body)
-    if size > _INLINE:
-        far_ends[_HAS_PAYLOAD] = sealed_memfd("request", body)
+    if size > _MAX_INLINE:
+        far_ends[ExecFlag.PAYLOAD] = sealed_memfd("request", body)
         body = b""
-    flags = sum(far_ends) | (_REPORT if report else 0) | (0 if window is None else _TTY)
-    head = _EXEC_MSG.pack(
-        _EXEC,
+    flags = sum(far_ends) | (ExecFlag.REPORT_START if report else 0)
+    flags |= 0 if window is None else ExecFlag.TTY
+    head = EXEC.pack(
+        Message.EXEC,
         flags,
         command.slot,
-        len(command.rlimits) // RLIMIT_BYTES,
+        len(command.rlimits) // RLIMIT.size,
         len(command.programs),
         len(command.argv),
         len(command.env),
@@ -56,12 +57,3 @@ def hand_over(
         *(window or (0, 0)),
     )
     send_with_fds(sock, head + body, [far_ends[bit] for bit in sorted(far_ends)])
-
-
-def read_only_memfd(name: str, content: bytes, *, owner: int | None) -> int:
-    """Return a sealed file in memory, opened for reading only."""
-    fd = sealed_memfd(name, content, owner=owner)
-    try:
-        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(fd)

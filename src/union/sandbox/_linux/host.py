@@ -1,4 +1,4 @@
-"""What of this host a sandbox is shown: system paths, selected /etc, the interpreter, CA files."""
+"""Paths of the host that a sandbox sees: system paths, parts of /etc, the interpreter, CA files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import sysconfig
 from dataclasses import dataclass
 from typing import Final
 
-from union.sandbox._core.view import BIN_DIR, Shown
 from union.sandbox._linux import owner_packages
 from union.sandbox._linux.pinning import LinkInWritablePlaceError, Places, pin
+from union.sandbox._plan.rootfs import BIN_DIR, Shown
 from union.sandbox.constants import CA_VARIABLES
 from union.sandbox.errors import BackendUnavailableError, SandboxUsageError
 
@@ -59,7 +59,7 @@ _ETC: Final = (
     "terminfo",
     "timezone",
 )
-"""Of /etc only what programs need and anybody may read: no keys, no accounts, no host's name."""
+"""Files of /etc that programs need and every user may read: no keys, accounts or host name."""
 
 
 def shown(path: str, *, writable: bool = False, argument: str = "") -> Shown:
@@ -79,7 +79,7 @@ def shown(path: str, *, writable: bool = False, argument: str = "") -> Shown:
 def pinned(
     path: str, places: Places, *, writable: bool = False, argument: str = ""
 ) -> tuple[Shown, os.stat_result]:
-    """What the caller named, looked up once: its real place, its identity and its owner.
+    """A path that the caller named, resolved once: its real path, its identity and its owner.
 
     A bind with this identity shows this or fails. Where sandboxed code cannot write there is no
     identity: the owner of a file may replace it.
@@ -135,7 +135,7 @@ class Interpreter:
     """Package directories of the owner's own venv, if it runs in one, and of its ``--user``
     installs, if its Python uses them."""
     editable: tuple[str, ...]
-    """What editable installs of the owner refer to."""
+    """Return the paths that editable installs of the owner refer to."""
     sees_system: bool
     """Whether the owner sees the base interpreter's packages, as a venv need not."""
 

@@ -17,6 +17,7 @@ import os
 import pwd
 import site
 import stat
+import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import ModuleType
 
-__all__ = ["Found", "Search", "because", "find", "find_uv", "remedy"]
+__all__ = ["Found", "Search", "because", "find", "find_uv", "remedy", "version_of"]
 
 SYSTEM_DIRECTORIES: Final = ("/usr/local/bin", "/usr/bin", "/bin")
 _NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES})
 _ACL: Final = "system.posix_acl_access"
+_VERSION_TIMEOUT_S: Final = 10.0
 
 
 class _UnsafeError(Exception):
@@ -297,3 +299,22 @@ def _loaded(pinned: Pinned) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def version_of(program: str) -> str:
+    """Return the first line that ``program --version`` prints.
+
+    Raises:
+        OSError: the program cannot be executed.
+        subprocess.SubprocessError: it fails, or does not end in time.
+
+    """
+    done = subprocess.run(
+        [program, "--version"],
+        check=True,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_VERSION_TIMEOUT_S,
+    )
+    return done.stdout.strip().partition("\n")[0]

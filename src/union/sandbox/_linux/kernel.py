@@ -1,4 +1,4 @@
-"""Facts of the running kernel and process that plans depend on; each asked once."""
+"""Properties of the running kernel and process that plans depend on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CAPS_TO_GIVE_AWAY: Final = (0, 1, 3, 6, 7)
 
 @functools.cache
 def landlock_abi() -> int:
-    """The newest Landlock the kernel offers; 0: none."""
+    """Return the Landlock ABI version of the kernel; 0: none."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     abi = libc.syscall(
@@ -48,6 +48,7 @@ def landlock_abi() -> int:
 
 @functools.cache
 def machine() -> str:
+    """Return the architecture, such as ``x86_64``."""
     return platform.machine()
 
 
@@ -60,26 +61,26 @@ def _status(field: str) -> str:
 
 
 def capabilities() -> int:
-    """The effective capabilities of this process, as a bit mask."""
+    """Return the effective capabilities of this process, as a bit mask."""
     return int(_status("CapEff") or "0", 16)
 
 
 def is_filtered() -> bool:
-    """Whether a system-call filter lies over this process, as container engines put one."""
+    """Return whether a system-call filter applies to this process, as in most containers."""
     return _status("Seccomp") == "2"
 
 
 def has_seccomp() -> bool:
-    """Whether the kernel takes system-call filters; asked without loading one."""
+    """Return whether the kernel supports system-call filters, without loading one."""
     libc = ctypes.CDLL(None, use_errno=True)
-    # A filter at no address: EFAULT says that one would be read, EINVAL that there are none.
+    # A filter at a null address: EFAULT if filters are supported, EINVAL if not.
     libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None, 0, 0)
     return ctypes.get_errno() == errno.EFAULT
 
 
 @functools.cache
 def is_gvisor() -> bool:
-    """Whether the kernel is gVisor's, which says so in the first line of its log."""
+    """Return whether the kernel is gVisor's, which its log shows."""
     libc = ctypes.CDLL(None, use_errno=True)
     log = ctypes.create_string_buffer(4096)
     size = libc.klogctl(_SYSLOG_READ_ALL, log, len(log))
@@ -87,27 +88,28 @@ def is_gvisor() -> bool:
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in ticks since boot; with its number it names the process."""
+    """Return the start time of a process in ticks since boot; with its pid it is unique."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     return int(text.rpartition(")")[2].split()[19])
 
 
 def is_root() -> bool:
+    """Return whether the effective user is root."""
     return os.geteuid() == 0
 
 
 def can_map_mounts() -> bool:
-    """Whether mounts can be shown to another id as its own."""
+    """Return whether this process can create id-mapped mounts."""
     return bool(capabilities() >> _CAP_SYS_ADMIN & 1)
 
 
 def can_own_namespaces() -> bool:
-    """Whether the launcher makes user namespaces that belong to another id (native/proc.c)."""
+    """Return whether the launcher can make user namespaces owned by another id (native/proc.c)."""
     held = capabilities()
     return all(held >> cap & 1 for cap in _CAPS_TO_OWN)
 
 
 def can_give_away() -> bool:
-    """Whether files can be given to another id, and still be handled."""
+    """Return whether files can be given to another id and still be managed."""
     held = capabilities()
     return all(held >> cap & 1 for cap in _CAPS_TO_GIVE_AWAY)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from union.sandbox._core.view import OWN_MOUNTS
+from union.sandbox._plan.rootfs import OWN_MOUNTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,15 +10,15 @@ import functools
 import os
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._linux.prepared import close_all
+from union.sandbox._linux.descriptors import close_all
 from union.sandbox._linux.terminal import read_some
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from union.sandbox._core.decision import Decision
     from union.sandbox._core.events import Event
-    from union.sandbox._linux.ears import Ears
+    from union.sandbox._linux.reader_set import ReaderSet
+    from union.sandbox._policy.decision import Decision
     from union.sandbox._session.transport import Sink
 
 __all__ = ["UNATTACHED", "OutputPipes"]
@@ -56,8 +56,8 @@ UNATTACHED: Final = _Unattached()
 class OutputPipes:
     """Reads the near ends of a command's output, by the number that the command writes to."""
 
-    def __init__(self, ears: Ears, sink: Sink) -> None:
-        self._ears = ears
+    def __init__(self, readers: ReaderSet, sink: Sink) -> None:
+        self._readers = readers
         self.sink = sink
         self._near: dict[int, int] = {}
         self._at_end: list[int] = []
@@ -87,7 +87,7 @@ class OutputPipes:
                 self.listen_to(fd)
 
     def listen_to(self, fd: int) -> None:
-        self._ears.add(self._near[fd], functools.partial(self._on_output, fd))
+        self._readers.add(self._near[fd], functools.partial(self._on_output, fd))
 
     def _on_output(self, fd: int) -> None:
         if self._left:
@@ -104,7 +104,7 @@ class OutputPipes:
                 return
             if not self.sink.output(fd, data):
                 self._paused.add(fd)
-                self._ears.remove(near)
+                self._readers.remove(near)
                 return
             if len(data) < _FULL:
                 return
@@ -128,7 +128,7 @@ class OutputPipes:
                     self.sink.end_of_output(fd)
                 elif not self.sink.output(fd, data):
                     self._paused.add(fd)
-                    self._ears.remove(near)
+                    self._readers.remove(near)
         if self._near and self._grace is None:
             self._grace = asyncio.get_running_loop().call_later(_HELD_S, self._end_held)
 
@@ -156,7 +156,7 @@ class OutputPipes:
             self._left[fd] = left - len(data)
             if not self.sink.output(fd, data):
                 self._paused.add(fd)
-                self._ears.remove(near)
+                self._readers.remove(near)
 
     def resume(self, fd: int) -> None:
         """Read a paused stream again."""
@@ -175,7 +175,7 @@ class OutputPipes:
     def _take(self, fd: int) -> int:
         near = self._near.pop(fd)
         self._left.pop(fd, None)
-        self._ears.remove(near)
+        self._readers.remove(near)
         if not self._near:
             self._stop_waiting()
         return near
@@ -188,7 +188,7 @@ class OutputPipes:
     def release(self) -> None:
         """Close the near ends without an end of output: the sink learns of the failure itself."""
         for near in self._near.values():
-            self._ears.remove(near)
+            self._readers.remove(near)
             os.close(near)
         self._near.clear()
         self._paused.clear()

@@ -92,7 +92,7 @@ class LinkInWritablePlaceError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What a path led to; lent for the length of ``pin``."""
+    """The file that a path led to; valid within the ``pin`` block."""
 
     fd: int
     found: os.stat_result

@@ -1,4 +1,4 @@
-"""A prepared sandbox: it waits for its one command, with the pipes for that command's output."""
+"""A prepared sandbox: it waits for one command, with the pipes for that command's output."""
 
 from __future__ import annotations
 
@@ -6,67 +6,64 @@ import contextlib
 import fcntl
 import os
 import socket
-import struct
 import sys
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._linux.descriptors import close_all
+from union.sandbox._linux.protocol import Message
+from union.sandbox._linux.reports import Failure, MalformedReportError, decode_failed
+
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from union.sandbox._linux.launcher import Channel
+    from union.sandbox._linux.channel import Channel
 
-__all__ = ["FAILED", "MESSAGE_BYTES", "SIMPLE", "Sandbox", "close_all"]
+__all__ = ["MAX_MESSAGE", "Sandbox"]
 
-FAILED: Final = 43
-SIMPLE: Final = struct.Struct("=IIii")
-MESSAGE_BYTES: Final = 512
-
-
-def close_all(fds: Iterable[int]) -> None:
-    """Close file descriptors."""
-    for fd in fds:
-        os.close(fd)
+MAX_MESSAGE: Final = 512
+"""The largest message of a sandbox, in bytes."""
 
 
 class Sandbox:
-    """A prepared sandbox: its socket, and what must happen when it has ended."""
+    """A prepared sandbox: the socket to its first process, its channel and its pipes."""
 
     def __init__(
         self,
         number: int,
         sock: socket.socket,
         *,
-        line: Channel,
+        channel: Channel,
         owner: int | None,
         first_pid: asyncio.Future[int] | None = None,
     ) -> None:
         self.first_pid = first_pid
-        """The number of its first process on the host, where that was asked for."""
+        """The pid of its first process on the host, if it was requested."""
         self.number = number
         self.sock = sock
-        self.line = line
+        self.channel = channel
         self.owner = owner
-        """The id that must own what the command may reopen, such as its pipes."""
+        """The id that must own the pipes of the command, so that it can reopen them."""
         self.was_out_of_memory: Callable[[], bool] = lambda: False
         self.peak_memory: Callable[[], int | None] = lambda: None
         self._pipes: list[tuple[int, int]] = []
-        """For the output of a command to come: (near end, far end)."""
+        """Created ahead for the output of the command: (near end, far end)."""
 
     def kill(self) -> None:
-        if not self.line.kill(self.number) and self.sock.fileno() >= 0:
-            # The launcher has died, and nearly everything with it. One that was being made just
-            # then lives on; it ends when it hears nothing from us any more.
+        """Kill the sandbox from outside, by the launcher."""
+        if not self.channel.kill(self.number) and self.sock.fileno() >= 0:
+            # The launcher has died, and nearly everything with it. A sandbox that was being made
+            # at that moment still runs; it ends when its socket is shut down.
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)
 
-    def lay_pipes(self) -> None:
-        """Ahead of a command, for both its streams."""
+    def make_pipes(self) -> None:
+        """Create the pipes for both output streams ahead of the command."""
         for _ in (1, 2):
             self._pipes.append(self._new_pipe())
 
     def pipe(self) -> tuple[int, int]:
-        """A pipe that is there already, or a new one; it is the caller's."""
+        """Return a pipe, created ahead or now; the caller closes it."""
         return self._pipes.pop() if self._pipes else self._new_pipe()
 
     def _new_pipe(self) -> tuple[int, int]:
@@ -74,28 +71,27 @@ class Sandbox:
         try:
             fcntl.fcntl(near, fcntl.F_SETFL, os.O_NONBLOCK)
             if self.owner is not None:
-                # So that the command can open /dev/stdout: it checks the owner of the pipe.
+                # Opening /dev/stdout inside is checked against the owner of the pipe.
                 os.fchown(far, self.owner, self.owner)
         except OSError:
             close_all((near, far))
             raise
         return near, far
 
-    def drop_pipes(self) -> None:
-        """Closes those that nobody has asked for."""
+    def close_pipes(self) -> None:
+        """Close the pipes that were not used."""
         while self._pipes:
             close_all(self._pipes.pop())
 
-    def last_words(self) -> tuple[int, int, bytes] | None:
-        """Of one that has ended: the step that failed, its errno, and what bwrap said."""
-        with contextlib.suppress(OSError):
-            while data := self.sock.recv(MESSAGE_BYTES):
-                if int.from_bytes(data[:4], sys.byteorder) == FAILED and len(data) >= SIMPLE.size:
-                    _, where, error, _ = SIMPLE.unpack_from(data)
-                    return where, error, data[SIMPLE.size :]
+    def read_failure(self) -> Failure | None:
+        """Return the failure that a sandbox reported before it ended; None if it did not."""
+        with contextlib.suppress(OSError, MalformedReportError):
+            while data := self.sock.recv(MAX_MESSAGE):
+                if int.from_bytes(data[:4], sys.byteorder) == Message.FAILED:
+                    return decode_failed(data)
         return None
 
-    def let_go(self) -> None:
-        """Lets an unused sandbox go: its processes see that, and end."""
+    def release(self) -> None:
+        """Release an unused sandbox: its processes end when the socket is closed."""
         self.sock.close()
-        self.drop_pipes()
+        self.close_pipes()

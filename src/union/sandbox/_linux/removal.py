@@ -28,7 +28,7 @@ from union.sandbox._core.file_errors import (
     SandboxPathError,
 )
 from union.sandbox._core.paths import shown_path
-from union.sandbox._linux.beneath import open_beneath
+from union.sandbox._linux.openat2 import open_beneath
 
 __all__ = ["refuse_kept", "remove_entry", "remove_tree"]
 
@@ -207,7 +207,7 @@ class _Removal:
         try:
             os.rmdir(name, dir_fd=self._top)
         except OSError as exc:
-            # What is left in it has its own error, or is new and meets the next pass.
+            # An entry left in it has its own error, or is new and handled by the next pass.
             if exc.errno not in _NOT_EMPTY:
                 raise
         else:

@@ -1,26 +1,32 @@
 """One command in one sandbox: from a prepared sandbox to its end.
 
-Everything here happens in callbacks of the event loop: no thread, no task, no polling. Each
-descriptor has one owner at a time: pipes' far ends are closed as soon as they were sent.
+All work is done in callbacks of the event loop: no thread, no polling. Each descriptor has one
+owner at a time: the far ends of pipes are closed as soon as they were sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import os
+import functools
 import signal
-import struct
 import sys
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Exited, Failed, Started, Usage
-from union.sandbox._linux.failures import explain
-from union.sandbox._linux.hand_over import HAS_STDIN, HAS_WAIT, hand_over, read_only_memfd
-from union.sandbox._linux.launcher import receive
+from union.sandbox._linux.descriptors import close_all, receive
+from union.sandbox._linux.hand_over import hand_over
 from union.sandbox._linux.output_pipes import UNATTACHED, OutputPipes
-from union.sandbox._linux.prepared import FAILED, MESSAGE_BYTES, SIMPLE, Sandbox, close_all
-from union.sandbox._linux.stdin import StdinPipe
+from union.sandbox._linux.prepared import MAX_MESSAGE, Sandbox
+from union.sandbox._linux.protocol import SIMPLE, ExecFlag, Limit, Message
+from union.sandbox._linux.remedies import explain, no_descriptors
+from union.sandbox._linux.reports import (
+    MalformedReportError,
+    decode_exited,
+    decode_failed,
+    decode_started,
+)
+from union.sandbox._linux.stdin import StdinPipe, open_stdin
 from union.sandbox._linux.terminal import Terminal
 from union.sandbox.constants import KILL_GRACE_S
 
@@ -31,23 +37,15 @@ if TYPE_CHECKING:
     from union.sandbox._linux.command import Command
     from union.sandbox._session.transport import Sink
 
-__all__ = ["READY", "LocalRun", "NotBuiltError"]
+__all__ = ["LocalRun", "NotBuiltError"]
 
-_SIGNAL: Final = 31
-READY, _STARTED, _EXITED, _TERMINAL = 40, 41, 42, 45
-_EXIT = struct.Struct("=IiQQQ")
-_MOST_DOORS: Final = 8
-_AGAIN_S: Final = 0.1
+_RETRY_S: Final = 0.1
 _OUR_KILL_DELAY_S: Final = 2.0
-"""How long the sandbox's first process may take to obey before it is killed from outside."""
-
-
-class _GarbledError(Exception):
-    """The sandbox's first process said what it never says: it is not to be believed any more."""
+"""How long the sandbox's first process may take to end before it is killed from outside."""
 
 
 class NotBuiltError(BrokenPipeError):
-    """A command could not be handed over because its sandbox could not be built."""
+    """The command could not be sent because its sandbox could not be built."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(errno.EPIPE, failed.reason)
@@ -61,9 +59,9 @@ class LocalRun:
         self._loop = asyncio.get_running_loop()
         self.isolation = isolation
         self.sandbox = sandbox
-        self._ears = sandbox.line.ears
+        self._readers = sandbox.channel.readers
         self._sink: Sink = UNATTACHED
-        self._output = OutputPipes(self._ears, UNATTACHED)
+        self._output = OutputPipes(self._readers, UNATTACHED)
         self._stdin: StdinPipe | None = None
         self._terminal: Terminal | None = None
         self._timers: list[asyncio.TimerHandle] = []
@@ -71,12 +69,12 @@ class LocalRun:
         self._program = ""
         self._ended = False
         self.started: asyncio.Future[None] | None = None
-        """Done when the command is known to have started or failed, where that was asked for."""
+        """Done when the command has started or failed; None if no report was requested."""
         self.finished: asyncio.Future[None] = self._loop.create_future()
         self.failure: tuple[int, int] | None = None
-        self.on_doors: Callable[[list[int]], None] = close_all
-        self.close_doors: Callable[[], Coroutine[None, None, None]] | None = None
-        self._closing_doors: asyncio.Task[None] | None = None
+        self.on_listeners: Callable[[list[int]], None] = close_all
+        self.close_listeners: Callable[[], Coroutine[None, None, None]] | None = None
+        self._closing_listeners: asyncio.Task[None] | None = None
 
     def send(
         self,
@@ -86,28 +84,36 @@ class LocalRun:
         stdin: bytes | str | None = None,
         wait: int | None = None,
         pty: tuple[int, int] | None = None,
-        tell: bool = False,
+        report_start: bool = False,
     ) -> None:
-        """Hands the command over.
+        """Send the command to the sandbox.
 
-        ``pipes`` says which output is wanted, ``wait`` is a descriptor that the program will wait
-        on. With ``tell``, ``started`` will say when it runs; a terminal, asked for by ``pty``, has
-        come then too. After an OSError nothing was started, and everything the run held has been
-        let go.
+        After an OSError nothing was started, and all resources of the run have been released.
+
+        Args:
+            command: the command.
+            pipes: whether stdout and stderr are read.
+            stdin: content of stdin; a string: a pipe that `feed_stdin` writes to; None: /dev/null.
+            wait: descriptor that a program started ahead of its command waits on.
+            pty: rows and columns of a terminal, which replaces the pipes.
+            report_start: whether ``started`` becomes a future, done when the command runs and the
+                terminal has arrived.
+
         """
         if pty is not None:
             self._terminal = Terminal(pty, stdin)
             pipes, stdin = (False, False), None
-        if tell:
+        if report_start:
             self.started = self._loop.create_future()
         try:
             self._send(command, pipes, stdin=stdin, wait=wait)
         except (BrokenPipeError, ConnectionResetError) as exc:
-            words = self.sandbox.last_words()
+            failure = self.sandbox.read_failure()
             self.discard()
-            if words is None:
+            if failure is None:
                 raise
-            raise NotBuiltError(explain(*words[:2], self._program, words[2])) from exc
+            where, error, stderr = failure
+            raise NotBuiltError(explain(where, error, self._program, stderr)) from exc
         except BaseException:
             self.discard()
             raise
@@ -121,11 +127,11 @@ class LocalRun:
         wait: int | None,
     ) -> None:
         self._program = command.argv[0]
-        given: dict[int, int] = {} if wait is None else {HAS_WAIT: wait}
-        """Far ends by the bit of their purpose."""
+        given: dict[int, int] = {} if wait is None else {ExecFlag.WAIT: wait}
+        """Far ends by their ExecFlag."""
         try:
-            if (far := self._make_stdin(stdin)) is not None:
-                given[HAS_STDIN] = far
+            if stdin is not None:
+                given[ExecFlag.STDIN], self._stdin = open_stdin(stdin, self.sandbox.owner)
             for fd, wanted in enumerate(pipes, start=1):
                 if wanted:
                     near, given[1 << fd] = self.sandbox.pipe()
@@ -136,7 +142,7 @@ class LocalRun:
             )
         finally:
             close_all(given.values())
-            self.sandbox.drop_pipes()
+            self.sandbox.close_pipes()
 
     def attach(self, sink: Sink, *, timeout_s: float | None) -> None:
         """Begin to receive reports about the command; `listen` begins to read its output.
@@ -145,7 +151,7 @@ class LocalRun:
         """
         self._sink = self._output.sink = sink
         try:
-            self._ears.add(self.sandbox.sock.fileno(), self._on_message)
+            self._readers.add(self.sandbox.sock.fileno(), self._on_message)
         except BaseException:
             self._give_up()
             raise
@@ -153,7 +159,7 @@ class LocalRun:
             self._timers.append(self._loop.call_later(timeout_s, self.end, "timeout"))
 
     def _give_up(self) -> None:
-        """End a command that was handed over and cannot be followed."""
+        """End a command that was sent but cannot be read from."""
         self._ended = True
         self.sandbox.kill()
         self._output.release()
@@ -167,95 +173,68 @@ class LocalRun:
             )
 
     def discard(self) -> None:
-        """Lets an unused sandbox and its pipes go; nobody listens to it."""
-        self.sandbox.let_go()
+        """Release an unused sandbox and its pipes; any thread may do it."""
+        self.sandbox.release()
         if self._stdin is not None:
             self._stdin.drop()
         self._output.discard()
 
-    def _make_stdin(self, stdin: bytes | str | None) -> int | None:
-        owner = self.sandbox.owner
-        if isinstance(stdin, bytes):
-            return read_only_memfd("stdin", stdin, owner=owner)
-        if stdin is None:
-            return None
-        far, near = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(near, False)
-        self._stdin = StdinPipe(near)
-        if owner is not None:
-            os.fchown(far, owner, owner)
-        return far
-
-    # Messages of the sandbox's first process.
+    # Messages from the sandbox's first process.
 
     def _on_message(self) -> None:
         try:
-            self._take_messages()
-        except _GarbledError:
+            self._read_messages()
+        except MalformedReportError:
             self._break_off(Failed("stream", "the sandbox sent a malformed message"))
-        except OSError as exc:  # no descriptor for what came, or for what must be made of it
-            self._break_off(_no_room(exc))
+        except OSError as exc:  # no descriptor is left for those in the message
+            self._break_off(no_descriptors(exc))
         except Exception:
-            # A fault of ours must end this run, not repeat for each of its messages.
+            # A bug in a handler must end this run, not repeat for each of its messages.
             self._break_off(Failed("stream", "a message of the sandbox could not be handled"))
             raise
 
-    def _take_messages(self) -> None:
+    def _read_messages(self) -> None:
         while not self._ended:
             try:
-                data, fds = receive(self.sandbox.sock, MESSAGE_BYTES, _MOST_DOORS)
+                data, fds = receive(self.sandbox.sock, MAX_MESSAGE, Limit.LISTENERS)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                # It ended with a message of ours unread. Said once; its last words still come.
+                # It ended with a message of ours unread. The error is reported once; the messages
+                # that it sent before can still be received.
                 continue
             if not data:
                 self._on_lost()
                 return
             kind = int.from_bytes(data[:4], sys.byteorder)
-            if kind == READY:
-                self.on_doors(fds)
-            elif kind == _TERMINAL and self._terminal is not None and len(fds) == 2:
+            if kind == Message.READY:
+                self.on_listeners(fds)
+            elif kind == Message.TERMINAL and self._terminal is not None and len(fds) == 2:
                 self._take_terminal(self._terminal, *fds)
             else:
-                close_all(fds)  # none comes with anything else
-                self._take_word(kind, data)
+                close_all(fds)  # no other message carries descriptors
+                self._dispatch(kind, data)
 
-    def _take_word(self, kind: int, data: bytes) -> None:
-        try:
-            if kind == _STARTED:
-                pid = SIMPLE.unpack(data)[2]
-                self._sink.event(Started(pid))
-                _settle(self.started)
-            elif kind == _EXITED:
-                self._on_exit(*_EXIT.unpack(data)[1:])
-            elif kind == FAILED:
-                _, where, error, _ = SIMPLE.unpack_from(data)
-                self.failure = (where, error)
-                self._fail(explain(where, error, self._program, data[SIMPLE.size :]))
-            else:
-                raise _GarbledError
-        except struct.error as exc:
-            raise _GarbledError from exc
-
-    def _on_exit(self, status: int, user_us: int, system_us: int, maxrss_kib: int) -> None:
-        if not (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
-            raise _GarbledError
-        self._drain_output()
-        code = os.waitstatus_to_exitcode(status)
-        usage = Usage(
-            cpu_user_s=user_us / 1e6,
-            cpu_system_s=system_us / 1e6,
-            max_rss_bytes=maxrss_kib * 1024,
-            peak_memory_bytes=self.sandbox.peak_memory(),
-        )
-        reason = self._reason(-code if code < 0 else 0)
-        self._finish(Exited(128 - code if code < 0 else code, reason, usage))
+    def _dispatch(self, kind: int, data: bytes) -> None:
+        if kind == Message.STARTED:
+            self._sink.event(Started(decode_started(data)))
+            _settle(self.started)
+        elif kind == Message.EXITED:
+            code, usage = decode_exited(data, peak_memory=self.sandbox.peak_memory())
+            self._drain_output()
+            reason = self._reason(-code if code < 0 else 0)
+            self._finish(Exited(128 - code if code < 0 else code, reason, usage))
+        elif kind == Message.FAILED:
+            where, error, stderr = decode_failed(data)
+            self.failure = (where, error)
+            self._fail(explain(where, error, self._program, stderr))
+        else:
+            raise MalformedReportError
 
     def _reason(self, signum: int) -> str:
         if self._cause:
             return self._cause
-        # Also when only a child of the command was killed: nothing else would tell.
+        # Also when only a child of the command was killed: nothing else would show it.
         if self.sandbox.was_out_of_memory():
             return "oom"
         if not signum:
@@ -264,11 +243,11 @@ class LocalRun:
 
     def _drain_output(self) -> None:
         if self._terminal is not None:
-            self._terminal.let_go()
+            self._terminal.release()
         self._output.drain()
 
     def _on_lost(self) -> None:
-        """The first process ended without a word: it, or everything, was killed."""
+        """Handle a first process that ended without a report: it, or its tree, was killed."""
         out_of_memory = self.sandbox.was_out_of_memory()
         if out_of_memory or self._cause:
             self._drain_output()
@@ -279,7 +258,7 @@ class LocalRun:
             self._fail(Failed("stream", "the sandbox ended without reporting how"))
 
     def _break_off(self, failed: Failed) -> None:
-        """End a run that cannot go on, whatever its first process does."""
+        """End a run that cannot continue, whatever its first process does."""
         self.sandbox.kill()
         if self._ended:
             self._output.abandon()
@@ -293,32 +272,32 @@ class LocalRun:
     def _finish(self, end: Exited | Failed) -> None:
         # Streams that wait for their reader stay open; the rest of the run is over.
         self._ended = True
-        self._shut_doors()
-        if self._closing_doors is None:
+        self._shut_listeners()
+        if self._closing_listeners is None:
             self._report(end)
         else:
-            # What was decided for connections that were open is known when they are closed.
-            self._closing_doors.add_done_callback(lambda _: self._report(end))
+            # The decisions for open connections are complete when these are closed.
+            self._closing_listeners.add_done_callback(lambda _: self._report(end))
 
-    def _shut_doors(self) -> None:
-        if self.close_doors is not None and self._closing_doors is None:
-            self._closing_doors = self._loop.create_task(self.close_doors())
+    def _shut_listeners(self) -> None:
+        if self.close_listeners is not None and self._closing_listeners is None:
+            self._closing_listeners = self._loop.create_task(self.close_listeners())
 
     def _report(self, end: Exited | Failed) -> None:
         self._sink.event(end)
-        self._loop.call_soon(self._end_all)  # after whoever waited for this end
+        self._loop.call_soon(self._end_all)  # after the tasks that wait for this end
 
     def _end_all(self) -> None:
         for timer in self._timers:
             timer.cancel()
         if self.sandbox.sock.fileno() >= 0:
-            self._ears.remove(self.sandbox.sock.fileno())
+            self._readers.remove(self.sandbox.sock.fileno())
             self.sandbox.sock.close()
         self._output.close_ended()
         if self._stdin is not None:
             self._stdin.drop()
         if self._terminal is not None:
-            self._terminal.let_go()
+            self._terminal.release()
         _settle(self.started)
         _settle(self.finished)
 
@@ -329,37 +308,45 @@ class LocalRun:
         try:
             self._output.listen()
         except OSError as exc:
-            self._break_off(_no_room(exc))
+            self._break_off(no_descriptors(exc))
 
     def resume(self, fd: int) -> None:
         """Read a paused stream again."""
         try:
             self._output.resume(fd)
         except OSError as exc:
-            self._break_off(_no_room(exc))
+            self._break_off(no_descriptors(exc))
 
     def abandon(self) -> None:
-        """The session closes: no reader will come."""
+        """Close the output of a session that closes: no reader will come."""
         self._output.abandon()
 
     # Signals and ends.
 
-    def signal(self, signum: int) -> None:
+    def signal(self, signum: int, *, group: bool = False) -> None:
+        """Send a signal to every process of the sandbox.
+
+        Args:
+            signum: the number of the signal.
+            group: send it only to the command's own process group, as Ctrl-C at a terminal does.
+
+        """
         if self._ended:
             return
         try:
-            self.sandbox.sock.send(SIMPLE.pack(_SIGNAL, 0, signum, 0))
-        except BlockingIOError:  # hundreds of signals were not taken yet, or it has been stopped
-            if signum == signal.SIGKILL:
+            self.sandbox.sock.send(SIMPLE.pack(Message.SIGNAL, group, signum, 0))
+        except BlockingIOError:  # the socket's queue is full: the first process is slow, or stopped
+            if signum == signal.SIGKILL and not group:
                 self._cause = self._cause or "signal"
                 self.sandbox.kill()
             else:
-                self._timers.append(self._loop.call_later(_AGAIN_S, self.signal, signum))
+                again = functools.partial(self.signal, signum, group=group)
+                self._timers.append(self._loop.call_later(_RETRY_S, again))
         except (BrokenPipeError, ConnectionResetError):
-            pass  # gone between two messages: its end is on the way to us
+            pass  # it has just ended; its report is about to be received
 
     def end(self, cause: str) -> None:
-        """Ends the whole tree: SIGTERM, a short grace, SIGKILL; ``cause`` becomes the reason."""
+        """End the whole tree: SIGTERM, a grace period, SIGKILL; ``cause`` becomes the reason."""
         if self._ended or self._cause:
             return
         self._cause = cause
@@ -371,16 +358,16 @@ class LocalRun:
         )
 
     def kill_tree(self) -> None:
-        """SIGKILL to everything, by the sandbox's first process, or else by the launcher."""
+        """Kill all processes, by the sandbox's first process, or else by the launcher."""
         self.signal(signal.SIGKILL)
         if not self._ended:
             self._timers.append(self._loop.call_later(_OUR_KILL_DELAY_S, self.sandbox.kill))
 
     def end_now(self, cause: str) -> None:
-        """The same without grace, from outside."""
+        """Kill the sandbox from outside, without a grace period."""
         if not self._ended:
             self._cause = self._cause or cause
-            self._shut_doors()
+            self._shut_listeners()
             self.sandbox.kill()
 
     # A terminal, or standard input.
@@ -391,28 +378,25 @@ class LocalRun:
         self._output.listen_to(1)
 
     def resize(self, rows: int, cols: int) -> None:
+        """Set the size of the terminal, if there is one."""
         near = self._output.near_ends.get(1)
         if self._terminal is not None and near is not None:
             self._terminal.resize(near, rows, cols)
 
     def feed_stdin(self, data: bytes) -> None:
+        """Queue bytes for stdin."""
         if self._stdin is not None:
             self._stdin.feed(data)
 
     async def drain_stdin(self) -> None:
+        """Wait until the pipe has taken what was queued."""
         if self._stdin is not None:
             await self._stdin.drain()
 
     def close_stdin(self) -> None:
+        """End stdin after what was queued."""
         if self._stdin is not None:
             self._stdin.close()
-
-
-def _no_room(exc: OSError) -> Failed:
-    """For what a sandbox has sent and this process could not take."""
-    hint = "raise the limit on open files (ulimit -n)" if exc.errno == errno.EMFILE else ""
-    code = f"spawn-{errno.errorcode.get(exc.errno or 0, 'unknown')}"
-    return Failed("spawn", f"descriptors of the sandbox: {exc.strerror}", code, hint)
 
 
 def _settle(future: asyncio.Future[None] | None) -> None:

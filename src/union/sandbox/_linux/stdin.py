@@ -1,4 +1,4 @@
-"""The writing end of a command's stdin: queued, sent as the pipe takes it, closed after that."""
+"""A command's stdin: a file in memory, or a pipe that is fed while the command runs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import errno
 import os
 from typing import Final
 
-__all__ = ["StdinPipe"]
+from union.sandbox._linux.descriptors import read_only_memfd
+
+__all__ = ["StdinPipe", "open_stdin"]
 
 _CHUNK: Final = 256 * 1024
-_AGAIN_S: Final = 0.02
+_RETRY_S: Final = 0.02
 
 
 class StdinPipe:
-    """Owns a non-blocking descriptor until it is closed or the command is over."""
+    """The writing end of a pipe; owns its descriptor until it is closed or the command ends."""
 
     def __init__(self, fd: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -25,7 +27,7 @@ class StdinPipe:
         self._waiters: list[asyncio.Future[None]] = []
 
     def feed(self, data: bytes) -> None:
-        """Queues bytes; what the command does not take any more is dropped."""
+        """Queue bytes; they are dropped if the command no longer reads."""
         if self._fd is None or self._broken:
             return
         idle = not self._queue
@@ -34,7 +36,12 @@ class StdinPipe:
             self._write()
 
     async def drain(self) -> None:
-        """Returns when the pipe took what was queued; BrokenPipeError if nobody will read it."""
+        """Return when the pipe has taken what was queued.
+
+        Raises:
+            BrokenPipeError: the command no longer reads its stdin.
+
+        """
         if self._queue and not self._broken:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
@@ -43,13 +50,13 @@ class StdinPipe:
             raise BrokenPipeError(errno.EPIPE, "the command does not read its stdin any more")
 
     def close(self) -> None:
-        """End of file for the command, after what was queued."""
+        """Close the pipe after what was queued: end of file for the command."""
         self._closing = True
         if not self._queue:
             self.drop()
 
     def drop(self, *, broken: bool = False) -> None:
-        """Closes now; what was not taken is lost, and whoever waits for it is told."""
+        """Close now; queued bytes are lost, and `drain` raises."""
         if self._fd is not None:
             self._broken = broken or bool(self._queue) or not self._closing
             self._loop.remove_writer(self._fd)
@@ -65,7 +72,7 @@ class StdinPipe:
         try:
             del self._queue[: os.write(self._fd, self._queue[:_CHUNK])]
         except BlockingIOError:
-            pass  # full again: the loop tells when there is room
+            pass  # full again: the loop calls when there is room
         except OSError:
             self.drop(broken=True)
             return
@@ -80,11 +87,33 @@ class StdinPipe:
         try:
             self._loop.add_writer(fd, self._write)
         except OSError:
-            # The user's epoll watches, or memory, are used up: input must not be cut short.
-            self._loop.call_later(_AGAIN_S, self._write)
+            # The user's epoll watches, or memory, are exhausted: input must not be truncated.
+            self._loop.call_later(_RETRY_S, self._write)
 
     def _wake(self) -> None:
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
         self._waiters.clear()
+
+
+def open_stdin(stdin: bytes | str, owner: int | None) -> tuple[int, StdinPipe | None]:
+    """Return the descriptor for a command's stdin, and the pipe that feeds it, if there is one.
+
+    Args:
+        stdin: the content, or a string for a pipe.
+        owner: id that must own the descriptor, so that the command can reopen it.
+
+    """
+    if isinstance(stdin, bytes):
+        return read_only_memfd("stdin", stdin, owner=owner), None
+    far, near = os.pipe2(os.O_CLOEXEC)
+    try:
+        os.set_blocking(near, False)
+        if owner is not None:
+            os.fchown(far, owner, owner)
+    except OSError:
+        os.close(far)
+        os.close(near)
+        raise
+    return far, StdinPipe(near)

@@ -1,4 +1,4 @@
-"""Our end of a command's terminal: what it shows is read, what is typed is written."""
+"""The host's end of a command's terminal: its output is read, its input is written."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _END_OF_FILE: Final = b"\x04"
 """Ctrl-D. At the start of a line it ends the input; elsewhere the first one only sends the line."""
 
 
-def read_some(fd: int, most: int) -> bytes:
-    """What a pipe or a terminal holds; empty at its end."""
+def read_some(fd: int, max_bytes: int) -> bytes:
+    """Return bytes from a pipe or a terminal; empty at end of file."""
     try:
-        return os.read(fd, most)
+        return os.read(fd, max_bytes)
     except OSError as exc:
-        if exc.errno == errno.EIO:  # how a terminal says that nobody has it open any more
+        if exc.errno == errno.EIO:  # no process has the terminal open any more
             return b""
         raise
 
 
 class TerminalInput(StdinPipe):
-    """What is typed. Its end is a character: a terminal cannot be closed in one direction."""
+    """The input of a terminal. Its end is a character: a terminal has no half-close."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
@@ -44,10 +44,10 @@ class TerminalInput(StdinPipe):
 
 
 class Terminal:
-    """One command's terminal: the window it starts with, what is typed, and its device.
+    """One command's terminal: its initial window size, its input and its device.
 
-    The device is only held, so that a command that closes its terminal for a while can open it
-    again; it is let go when the command has ended.
+    The device is only held open, so that a command that closes its terminal can open it again; it
+    is closed when the command has ended.
     """
 
     def __init__(self, window: tuple[int, int], stdin: bytes | str | None) -> None:
@@ -56,7 +56,7 @@ class Terminal:
         self._device: int | None = None
 
     def take(self, fd: int, device: int) -> TerminalInput:
-        """Types what was given, and then the end of file; with ``pipe`` both come later."""
+        """Take over both descriptors; return the input, already complete unless stdin is a pipe."""
         self._device = device
         typed = TerminalInput(os.dup(fd))
         if not isinstance(self._stdin, str):
@@ -65,10 +65,11 @@ class Terminal:
         return typed
 
     def resize(self, fd: int, rows: int, cols: int) -> None:
-        """The command's foreground group is told by SIGWINCH."""
+        """Set the window size; the kernel sends SIGWINCH to the foreground process group."""
         termios.tcsetwinsize(fd, (rows, cols))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
+        """Close the device."""
         if self._device is not None:
             os.close(self._device)
             self._device = None

@@ -5,7 +5,7 @@ Rules of this file:
 - Every name is resolved below one directory descriptor, held since the session opened, and no
   link is followed anywhere in it (see ``beneath``).
 - Nothing waits: files are opened non-blocking and must be regular before a byte is read.
-- Content is never written to a file that was there before (see ``new_file``).
+- Content is never written to a file that was there before (see ``_files/writer``).
 - Names are bytes below this layer: UTF-8, with ``surrogateescape`` for what is not.
 
 All methods block, and may be called from several threads at once.
@@ -26,13 +26,13 @@ from union.sandbox import constants
 from union.sandbox._core.file_errors import (
     SandboxFileNotFoundError,
     SandboxNotADirectoryError,
+    translate_os_errors,
 )
 from union.sandbox._core.paths import shown_path
-from union.sandbox._core.refusals import translated
-from union.sandbox._files.listing import described, entries_of
-from union.sandbox._files.new_file import NewFile, Owner, bytes_of, temporary_name
-from union.sandbox._files.old_file import OldFile, read_whole
-from union.sandbox._linux.beneath import open_beneath, rename_noreplace
+from union.sandbox._files.listing import file_info, list_entries
+from union.sandbox._files.reader import FileReader, read_whole
+from union.sandbox._files.writer import FileWriter, Owner, as_byte_view, make_temporary_name
+from union.sandbox._linux.openat2 import open_beneath, rename_noreplace
 from union.sandbox._linux.removal import refuse_kept, remove_entry
 from union.sandbox.errors import SandboxUsageError, SessionClosedError
 
@@ -56,7 +56,7 @@ _DIR_MODE: Final = 0o755
 class WorkTree:
     """The work dir, pinned by a descriptor. ``close()`` it when the session ends."""
 
-    obeys_umask = False
+    applies_umask = False
 
     def __init__(self, path: str) -> None:
         """Pin ``path``, which must be a directory and not a link to one."""
@@ -68,10 +68,10 @@ class WorkTree:
         self._lock = threading.Lock()
         self._users = 0
         self._closing = False
-        self._unfinished: set[NewFile] = set()
+        self._unfinished: set[FileWriter] = set()
         # A trailing slash would make the kernel follow a link in spite of O_NOFOLLOW.
         bare = path.rstrip("/") or "/"
-        with translated(path):
+        with translate_os_errors(path):
             if stat.S_ISLNK(os.stat(bare, follow_symlinks=False).st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), bare)
             self._fd = os.open(bare, _PIN_DIR | os.O_NOFOLLOW)
@@ -96,7 +96,7 @@ class WorkTree:
         self, rel: str, data: ReadableBuffer, *, mode: int = 0o644, overwrite: bool = True
     ) -> int:
         """Make ``rel`` a file with this content, atomically; return the number of bytes."""
-        return self.put_stream(rel, (bytes_of(data),), mode=mode, overwrite=overwrite)
+        return self.put_stream(rel, (as_byte_view(data),), mode=mode, overwrite=overwrite)
 
     def put_stream(
         self,
@@ -110,26 +110,26 @@ class WorkTree:
 
         This is one call: if the tree is closed meanwhile, it is still done to its end.
         """
-        new = NewFile(self, rel, mode=mode, overwrite=overwrite)
+        writer = FileWriter(self, rel, mode=mode, overwrite=overwrite)
         try:
-            return new.put(chunks)
+            return writer.put(chunks)
         except BaseException:
-            new.abort()
+            writer.abort()
             raise
 
-    def new_file(self, rel: str, *, mode: int = 0o644, overwrite: bool = True) -> NewFile:
+    def open_writer(self, rel: str, *, mode: int = 0o644, overwrite: bool = True) -> FileWriter:
         """Begin a file that is written in several calls; closing the tree gives it up."""
-        new = NewFile(self, rel, mode=mode, overwrite=overwrite)
-        self._unfinished.add(new)
-        return new
+        writer = FileWriter(self, rel, mode=mode, overwrite=overwrite)
+        self._unfinished.add(writer)
+        return writer
 
-    def over(self, new: NewFile) -> None:
+    def writer_closed(self, writer: FileWriter) -> None:
         """Forget a file that has its name, or was given up."""
-        self._unfinished.discard(new)
+        self._unfinished.discard(writer)
 
-    def old_file(self, rel: str, *, max_bytes: int) -> OldFile:
+    def open_reader(self, rel: str, *, max_bytes: int) -> FileReader:
         """Begin to read a file in pieces, at most ``max_bytes`` of it; opened with the first."""
-        return OldFile(self, rel, max_bytes=max_bytes)
+        return FileReader(self, rel, max_bytes=max_bytes)
 
     def open_file(self, root: int, rel: str) -> int:
         """Open ``rel`` for reading; the caller closes it."""
@@ -137,7 +137,7 @@ class WorkTree:
 
     def get(self, rel: str, *, max_bytes: int) -> bytes:
         """Return the content of the regular file ``rel``, at most ``max_bytes`` of it."""
-        with self.entered(rel) as root:
+        with self.borrow_root(rel) as root:
             fd = self.open_file(root, rel)
             try:
                 return read_whole(fd, rel, max_bytes=max_bytes)
@@ -148,21 +148,21 @@ class WorkTree:
         self, rel: str = ".", *, max_entries: int = constants.MAX_DIR_ENTRIES
     ) -> tuple[FileInfo, ...]:
         """Describe what is in the directory ``rel``, by name; links are not followed."""
-        with self.entered(rel) as root:
+        with self.borrow_root(rel) as root:
             fd = open_beneath(root, _encoded(rel), flags=_READ_DIR)
             try:
-                return entries_of(fd, rel, max_entries=max_entries)
+                return list_entries(fd, rel, max_entries=max_entries)
             finally:
                 os.close(fd)
 
     def stat(self, rel: str) -> FileInfo:
         """Describe ``rel`` itself; a link as last component is described, not followed."""
-        with self.entered(rel) as root:
+        with self.borrow_root(rel) as root:
             if rel == ".":
-                return described(rel, os.fstat(root))
+                return file_info(rel, os.fstat(root))
             parent, leaf = self._parent(root, rel)
             try:
-                return described(rel, os.stat(leaf, dir_fd=parent, follow_symlinks=False))
+                return file_info(rel, os.stat(leaf, dir_fd=parent, follow_symlinks=False))
             finally:
                 os.close(parent)
 
@@ -179,12 +179,12 @@ class WorkTree:
 
     def check_dir(self, rel: str) -> None:
         """Raise unless ``rel`` is a directory that is reached without any link."""
-        with self.entered(rel) as root:
+        with self.borrow_root(rel) as root:
             os.close(open_beneath(root, _encoded(rel), flags=_PIN_DIR))
 
     def make_dir(self, rel: str, *, parents: bool = False, exist_ok: bool = False) -> None:
         """Create the directory ``rel``; with ``exist_ok`` a directory of that name is fine."""
-        with self.entered(rel) as root:
+        with self.borrow_root(rel) as root:
             if rel == ".":
                 if exist_ok:
                     return
@@ -197,9 +197,9 @@ class WorkTree:
 
     def put_link(self, rel: str, target: str) -> None:
         """Make ``rel`` a link to ``target``, in place of a file or link of that name."""
-        with self.entered(rel) as root:
+        with self.borrow_root(rel) as root:
             parent, leaf = self.open_parent(root, rel)
-            temporary = temporary_name()
+            temporary = make_temporary_name()
             try:
                 os.symlink(_encoded(target), temporary, dir_fd=parent)
                 try:
@@ -269,7 +269,7 @@ class WorkTree:
 
     def read_link(self, rel: str) -> str:
         """Where the link ``rel`` points to; it is not followed."""
-        with self.entered(rel) as root:
+        with self.borrow_root(rel) as root:
             parent, leaf = self._parent(root, rel)
             try:
                 return _decoded(os.readlink(leaf, dir_fd=parent))
@@ -284,7 +284,7 @@ class WorkTree:
         if rel == ".":
             msg = "rel='.' is the work dir itself; it is removed when its session closes"
             raise SandboxUsageError(msg, argument="rel")
-        with self.entered(rel) as root:
+        with self.borrow_root(rel) as root:
             parent, leaf = self._parent(root, rel)
             try:
                 found = os.stat(leaf, dir_fd=parent, follow_symlinks=False)
@@ -312,9 +312,9 @@ class WorkTree:
             self._give_back()
 
     @contextlib.contextmanager
-    def entered(self, rel: str) -> Iterator[int]:
-        """Lend the descriptor for work on ``rel``, whose errors are put into our words."""
-        with self._root() as root, translated(rel):
+    def borrow_root(self, rel: str) -> Iterator[int]:
+        """Lend the root descriptor for work on ``rel``; translate its errors."""
+        with self._root() as root, translate_os_errors(rel):
             yield root
 
     def _give_back(self) -> None:
@@ -324,7 +324,7 @@ class WorkTree:
         if last:
             os.close(self._fd)
 
-    def named(self, rel: str) -> str:
+    def shown(self, rel: str) -> str:
         """How a path is shown in an error: as the caller gave it."""
         return rel
 
@@ -332,7 +332,7 @@ class WorkTree:
         """Open the directory that holds ``rel``, made if need be; the caller closes it."""
         return self._parent(root, rel, create=True)
 
-    def move_new(self, dir_fd: int, source: bytes, target: bytes) -> None:
+    def rename_new(self, dir_fd: int, source: bytes, target: bytes) -> None:
         """Rename within one directory, unless the new name is taken."""
         rename_noreplace(dir_fd, source, target)
 

@@ -1,1 +1,1 @@
-"""The host's side of a sandbox's network: the doors, and the one who dials."""
+"""The host's side of a sandbox's network: the frontends and the dialer behind them."""

@@ -1,8 +1,8 @@
-"""Descriptors that the connections of sandboxes may take from this process.
+"""The file descriptors of this process that the connections of sandboxes may use.
 
-One budget for the process, because RLIMIT_NOFILE is the process's. Each session gets at most half
-of what the other sessions leave free: one session alone cannot exhaust it, and a newcomer finds
-room however much an earlier one holds.
+RLIMIT_NOFILE applies to the process, so there is one budget per process. Each session gets at most
+half of the descriptors that the other sessions leave free: one session alone cannot exhaust the
+budget, and a new session finds room however many descriptors an earlier one holds.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final
 __all__ = ["PER_CONNECTION", "Budget", "Share", "process_budget"]
 
 PER_CONNECTION: Final = 2
-"""The sandbox's side and the destination's side."""
+"""File descriptors of one connection: the client socket and the server socket."""
 _MAX_DESCRIPTORS: Final = 8192
-_LEAST: Final = 32
-_USED_BY_OTHERS: Final = 4
-"""A quarter of the limit, at least, is left to everything else in the process."""
+_MIN_DESCRIPTORS: Final = 32
+_RESERVED_DIVISOR: Final = 4
+"""At least a quarter of RLIMIT_NOFILE stays available to the rest of the process."""
 
 
 class Budget:
-    """Counts descriptors over all sessions of a process, from any thread.
+    """Count file descriptors over all sessions of a process. Safe to use from any thread.
 
     Args:
-        total: how many there are; None derives it from RLIMIT_NOFILE at each use.
+        total: size of the budget. Default None: derived from RLIMIT_NOFILE at each use.
 
     """
 
@@ -37,19 +37,19 @@ class Budget:
     @property
     def total(self) -> int:
         """Return the size of the budget."""
-        return _from_limit() if self._total is None else self._total
+        return _budget_from_rlimit() if self._total is None else self._total
 
     @property
     def held(self) -> int:
-        """Return how many are taken, over all sessions."""
+        """Return the number of descriptors in use over all sessions."""
         return self._held
 
     def share(self) -> Share:
-        """Return the account of one more session."""
+        """Return the share of a new session."""
         return Share(self)
 
-    def take(self, count: int, *, held: int) -> bool:
-        """Take ``count`` for a session that holds ``held``; False if that exceeds its share."""
+    def acquire(self, count: int, *, held: int) -> bool:
+        """Reserve ``count`` for a session that holds ``held``; False if that exceeds its share."""
         with self._lock:
             allowed = (self.total - (self._held - held)) // 2
             if held + count > allowed:
@@ -57,37 +57,37 @@ class Budget:
             self._held += count
             return True
 
-    def give_back(self, count: int) -> None:
+    def release(self, count: int) -> None:
         """Return descriptors to the budget."""
         with self._lock:
             self._held -= count
 
 
 class Share:
-    """What one session holds of a budget. Used by one event loop."""
+    """The part of a budget that one session holds. Used by one event loop."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.held = 0
 
-    def take(self, count: int = PER_CONNECTION) -> bool:
-        """Take descriptors; False if the session has used up its share."""
-        if not self._budget.take(count, held=self.held):
+    def acquire(self, count: int = PER_CONNECTION) -> bool:
+        """Reserve descriptors; False if the session has used up its share."""
+        if not self._budget.acquire(count, held=self.held):
             return False
         self.held += count
         return True
 
-    def give_back(self, count: int = PER_CONNECTION) -> None:
-        """Return descriptors that were taken."""
+    def release(self, count: int = PER_CONNECTION) -> None:
+        """Return descriptors of this session to the budget."""
         self.held -= count
-        self._budget.give_back(count)
+        self._budget.release(count)
 
 
-def _from_limit() -> int:
+def _budget_from_rlimit() -> int:
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MAX_DESCRIPTORS
-    return max(_LEAST, min(_MAX_DESCRIPTORS, soft - soft // _USED_BY_OTHERS))
+    return max(_MIN_DESCRIPTORS, min(_MAX_DESCRIPTORS, soft - soft // _RESERVED_DIVISOR))
 
 
 process_budget: Final = Budget()

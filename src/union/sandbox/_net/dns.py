@@ -1,6 +1,6 @@
-"""The resolver that a run sees. It asks nobody: an allowed name gets an address of our own.
+"""The resolver of a run. It forwards no query: an allowed name gets a synthetic address.
 
-A name that is not allowed does not exist, at once, and is not sent anywhere.
+A name that is not allowed gets NXDOMAIN immediately and is not sent anywhere.
 """
 
 from __future__ import annotations
@@ -11,31 +11,40 @@ import time
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core import dns
-from union.sandbox._core.hosts import parse_host
-from union.sandbox._core.names import NameSyntaxError
+from union.sandbox._codecs import dns
 from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.stream import EndOfStreamError
+from union.sandbox._policy.names import NameSyntaxError
+from union.sandbox._policy.rules import parse_host
+from union.sandbox._policy.synthetic import MAX_NAMES
 
 if TYPE_CHECKING:
     import socket
 
-    from union.sandbox._core.hosts import Verdict
-    from union.sandbox._core.synthetic import SyntheticNames
+    from union.sandbox._net.egress import Connection
     from union.sandbox._net.ledger import Ledger
     from union.sandbox._net.policy import Policy
-    from union.sandbox._net.server import Connection
+    from union.sandbox._policy.rules import Verdict
+    from union.sandbox._policy.synthetic import SyntheticNames
 
-__all__ = ["DnsDoor", "Resolution"]
+__all__ = ["DnsFrontend", "StubResolver"]
 
 _IDLE_S: Final = 10.0
 _DATAGRAMS_PER_TURN: Final = 64
-_SAME_QUESTION_S: Final = 2.0
-_REMEMBERED: Final = 4096
+_REPEAT_WINDOW_S: Final = 2.0
+_MAX_RECENT_REFUSALS: Final = 4096
 
 
-class Resolution:
-    """Answers questions; needs no socket."""
+class StubResolver:
+    """Build the response to a query. Uses no socket.
+
+    Args:
+        policy: decides about names.
+        names: assigns the synthetic addresses.
+        ledger: records refused names.
+        ipv6: whether AAAA queries get an address.
+
+    """
 
     def __init__(
         self, policy: Policy, names: SyntheticNames, ledger: Ledger, *, ipv6: bool
@@ -44,98 +53,102 @@ class Resolution:
         self._names = names
         self._ledger = ledger
         self._ipv6 = ipv6
-        self._refused: dict[str, float] = {}
+        self._recent_refusals: dict[str, float] = {}
 
-    def answer(self, data: bytes) -> bytes | None:
-        """Return the answer to one message; None for what deserves none."""
+    def respond(self, data: bytes) -> bytes | None:
+        """Return the response to one message; None if it must not get one."""
         try:
             query = dns.parse_query(data)
         except dns.DnsFormatError as exc:
-            return dns.encode_failure(data, exc.rcode)
+            return dns.encode_error_response(data, exc.rcode)
         name = query.name.lower()
         if not name:
-            return dns.encode_answer(query)
+            return dns.encode_response(query)
         if name.endswith((".in-addr.arpa", ".ip6.arpa")):
-            return self._reverse(query, name)
+            return self._respond_reverse(query, name)
         if name == "localhost" or name.endswith(".localhost"):
-            return self._with_addresses(query, IPv4Address("127.0.0.1"), IPv6Address("::1"))
+            return self._respond_addresses(query, IPv4Address("127.0.0.1"), IPv6Address("::1"))
         try:
             parsed = parse_host(query.name)
         except NameSyntaxError:
             parsed = None
-        verdict = self._policy.judge_name(query.name, None)
+        verdict = self._policy.decide_name(query.name, None)
         if not isinstance(parsed, str) or not verdict.allowed:
             if not verdict.allowed:
-                self._record(parsed if isinstance(parsed, str) else query.name, verdict)
-            return dns.encode_answer(query, rcode=dns.NXDOMAIN, why=verdict.reason)
+                self._record_refusal(parsed if isinstance(parsed, str) else query.name, verdict)
+            return dns.encode_response(query, rcode=dns.NXDOMAIN, extended_error=verdict.reason)
         addresses = self._names.addresses(parsed)
         if addresses is None:
-            return dns.encode_answer(query, rcode=dns.SERVFAIL, why="too many names in this run")
-        return self._with_addresses(query, *addresses)
+            return dns.encode_response(
+                query,
+                rcode=dns.SERVFAIL,
+                extended_error=f"limit of {MAX_NAMES} names in one run reached",
+            )
+        return self._respond_addresses(query, *addresses)
 
-    def _with_addresses(self, query: dns.Query, four: IPv4Address, six: IPv6Address) -> bytes:
+    def _respond_addresses(self, query: dns.Query, four: IPv4Address, six: IPv6Address) -> bytes:
         if query.kind in {dns.A, dns.ANY}:
-            return dns.encode_answer(query, records=(four.packed,))
+            return dns.encode_response(query, records=(four.packed,))
         if query.kind == dns.AAAA and self._ipv6:
-            return dns.encode_answer(query, records=(six.packed,))
-        # The name exists and has nothing of that kind.
-        return dns.encode_answer(query)
+            return dns.encode_response(query, records=(six.packed,))
+        # The name exists but has no record of this type.
+        return dns.encode_response(query)
 
-    def _reverse(self, query: dns.Query, name: str) -> bytes:
+    def _respond_reverse(self, query: dns.Query, name: str) -> bytes:
         known = None
         parts = name.removesuffix(".in-addr.arpa").split(".")
         if query.kind == dns.PTR and len(parts) == 4:
             with contextlib.suppress(ValueError):
                 known = self._names.name(IPv4Address(".".join(reversed(parts))))
         if known is None:
-            return dns.encode_answer(query, rcode=dns.NXDOMAIN)
-        return dns.encode_answer(query, records=(dns.encode_name(known),))
+            return dns.encode_response(query, rcode=dns.NXDOMAIN)
+        return dns.encode_response(query, records=(dns.encode_name(known),))
 
-    def _record(self, name: str, verdict: Verdict) -> None:
-        # A and AAAA are asked together, and again: that is one attempt of the program.
+    def _record_refusal(self, name: str, verdict: Verdict) -> None:
+        # Clients query A and AAAA together and retry: that is one attempt of the program.
         now = time.monotonic()
-        if now - self._refused.get(name, -_SAME_QUESTION_S) < _SAME_QUESTION_S:
+        if now - self._recent_refusals.get(name, -_REPEAT_WINDOW_S) < _REPEAT_WINDOW_S:
             return
-        if len(self._refused) >= _REMEMBERED:
-            self._refused.clear()
-        self._refused[name] = now
-        attempt = Attempt(door="dns", host=name, port=0)
+        if len(self._recent_refusals) >= _MAX_RECENT_REFUSALS:
+            self._recent_refusals.clear()
+        self._recent_refusals[name] = now
+        attempt = Attempt(frontend="dns", host=name, port=0)
         attempt.verdict = verdict
-        self._ledger.close(attempt)
+        self._ledger.record(attempt)
 
 
-class DnsDoor:
-    """Carries questions to a Resolution, over UDP and TCP."""
+class DnsFrontend:
+    """Serves a StubResolver over UDP and TCP."""
 
     name: Final = "dns"
 
-    def __init__(self, resolution: Resolution) -> None:
-        self._resolution = resolution
+    def __init__(self, stub: StubResolver) -> None:
+        self._stub = stub
 
-    def readable(self, sock: socket.socket) -> None:
-        """Answer the datagrams that are waiting."""
+    def on_readable(self, sock: socket.socket) -> None:
+        """Respond to the queued datagrams."""
         for _ in range(_DATAGRAMS_PER_TURN):
             try:
                 data, sender = sock.recvfrom(4096)
-                answer = self._resolution.answer(data)
-                if answer is not None:
-                    sock.sendto(answer, sender)
+                response = self._stub.respond(data)
+                if response is not None:
+                    sock.sendto(response, sender)
             except OSError:
-                # Nothing (more) to read, or nobody there to read the answer: it is only UDP.
+                # No datagram is left, or the sender is gone. UDP clients retry.
                 return
 
-    def asked_for(self, _sock: socket.socket) -> tuple[str, int]:
-        """Return the destination of a connection that is not served: unknown yet."""
+    def destination_of(self, _sock: socket.socket) -> tuple[str, int]:
+        """Return no destination: it is unknown before the first request."""
         return "", 0
 
     async def serve(self, connection: Connection) -> None:
-        """Answer questions on one TCP connection, each with its length before it."""
+        """Respond to the length-prefixed queries of one TCP connection."""
         stream = connection.stream
         with contextlib.suppress(EndOfStreamError, TimeoutError):
             while True:
                 async with asyncio.timeout(_IDLE_S):
-                    size = int.from_bytes(await stream.exactly(2), "big")
-                    answer = self._resolution.answer(await stream.exactly(size))
-                    if answer is None:
+                    size = int.from_bytes(await stream.read_exactly(2), "big")
+                    response = self._stub.respond(await stream.read_exactly(size))
+                    if response is None:
                         return
-                    await stream.send(len(answer).to_bytes(2, "big") + answer)
+                    await stream.send(len(response).to_bytes(2, "big") + response)

@@ -1,4 +1,4 @@
-"""The HTTP proxy: CONNECT, and plain requests in absolute form, each judged by itself."""
+"""The HTTP proxy: CONNECT and plain absolute-form requests. Each request is checked."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import base64
 import hmac
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.hosts import Verdict, parse_host
-from union.sandbox._core.http1 import (
+from union.sandbox._codecs.http1 import (
     MAX_HEAD_BYTES,
     HttpFormatError,
     parse_request_head,
     split_authority,
 )
-from union.sandbox._core.names import NameSyntaxError
-from union.sandbox._net.decide import DialError, RefusedError
-from union.sandbox._net.exchange import PlainExchange
+from union.sandbox._net.dialer import DialError, RefusedError
+from union.sandbox._net.http_forward import ForwardedRequest
 from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.relay import tunnel
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError
+from union.sandbox._policy.names import NameSyntaxError
+from union.sandbox._policy.rules import Verdict, parse_host
 
 if TYPE_CHECKING:
     import socket
 
-    from union.sandbox._core.http1 import RequestHead
-    from union.sandbox._net.server import Connection
+    from union.sandbox._codecs.http1 import RequestHead
+    from union.sandbox._net.egress import Connection
 
-__all__ = ["HttpDoor"]
+__all__ = ["HttpFrontend"]
 
 _HEAD_TIMEOUT_S: Final = 10.0
 _IDLE_TIMEOUT_S: Final = 60.0
 _SCHEME: Final = "http://"
-_ECHOING: Final = frozenset({"TRACE", "TRACK", "DEBUG"})
-"""Methods whose answer is the request as it was received."""
+_ECHO_METHODS: Final = frozenset({"TRACE", "TRACK", "DEBUG"})
+"""Methods whose response repeats the request as received."""
 _REASONS: Final = {
     400: "Bad Request",
     403: "Forbidden",
@@ -46,8 +46,13 @@ _REASONS: Final = {
 }
 
 
-class HttpDoor:
-    """Serves one client of the proxy per connection."""
+class HttpFrontend:
+    """Serve one HTTP proxy client per connection.
+
+    Args:
+        credentials: ``user:password`` that clients must send; None: none.
+
+    """
 
     name: Final = "http"
 
@@ -56,92 +61,98 @@ class HttpDoor:
             None if credentials is None else b"Basic " + base64.b64encode(credentials.encode())
         )
 
-    def asked_for(self, _sock: socket.socket) -> tuple[str, int]:
-        """Return the destination of a connection that is not served: unknown yet."""
+    def destination_of(self, _sock: socket.socket) -> tuple[str, int]:
+        """Return no destination: it is unknown before the first request."""
         return "", 0
 
     async def serve(self, connection: Connection) -> None:
-        """Serve requests until the client ends, is refused, or asks for a tunnel."""
-        again, patience_s = True, _HEAD_TIMEOUT_S
-        while again:
-            attempt = Attempt(door="http", host="", port=0)
+        """Serve requests until the client disconnects, is refused, or opens a tunnel."""
+        keep_alive, timeout_s = True, _HEAD_TIMEOUT_S
+        while keep_alive:
+            attempt = Attempt(frontend="http", host="", port=0)
             try:
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(timeout_s):
                     data = await connection.stream.read_head(MAX_HEAD_BYTES)
                 if not data:
                     return
-                again = await self._request(connection, parse_request_head(data), attempt)
-                patience_s = _IDLE_TIMEOUT_S
+                keep_alive = await self._serve_request(
+                    connection, parse_request_head(data), attempt
+                )
+                timeout_s = _IDLE_TIMEOUT_S
             except HttpFormatError as exc:
                 if attempt.verdict is None:
                     attempt.verdict = Verdict(allowed=False, rule="syntax", reason=f"HTTP: {exc}")
-                    connection.account(attempt)
-                await self._answer(connection, 400, str(exc))
+                    connection.begin_attempt(attempt)
+                await self._respond(connection, 400, str(exc))
                 return
             except HeadTooLongError:
-                await self._answer(connection, 431, "the head is larger than 64 KiB")
+                await self._respond(connection, 431, "the request head is larger than 64 KiB")
                 return
             except TimeoutError:
-                # To an idle client an answer would look like that to its next request.
+                # An idle client would read a response as the response to its next request.
                 if connection.stream.has_buffered:
-                    await self._answer(connection, 408, "the request did not arrive in time")
+                    await self._respond(connection, 408, "the request did not arrive in time")
                 return
             except EndOfStreamError:
                 return
 
-    async def _request(self, connection: Connection, head: RequestHead, attempt: Attempt) -> bool:
-        if not self._may_use(head):
+    async def _serve_request(
+        self, connection: Connection, head: RequestHead, attempt: Attempt
+    ) -> bool:
+        if not self._is_authorized(head):
             attempt.verdict = Verdict(
                 allowed=False, rule="credentials", reason="wrong or missing proxy credentials"
             )
-            connection.account(attempt)
-            await self._answer(connection, 407, "this proxy belongs to another run")
+            connection.begin_attempt(attempt)
+            await self._respond(connection, 407, "this proxy requires the credentials of its run")
             return False
         if head.method == "CONNECT":
             attempt.host, attempt.port = split_authority(head.target, default_port=None)
             path = ""
         else:
-            attempt.host, attempt.port, path = _absolute(head.target)
-        _same_host(head, attempt.host, attempt.port)
-        connection.account(attempt)
-        connection.settled()
-        if connection.upstream is not None and head.method.upper() in _ECHOING:
+            attempt.host, attempt.port, path = _split_absolute_target(head.target)
+        _check_host_header(head, attempt.host, attempt.port)
+        connection.begin_attempt(attempt)
+        connection.request_received()
+        if connection.upstream is not None and head.method.upper() in _ECHO_METHODS:
             attempt.verdict = Verdict(
                 allowed=False,
                 rule="method",
-                reason=f"{head.method} is not passed to an upstream proxy: it may be repeated back",
+                reason=f"{head.method} is not forwarded to an upstream proxy: its response may "
+                "repeat the proxy credentials",
             )
-            await self._answer(connection, 405, attempt.verdict.reason)
+            await self._respond(connection, 405, attempt.verdict.reason)
             return False
         try:
             if head.method == "CONNECT":
                 await self._tunnel(connection, attempt)
                 return False
-            exchange = PlainExchange(connection, attempt, head, path=path)
-            return await exchange.run()
+            return await ForwardedRequest(connection, attempt, head, path=path).run()
         except RefusedError as exc:
-            await self._answer(connection, 403, _refusal(exc.verdict))
+            await self._respond(connection, 403, _refusal_text(exc.verdict))
         except DialError as exc:
-            await self._answer(connection, 502, f"allowed, but: {exc}")
+            await self._respond(
+                connection, 502, f"the destination is allowed, but the request failed: {exc}"
+            )
         return False
 
     async def _tunnel(self, connection: Connection, attempt: Attempt) -> None:
-        connected = await connection.dial(attempt)
+        outbound = await connection.dial(attempt)
         await connection.stream.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
         try:
-            await tunnel(connection.stream, connected, attempt, policy=connection.policy)
+            await tunnel(connection.stream, outbound, attempt, policy=connection.policy)
         except RefusedError as exc:
-            # The tunnel is open: an HTTP answer would arrive as the far side's first bytes.
+            # The tunnel is open: the client would read an HTTP response as tunnelled data.
             attempt.verdict = exc.verdict
             connection.stream.abort()
 
-    def _may_use(self, head: RequestHead) -> bool:
+    def _is_authorized(self, head: RequestHead) -> bool:
         if self._expected is None:
             return True
         given = head.values("proxy-authorization")
         return len(given) == 1 and hmac.compare_digest(given[0].encode("latin-1"), self._expected)
 
-    async def _answer(self, connection: Connection, status: int, text: str) -> None:
+    async def _respond(self, connection: Connection, status: int, text: str) -> None:
         body = (text + "\n").encode("utf-8", "replace")
         head = (
             f"HTTP/1.1 {status} {_REASONS[status]}\r\n"
@@ -157,39 +168,39 @@ class HttpDoor:
         await connection.linger()
 
 
-def _absolute(target: str) -> tuple[str, int, str]:
-    """Split ``http://host[:port]/path`` into host, port and what the server is asked for."""
+def _split_absolute_target(target: str) -> tuple[str, int, str]:
+    """Split ``http://host[:port]/path`` into host, port and path."""
     if target[: len(_SCHEME)].lower() != _SCHEME:
-        raise HttpFormatError("the target is not an http:// URL; for https use CONNECT")
+        raise HttpFormatError("the request target is not an http:// URL; use CONNECT for https")
     if "#" in target or "\\" in target:
-        raise HttpFormatError("the target holds a fragment or a backslash")
+        raise HttpFormatError("the request target contains a fragment or a backslash")
     rest = target[len(_SCHEME) :]
-    cut = min((at for c in "/?" if (at := rest.find(c)) >= 0), default=len(rest))
-    host, port = split_authority(rest[:cut], default_port=80)
-    path = rest[cut:]
+    end = min((at for c in "/?" if (at := rest.find(c)) >= 0), default=len(rest))
+    host, port = split_authority(rest[:end], default_port=80)
+    path = rest[end:]
     return host, port, path if path.startswith("/") else f"/{path}"
 
 
-def _same_host(head: RequestHead, host: str, port: int) -> None:
-    """Refuse a request whose Host differs from its target: two places, one of them judged."""
+def _check_host_header(head: RequestHead, host: str, port: int) -> None:
+    """Refuse a request whose Host header differs from its target: only the target is checked."""
     hosts = head.values("host")
     if len(hosts) > 1 or (not hosts and head.minor == 1 and head.method != "CONNECT"):
-        raise HttpFormatError("there must be exactly one Host")
+        raise HttpFormatError(f"expected exactly one Host header, got {len(hosts)}")
     if not hosts:
         return
-    named, named_port = split_authority(
+    header_host, header_port = split_authority(
         hosts[0], default_port=port if head.method == "CONNECT" else 80
     )
     try:
-        same = parse_host(named) == parse_host(host)
+        same = parse_host(header_host) == parse_host(host)
     except NameSyntaxError as exc:
         raise HttpFormatError(f"the host {exc}") from exc
-    if not same or named_port != port:
-        raise HttpFormatError("Host names another place than the target")
+    if not same or header_port != port:
+        raise HttpFormatError("the Host header differs from the request target")
 
 
-def _refusal(verdict: Verdict) -> str:
+def _refusal_text(verdict: Verdict) -> str:
     text = f"refused by the sandbox's network policy: {verdict.reason}"
     if verdict.suggestion:
-        text += f"\nthe entry that would allow it: {verdict.suggestion}"
+        text += f"\nentry that would allow it: {verdict.suggestion}"
     return text

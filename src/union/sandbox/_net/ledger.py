@@ -1,4 +1,4 @@
-"""Keeps account of what a run asked for, was given, and was refused."""
+"""Record the connection attempts of a run, allowed and refused."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.decision import Decision
+from union.sandbox._policy.decision import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from union.sandbox._core.decision import Door
-    from union.sandbox._core.hosts import Verdict
+    from union.sandbox._policy.decision import FrontendName
+    from union.sandbox._policy.rules import Verdict
 
 __all__ = ["Attempt", "Ledger"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.network")
-_MOST_LINES: Final = 1000
-"""Log lines about refusals in one run: the program inside must not fill the host's disk."""
-_MOST_DECISIONS: Final = 10_000
-"""Decisions of one run that are handed on: the owner keeps them, and must not run out of memory."""
-_SHOWN_HOST: Final = 255
+_MAX_LOG_LINES: Final = 1000
+"""Limit on log lines about refusals per run: a sandbox must not fill the host's disk."""
+_MAX_DECISIONS: Final = 10_000
+"""Limit on recorded decisions per run: the owner keeps them in memory."""
+_MAX_HOST_CHARS: Final = 255
 
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One connection while it lasts; becomes a Decision when it ends."""
+    """A connection attempt in progress; becomes a Decision when it ends."""
 
-    door: Door
+    frontend: FrontendName
     host: str
     port: int
-    asked_at: float = field(default_factory=time.time)
+    requested_at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.monotonic)
     address: str = ""
     verdict: Verdict | None = None
@@ -41,38 +41,43 @@ class Attempt:
     bytes_up: int = 0
     bytes_down: int = 0
     server_names: tuple[str, ...] = ()
-    """TLS server names that were judged on this connection."""
-    is_cut: bool = False
-    """The policy changed and no longer allows it: no further byte is carried."""
+    """TLS server names that were allowed on this connection."""
+    is_revoked: bool = False
+    """The current policy no longer allows this attempt: no further byte is forwarded."""
 
-    def check_not_cut(self) -> None:
+    def check_not_revoked(self) -> None:
         """Raise ``ConnectionResetError`` once the policy no longer allows this connection."""
-        if self.is_cut:
+        if self.is_revoked:
             raise ConnectionResetError(errno.ECONNRESET, "the network policy changed")
 
 
 class Ledger:
-    """Turns attempts into decisions: one call to the owner each, one log line per refusal."""
+    """Report each ended attempt to the owner as a decision, and log refusals.
+
+    Args:
+        on_decision: called once per recorded decision.
+
+    """
 
     def __init__(self, on_decision: Callable[[Decision], None]) -> None:
         self._on_decision = on_decision
-        self._lines = 0
+        self._logged = 0
         self._recorded = 0
         self.unrecorded = 0
 
-    def renew(self) -> None:
-        """Start counting anew: the limits are those of one policy, not of the egress's life."""
-        self._lines = 0
+    def reset_limits(self) -> None:
+        """Restart both counters: the limits apply per policy, not per lifetime of the egress."""
+        self._logged = 0
         self._recorded = 0
 
-    def close(self, attempt: Attempt) -> None:
-        """Account for an attempt that has ended; one that was never judged leaves no trace."""
+    def record(self, attempt: Attempt) -> None:
+        """Record an attempt that has ended. Attempts without a verdict are not recorded."""
         verdict = attempt.verdict
         if verdict is None:
             return
         decision = Decision(
-            time=attempt.asked_at,
-            door=attempt.door,
+            time=attempt.requested_at,
+            door=attempt.frontend,
             host=_printable(attempt.host),
             address=attempt.address,
             port=attempt.port,
@@ -87,18 +92,20 @@ class Ledger:
         )
         if not decision.allowed:
             self._log(decision)
-        if self._recorded >= _MOST_DECISIONS:
+        if self._recorded >= _MAX_DECISIONS:
             self.unrecorded += 1
             return
         self._recorded += 1
         self._on_decision(decision)
 
     def _log(self, decision: Decision) -> None:
-        self._lines += 1
-        if self._lines > _MOST_LINES + 1:
+        self._logged += 1
+        if self._logged > _MAX_LOG_LINES + 1:
             return
-        if self._lines > _MOST_LINES:
-            _LOGGER.warning("more than %d refusals in this run; not logging more", _MOST_LINES)
+        if self._logged > _MAX_LOG_LINES:
+            _LOGGER.warning(
+                "more than %d refusals in this run; further refusals are not logged", _MAX_LOG_LINES
+            )
             return
         _LOGGER.warning(
             "refused %s to %s port %d: %s%s",
@@ -111,6 +118,6 @@ class Ledger:
 
 
 def _printable(host: str) -> str:
-    # What the program inside wrote ends up in logs and terminals.
+    # The sandboxed program chose this text, and it is shown in logs and terminals.
     text = host if host.isascii() and host.isprintable() else ascii(host)
-    return text[:_SHOWN_HOST]
+    return text[:_MAX_HOST_CHARS]

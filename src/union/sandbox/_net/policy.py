@@ -1,35 +1,35 @@
-"""The policy of one egress: every frontend asks it, and it can be replaced at once."""
+"""The live policy of one egress. All frontends use it, and its rules can be replaced."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from union.sandbox._core.hosts import (
+from union.sandbox._policy.names import NameSyntaxError
+from union.sandbox._policy.rules import (
     Verdict,
     decide_address,
     decide_name,
     decide_server_name,
     parse_host,
 )
-from union.sandbox._core.names import NameSyntaxError
 
 if TYPE_CHECKING:
-    from union.sandbox._core.addresses import Address
-    from union.sandbox._core.hosts import NetworkRules
     from union.sandbox._net.own_server import OwnServer
+    from union.sandbox._policy.addresses import Address
+    from union.sandbox._policy.rules import NetworkRules
 
 __all__ = ["Policy"]
 
 
 class Policy:
-    """Judges names, addresses and TLS server names by the rules that are in force now.
+    """Decide about names, addresses and TLS server names by the current rules.
 
-    No frontend keeps a copy of the rules. ``generation`` counts replacements, so that a judgement
-    made before an ``await`` can be recognised as outdated after it.
+    No frontend keeps a copy of the rules. ``generation`` counts replacements, so that a verdict
+    from before an ``await`` can be recognised as outdated after it.
 
     Args:
-        rules: the rules at the start.
-        own_server: the listening sockets of the server that runs this sandbox; None elsewhere.
+        rules: the initial rules.
+        own_server: the server that runs this sandbox. Default None: there is none.
 
     """
 
@@ -40,16 +40,16 @@ class Policy:
 
     @property
     def rules(self) -> NetworkRules:
-        """The rules that are in force."""
+        """The current rules."""
         return self._rules
 
     def replace(self, rules: NetworkRules) -> None:
-        """Put other rules in force for every later judgement."""
+        """Replace the rules for every later decision."""
         self._rules = rules
         self.generation += 1
 
-    def judge_name(self, host: str, port: int | None) -> Verdict:
-        """Judge a destination as the program wrote it."""
+    def decide_name(self, host: str, port: int | None) -> Verdict:
+        """Decide about a destination as the program wrote it."""
         verdict = decide_name(self._rules, host, port)
         if verdict.allowed and port is not None and self._own_server is not None:
             try:
@@ -57,44 +57,43 @@ class Policy:
             except NameSyntaxError:
                 return verdict
             if not isinstance(parsed, str):
-                return self._unless_own(verdict, parsed, port)
+                return self.own_server_refusal(parsed, port) or verdict
         return verdict
 
-    def judge_address(self, address: Address, port: int, *, name: str | None) -> Verdict:
-        """Judge an address that was asked for (``name`` None) or that ``name`` resolved to.
+    def decide_address(self, address: Address, port: int, *, name: str | None) -> Verdict:
+        """Decide about a requested address (``name`` None) or an address of ``name``.
 
-        On a server this asks the kernel whether the address is local at this moment. So the
-        answer also covers addresses that the host gained after the session was opened.
+        On a server this queries the kernel whether the address is local at this moment, which
+        covers addresses that the host gained after the session was opened.
         """
         verdict = decide_address(self._rules, address, port, name=name)
-        return self._unless_own(verdict, address, port) if verdict.allowed else verdict
+        if not verdict.allowed:
+            return verdict
+        return self.own_server_refusal(address, port) or verdict
 
-    def judge_server_name(self, server_name: str, port: int, *, name: str | None) -> Verdict:
-        """Judge the server name in a TLS greeting on a connection that was allowed."""
+    def decide_server_name(self, server_name: str, port: int, *, name: str | None) -> Verdict:
+        """Decide about the server name in a ClientHello on an allowed connection."""
         return decide_server_name(self._rules, server_name, port, name=name)
 
-    def judge_again(
+    def recheck(
         self, host: str, port: int, *, address: Address | None, server_names: tuple[str, ...]
     ) -> Verdict:
-        """Judge a connection that exists by the rules that are in force now."""
-        verdict = self.judge_name(host, port)
+        """Decide about an existing connection by the current rules."""
+        verdict = self.decide_name(host, port)
         if not verdict.allowed:
             return verdict
         parsed = parse_host(host)
         name = parsed if isinstance(parsed, str) else None
         if address is not None:
-            verdict = self.judge_address(address, port, name=name)
+            verdict = self.decide_address(address, port, name=name)
         for server_name in server_names:
             if verdict.allowed:
-                verdict = self.judge_server_name(server_name, port, name=name)
+                verdict = self.decide_server_name(server_name, port, name=name)
         return verdict
 
-    def refusal_of_peer(self, address: Address, port: int) -> Verdict | None:
-        """Return the refusal of a connected peer that is the server itself, or None."""
+    def own_server_refusal(self, address: Address, port: int) -> Verdict | None:
+        """Return a refusal if this address and port belong to the server itself, else None."""
         if self._own_server is None:
             return None
         reason = self._own_server.refusal(address, port)
         return Verdict(allowed=False, rule="own-server", reason=reason) if reason else None
-
-    def _unless_own(self, verdict: Verdict, address: Address, port: int) -> Verdict:
-        return self.refusal_of_peer(address, port) or verdict

@@ -1,7 +1,7 @@
-"""A non-blocking socket with the bytes that were read too far.
+"""A non-blocking socket with a read buffer.
 
-Rules: a socket is closed only by the task that uses it, after its last await on it; closing it
-from elsewhere would leave the loop watching a number that the next socket may get.
+Only the task that uses a socket closes it, after its last await on it. Closing it elsewhere would
+leave the event loop watching a file descriptor number that the next socket may reuse.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import socket
 import struct
 from typing import Final
 
-__all__ = ["EndOfStreamError", "HeadTooLongError", "Stream", "peer_is_gone"]
+__all__ = ["EndOfStreamError", "HeadTooLongError", "Stream", "is_disconnect"]
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
-_PIECE: Final = 16 * 1024
-_GONE: Final = frozenset(
+_READ_BYTES: Final = 16 * 1024
+_DISCONNECTED: Final = frozenset(
     {
         errno.ECONNABORTED,
         errno.ECONNREFUSED,
@@ -32,24 +32,24 @@ _GONE: Final = frozenset(
 
 
 class EndOfStreamError(Exception):
-    """The other side ended in the middle of something."""
+    """The peer ended the stream before the expected number of bytes."""
 
 
 class HeadTooLongError(Exception):
-    """The end of a head was not found within its limit."""
+    """The end of a message head was not found within the limit."""
 
 
-def peer_is_gone(exc: OSError) -> bool:
-    """Whether this is one of the ordinary ways in which a connection ends badly."""
-    return exc.errno in _GONE
+def is_disconnect(exc: OSError) -> bool:
+    """Return whether this error means that the peer disconnected or is unreachable."""
+    return exc.errno in _DISCONNECTED
 
 
 class Stream:
-    """Reads with a buffer, writes through; ``abort()`` lets the other side see a reset."""
+    """Buffered reads and unbuffered writes on one connected socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        # Fails on a socket that is not TCP, or that the peer has reset already.
+        # Fails on a socket that is not TCP or that the peer has already reset.
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
@@ -57,11 +57,11 @@ class Stream:
         self._loop = asyncio.get_running_loop()
 
     async def read_head(self, limit: int) -> bytes:
-        """Read up to and with an empty line; empty bytes if the stream ended before anything.
+        """Read through the first empty line; return no bytes if the stream ended before any.
 
         Raises:
-            EndOfStreamError: it ended inside the head.
-            HeadTooLongError: ``limit`` bytes held no empty line.
+            EndOfStreamError: the stream ended inside the head.
+            HeadTooLongError: the first ``limit`` bytes contain no empty line.
 
         """
         searched = 0
@@ -72,66 +72,66 @@ class Stream:
             if len(self._buffer) >= limit:
                 raise HeadTooLongError
             searched = len(self._buffer)
-            data = await self._loop.sock_recv(self.sock, min(_PIECE, limit - searched))
+            data = await self._loop.sock_recv(self.sock, min(_READ_BYTES, limit - searched))
             if not data:
                 if not searched:
                     return b""
                 raise EndOfStreamError
             self._buffer += data
 
-    async def exactly(self, size: int) -> bytes:
-        """Read ``size`` bytes.
+    async def read_exactly(self, size: int) -> bytes:
+        """Read exactly ``size`` bytes.
 
         Raises:
-            EndOfStreamError: there were fewer.
+            EndOfStreamError: the stream ended before that.
 
         """
         while len(self._buffer) < size:
-            data = await self._loop.sock_recv(self.sock, _PIECE)
+            data = await self._loop.sock_recv(self.sock, _READ_BYTES)
             if not data:
                 raise EndOfStreamError
             self._buffer += data
         return self._take(size)
 
-    async def some(self, size: int = _PIECE) -> bytes:
-        """Return what is there, at most ``size`` bytes; empty at the end."""
+    async def read_some(self, size: int = _READ_BYTES) -> bytes:
+        """Read at most ``size`` bytes; return no bytes at the end of the stream."""
         if self._buffer:
             return self._take(min(size, len(self._buffer)))
         return await self._loop.sock_recv(self.sock, size)
 
     async def send(self, data: bytes) -> None:
-        """Send all of it; waits while the other side is slow."""
+        """Send all of ``data``; wait while the peer is slow."""
         await self._loop.sock_sendall(self.sock, data)
 
     @property
     def has_buffered(self) -> bool:
-        """Whether something was read that nobody has taken yet."""
+        """Whether the read buffer is not empty."""
         return bool(self._buffer)
 
     def take_buffered(self) -> bytes:
-        """Return what was read too far, without waiting."""
+        """Return the content of the read buffer without waiting."""
         return self._take(len(self._buffer))
 
     def unread(self, data: bytes) -> None:
-        """Put bytes back in front."""
+        """Put bytes back at the front of the read buffer."""
         self._buffer[:0] = data
 
-    def end_writing(self) -> None:
-        """Tell the other side that nothing more will come."""
-        with contextlib.suppress(OSError):  # it may be gone already, which tells it as well
+    def shutdown_write(self) -> None:
+        """Shut down the sending direction."""
+        with contextlib.suppress(OSError):  # the peer may have disconnected already
             self.sock.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
-        """Close so that the other side sees a reset, at once."""
-        with contextlib.suppress(OSError):  # not possible on a socket that is dead already
+        """Close with a reset."""
+        with contextlib.suppress(OSError):  # fails on a socket that is closed already
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.sock.close()
 
     def close(self) -> None:
-        """Close in order."""
+        """Close the socket without forcing a reset."""
         self.sock.close()
 
     def _take(self, size: int) -> bytes:
-        piece = bytes(self._buffer[:size])
+        data = bytes(self._buffer[:size])
         del self._buffer[:size]
-        return piece
+        return data

@@ -1,7 +1,7 @@
-"""The door that a program does not see: every TCP connection that it makes arrives here.
+"""The transparent frontend: it receives every TCP connection that a program makes.
 
-The kernel redirected it (see ``_core/netlink.py``) and still knows where it was meant to go. That
-is either an address that our resolver handed out for a name, or an address the program had.
+The kernel redirects the connection (see ``_codecs/netlink.py``) and keeps its original destination.
+That is either a synthetic address of the stub resolver or an address that the program chose.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ import struct
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.addresses import canonical
-from union.sandbox._core.hosts import Verdict
 from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.relay import tunnel
+from union.sandbox._policy.addresses import canonical
+from union.sandbox._policy.rules import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from union.sandbox._core.addresses import Address
-    from union.sandbox._core.synthetic import SyntheticNames
-    from union.sandbox._net.server import Connection
+    from union.sandbox._net.egress import Connection
+    from union.sandbox._policy.addresses import Address
+    from union.sandbox._policy.synthetic import SyntheticNames
 
     Destination = Callable[[socket.socket], tuple[Address, int]]
 
-__all__ = ["TransparentDoor", "original_destination"]
+__all__ = ["TransparentFrontend", "original_destination"]
 
 _SO_ORIGINAL_DST: Final = 80
 _SOL_IPV6: Final = 41
 
 
 def original_destination(sock: socket.socket) -> tuple[Address, int]:
-    """Ask the kernel where this redirected connection was going.
+    """Return the original destination of a redirected connection.
 
     Raises:
-        OSError: it was not redirected.
+        OSError: the connection was not redirected.
 
     """
     address: Address
@@ -49,13 +49,19 @@ def original_destination(sock: socket.socket) -> tuple[Address, int]:
         address = canonical(IPv6Address(raw[8:24]))
     host, own_port, *_ = sock.getsockname()
     if (str(address), port) == (host, own_port):
-        # Somebody connected to the listener itself: there is nowhere to go from here.
-        raise OSError("a connection to the door itself")
+        # The program connected to the listener itself: there is no other destination.
+        raise OSError("the connection was made to the listener itself")
     return address, port
 
 
-class TransparentDoor:
-    """Serves redirected connections."""
+class TransparentFrontend:
+    """Serve redirected connections.
+
+    Args:
+        names: maps synthetic addresses back to names.
+        destination: returns the original destination of a socket.
+
+    """
 
     name: Final = "tcp"
 
@@ -65,8 +71,8 @@ class TransparentDoor:
         self._names = names
         self._destination = destination
 
-    def asked_for(self, sock: socket.socket) -> tuple[str, int]:
-        """Return the destination of a connection that is not served, for its record."""
+    def destination_of(self, sock: socket.socket) -> tuple[str, int]:
+        """Return the original destination, by name where the address is synthetic."""
         try:
             address, port = self._destination(sock)
         except OSError:
@@ -74,19 +80,19 @@ class TransparentDoor:
         return self._names.name(address) or str(address), port
 
     async def serve(self, connection: Connection) -> None:
-        """Judge, dial and relay one connection; a refusal is a reset."""
+        """Check, dial and relay one connection. A refusal resets it."""
         try:
             address, port = self._destination(connection.stream.sock)
         except OSError:
-            attempt = Attempt(door="tcp", host="", port=0)
+            attempt = Attempt(frontend="tcp", host="", port=0)
             attempt.verdict = Verdict(
-                allowed=False, rule="syntax", reason="a connection without a destination"
+                allowed=False, rule="syntax", reason="connection without an original destination"
             )
-            connection.account(attempt)
+            connection.begin_attempt(attempt)
             connection.stream.abort()
             return
         host = self._names.name(address) or str(address)
-        attempt = connection.account(Attempt(door="tcp", host=host, port=port))
-        connection.settled()
-        connected = await connection.dial(attempt)
-        await tunnel(connection.stream, connected, attempt, policy=connection.policy)
+        attempt = connection.begin_attempt(Attempt(frontend="tcp", host=host, port=port))
+        connection.request_received()
+        outbound = await connection.dial(attempt)
+        await tunnel(connection.stream, outbound, attempt, policy=connection.policy)

@@ -1,4 +1,4 @@
-"""Connections made through the caller's own proxy."""
+"""Connections through the caller's own proxy."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import ipaddress
 import struct
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.addresses import host_and_port, parse_address
-from union.sandbox._core.hosts import Verdict, decide_address
-from union.sandbox._core.http1 import MAX_HEAD_BYTES, HttpFormatError, parse_response_head
-from union.sandbox._net.connect import connect_any
-from union.sandbox._net.decide import RefusedError
+from union.sandbox._codecs.http1 import MAX_HEAD_BYTES, HttpFormatError, parse_response_head
+from union.sandbox._net.dialer import RefusedError
+from union.sandbox._net.happy_eyeballs import connect_any
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError, Stream
+from union.sandbox._policy.addresses import format_host_port, parse_address
+from union.sandbox._policy.rules import Verdict, decide_address
 
 if TYPE_CHECKING:
-    from union.sandbox._core.addresses import Address
-    from union.sandbox._core.hosts import NetworkRules
-    from union.sandbox._core.upstream import Upstream
-    from union.sandbox._net.connect import Resolver
+    from union.sandbox._net.happy_eyeballs import Resolver
     from union.sandbox._net.own_server import OwnServer
+    from union.sandbox._policy.addresses import Address
+    from union.sandbox._policy.rules import NetworkRules
+    from union.sandbox._policy.upstream import Upstream
 
 __all__ = ["UpstreamDialer"]
 
@@ -34,13 +34,14 @@ _SOCKS_FAILURES: Final = {
 
 
 class UpstreamDialer:
-    """Speaks to one proxy, at addresses that are resolved and judged once.
+    """Connect through one proxy. Its addresses are resolved and checked once.
 
     Args:
-        upstream: where the proxy is.
+        upstream: address and credentials of the proxy.
         resolver: resolves its name.
-        rules: judge its addresses; None where the caller chose the proxy on their own machine.
-        own_server: the server that runs the sandbox, which is never a proxy.
+        rules: rules for its addresses. Default None: all are allowed, because the caller chose
+            the proxy on their own machine.
+        own_server: the server that runs the sandbox and is never a proxy. Default None.
 
     """
 
@@ -59,12 +60,12 @@ class UpstreamDialer:
         self._pinned: tuple[Address, ...] = ()
 
     @property
-    def takes_plain_http(self) -> bool:
-        """Whether an ordinary request can be handed to it as it is.
+    def accepts_plain_http(self) -> bool:
+        """Whether the proxy gets plain requests in absolute form instead of a tunnel.
 
-        Not with credentials: they would be in a request whose answer the sandbox reads, and a
-        proxy can be made to repeat a request in its answer (TRACE, error pages). A tunnel's
-        credentials are in a request of ours, and nothing of its answer is passed on.
+        False with credentials: they would be part of a request whose response the sandbox reads,
+        and a proxy may repeat a request in its response (TRACE, error pages). The credentials of
+        a tunnel are in a CONNECT request whose response is not forwarded.
         """
         return self._upstream.kind == "http" and not self._upstream.username
 
@@ -76,10 +77,11 @@ class UpstreamDialer:
         pair = self._upstream.username + b":" + self._upstream.password
         return "Basic " + base64.b64encode(pair).decode("ascii")
 
-    async def open(self) -> Stream:
+    async def connect_to_proxy(self) -> Stream:
         """Connect to the proxy itself.
 
         Raises:
+            RefusedError: its address is refused.
             OSError: it could not be reached.
 
         """
@@ -88,14 +90,14 @@ class UpstreamDialer:
             sock, _address = await connect_any(addresses, self._upstream.port)
         stream = Stream(sock)
         peer = parse_address(str(sock.getpeername()[0]).partition("%")[0])
-        refusal = None if peer is None else self._own_refusal(peer)
+        refusal = None if peer is None else self._own_server_refusal(peer)
         if refusal is not None:
             stream.abort()
             raise RefusedError(refusal)
         return stream
 
     async def _addresses(self) -> tuple[Address, ...]:
-        """Return the addresses of the proxy: the first answer counts, later ones change nothing."""
+        """Return the addresses of the proxy. The first lookup pins them."""
         if self._pinned:
             return self._pinned
         host = self._upstream.host
@@ -114,6 +116,7 @@ class UpstreamDialer:
         if not passed and refusal is not None:
             raise RefusedError(refusal)
         if not passed:
+            # The sandbox reads this text: it does not contain the name of the proxy.
             raise ConnectionError("the upstream proxy's name has no usable address")
         self._pinned = self._pinned or tuple(passed)
         return self._pinned
@@ -122,32 +125,33 @@ class UpstreamDialer:
         if self._rules is not None:
             verdict = decide_address(self._rules, address, self._upstream.port, name=name)
             if not verdict.allowed:
-                return _refused(verdict.reason)
-        return self._own_refusal(address)
+                return _proxy_refusal(verdict.reason)
+        return self._own_server_refusal(address)
 
-    def _own_refusal(self, address: Address) -> Verdict | None:
+    def _own_server_refusal(self, address: Address) -> Verdict | None:
         if self._own_server is None:
             return None
         reason = self._own_server.refusal(address, self._upstream.port)
-        return _refused(reason) if reason else None
+        return _proxy_refusal(reason) if reason else None
 
     async def connect(self, host: str, port: int) -> Stream:
         """Return a connection to ``host`` through the proxy.
 
         Raises:
-            OSError: the proxy could not be reached, or said no.
+            RefusedError: the address of the proxy is refused.
+            OSError: the proxy could not be reached or refused the connection.
 
         """
         async with asyncio.timeout(_TIMEOUT_S):
-            stream = await self.open()
+            stream = await self.connect_to_proxy()
             try:
                 if self._upstream.kind == "http":
-                    await self._connect_http(stream, host_and_port(host, port))
+                    await self._connect_http(stream, format_host_port(host, port))
                 else:
                     await self._connect_socks(stream, host, port)
             except (EndOfStreamError, HeadTooLongError, HttpFormatError) as exc:
                 stream.close()
-                raise ConnectionError("the upstream proxy did not answer properly") from exc
+                raise ConnectionError("the upstream proxy sent a malformed response") from exc
             except BaseException:
                 stream.close()
                 raise
@@ -161,33 +165,35 @@ class UpstreamDialer:
         head = parse_response_head(await stream.read_head(MAX_HEAD_BYTES))
         if not 200 <= head.status < 300:
             raise ConnectionError(
-                f"the upstream proxy answered {head.status} to CONNECT {authority}"
+                f"the upstream proxy responded with {head.status} to CONNECT {authority}"
             )
 
     async def _connect_socks(self, stream: Stream, host: str, port: int) -> None:
         up = self._upstream
         methods = b"\x00\x02" if up.username else b"\x00"
         await stream.send(bytes((5, len(methods))) + methods)
-        version, method = await stream.exactly(2)
+        version, method = await stream.read_exactly(2)
         if version != 5 or method not in methods:
-            raise ConnectionError("the upstream proxy accepts no way of ours to log in")
+            raise ConnectionError(
+                f"the upstream proxy accepts no offered SOCKS authentication method (got {method})"
+            )
         if method == 2:
             user, secret = up.username, up.password
             await stream.send(b"\x01" + bytes((len(user),)) + user + bytes((len(secret),)) + secret)
-            if (await stream.exactly(2))[1] != 0:
-                raise ConnectionError("the upstream proxy refused the user name or password")
-        await stream.send(b"\x05\x01\x00" + _socks_address(host) + struct.pack(">H", port))
-        _version, reply, _reserved, kind = await stream.exactly(4)
+            if (await stream.read_exactly(2))[1] != 0:
+                raise ConnectionError("the upstream proxy rejected the user name or password")
+        await stream.send(b"\x05\x01\x00" + _encode_socks_address(host) + struct.pack(">H", port))
+        _version, reply, _reserved, kind = await stream.read_exactly(4)
         if reply != 0:
-            what = _SOCKS_FAILURES.get(reply, f"code {reply}")
-            raise ConnectionError(f"the upstream proxy could not connect: {what}")
+            reason = _SOCKS_FAILURES.get(reply, f"SOCKS reply code {reply}")
+            raise ConnectionError(f"the upstream proxy could not connect: {reason}")
         length = {1: 4, 4: 16}.get(kind)
         if length is None:
-            length = (await stream.exactly(1))[0]
-        await stream.exactly(length + 2)
+            length = (await stream.read_exactly(1))[0]
+        await stream.read_exactly(length + 2)
 
 
-def _refused(reason: str) -> Verdict:
+def _proxy_refusal(reason: str) -> Verdict:
     return Verdict(
         allowed=False,
         rule="upstream-proxy",
@@ -195,7 +201,7 @@ def _refused(reason: str) -> Verdict:
     )
 
 
-def _socks_address(host: str) -> bytes:
+def _encode_socks_address(host: str) -> bytes:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

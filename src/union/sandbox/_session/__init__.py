@@ -1,1 +1,1 @@
-"""What a caller holds: the session, the process, the streams; one code for all transports."""
+"""Session, SandboxProcess and streams: the same code for all transports."""

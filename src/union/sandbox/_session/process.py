@@ -10,20 +10,21 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
-from union.sandbox._core.events import Event, Exited, Failed, Started, Usage
-from union.sandbox._core.resolve import settled_output_cap, settled_window
+from union.sandbox._core.events import Usage
+from union.sandbox._core.resolve import validate_output_cap, validate_window
 from union.sandbox._session import threads
-from union.sandbox._session.streams import Collector, StreamBuffer
+from union.sandbox._session.sink import ProcessSink
+from union.sandbox._session.streams import StreamBuffer
 from union.sandbox.constants import MAX_LINE_BYTES
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from union.sandbox._core.decision import Decision
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.literals import TerminationReason
     from union.sandbox._core.spec import RunSpec
+    from union.sandbox._policy.decision import Decision
     from union.sandbox._session.transport import Run
 
 __all__ = ["ExecResult", "ProcessStdin", "SandboxProcess"]
@@ -33,17 +34,24 @@ _NAMES: Final = {1: "stdout", 2: "stderr"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """How a command ended and what it wrote."""
+    """The exit code, output and resource usage of a command that has ended."""
 
     returncode: int
+    """The exit code; 128+N if signal N ended the command."""
     stdout: str
+    """Collected output, decoded as UTF-8; invalid bytes are replaced."""
     stderr: str
+    """Collected errors, decoded as UTF-8; invalid bytes are replaced."""
     termination_reason: TerminationReason = ""
+    """Empty after an exit; else ``signal``, ``timeout``, ``oom``, ``limit`` or ``closed``."""
     runtime_ms: float = 0.0
+    """Wall-clock time in milliseconds."""
     truncated: bool = False
-    """Output was cut at ``max_output_bytes``."""
+    """Whether output was cut at ``max_output_bytes``."""
     usage: Usage = field(default_factory=Usage)
+    """CPU time and memory of the command and its children."""
     backend: str = ""
+    """The backend that isolated the command."""
 
     @property
     def ok(self) -> bool:
@@ -67,139 +75,87 @@ class ProcessStdin:
         self._run = run
 
     def write(self, data: bytes) -> None:
-        """Queues ``data`` and begins to send it; ``drain()`` waits until it was taken."""
+        """Queue bytes and start to send them; ``drain()`` waits until they are sent.
+
+        Args:
+            data: bytes to append to the command's stdin.
+
+        Raises:
+            SandboxUsageError: stdin is closed, or ``data`` is not bytes-like.
+
+        """
         if self._closed or self._run is None:
             raise SandboxUsageError("stdin is closed", argument="data")
         if not isinstance(data, bytes | bytearray | memoryview):
             raise SandboxUsageError(
-                f"stdin takes bytes, not {type(data).__name__}", argument="data"
+                f"stdin accepts bytes, not {type(data).__name__}", argument="data"
             )
         self._run.feed_stdin(bytes(data))
 
     async def drain(self) -> None:
-        """Waits until the command's pipe took what was written.
+        """Wait until the command's pipe has accepted everything that was written.
 
-        Raises ``BrokenPipeError`` when the command has closed its stdin or ended.
+        Raises:
+            BrokenPipeError: the command has closed its stdin or ended.
+
         """
         if self._run is not None:
             await self._run.drain_stdin()
 
     def close(self) -> None:
-        """End of file for the command, after what was written."""
+        """Send end-of-file after everything that was written."""
         self._closed = True
         if self._run is not None:
             self._run.close_stdin()
 
 
 class SandboxProcess:
-    """One command in a sandbox. Made by ``Session.run()``; a non-zero exit never raises."""
+    """One command in a sandbox, returned by ``Session.run()``. A non-zero exit never raises."""
 
     backend: str = ""
-    """What isolates the command."""
+    """The backend that isolates the command."""
     isolation: Isolation
-    """What is enforced for it."""
+    """The isolation layers that apply to this command."""
 
     def __init__(
         self, spec: RunSpec, on_done: Callable[[SandboxProcess], object] = lambda _: None
     ) -> None:
         self._spec = spec
-        self._on_done = on_done
-        self._run: Run | None = None
-        self._begun = time.perf_counter()
-        self._runtime_ms: float | None = None
-        self._failed: Failed | None = None
-        self._exited: Exited | None = None
-        self._pid: int | None = None
-        self._loop = asyncio.get_running_loop()
-        self._is_done = False
-        self._done_waiters: list[asyncio.Future[None]] = []
-        self._exit_waiters: list[asyncio.Future[None]] = []
-        self._open_streams = 0
+        self._sink = ProcessSink(spec, lambda: on_done(self))
         self._modes = {1: spec.stdout, 2: spec.stderr}
-        self._buffers: dict[int, StreamBuffer] = {}
-        self._collected: dict[int, Collector] = {}
         self._reading: set[int] = set()
-        self._pumps: list[asyncio.Task[None]] = []
-        self._decisions: list[Decision] = []
+        self._pumps = [
+            asyncio.create_task(self._forward(fd))
+            for fd, mode in self._modes.items()
+            if mode == "inherit"
+        ]
         self.stdin: ProcessStdin | None = ProcessStdin() if spec.stdin == "pipe" else None
-        for fd, mode in self._modes.items():
-            if mode == "collect":
-                self._collected[fd] = Collector(spec.max_output_bytes)
-            elif mode in {"pipe", "inherit"}:
-                self._buffers[fd] = StreamBuffer(lambda fd=fd: self._resume(fd))  # type: ignore[misc]  # bound per fd
-            if mode != "devnull":
-                self._open_streams += 1
-            if mode == "inherit":
-                self._pumps.append(asyncio.create_task(self._forward(fd)))
 
-    # What a transport tells us (the Sink protocol).
-
-    def event(self, event: Event) -> None:
-        """For transports: the command has started, ended, or failed to do either."""
-        match event:
-            case Started():
-                self._pid = event.pid
-            case Exited():
-                self._exited = event
-                self._end()
-            case Failed():
-                self._failed = event
-                self._end()
-                for fd in (1, 2):
-                    self.end_of_output(fd)
-
-    def decision(self, decision: Decision) -> None:
-        """For transports: the network was asked for, and this was decided."""
-        self._decisions.append(decision)
-
-    def output(self, fd: int, data: bytes | memoryview) -> bool:
-        """For transports: bytes of one stream; False asks to hold back until told to resume."""
-        # A piped stream goes through its buffer also while it is collected: earlier bytes may
-        # still be there.
-        buffer = self._buffers.get(fd)
-        if buffer is not None:
-            return buffer.feed(data)
-        self._collected[fd].add(data)
-        return True
-
-    def end_of_output(self, fd: int) -> None:
-        """For transports: nothing more comes on this stream."""
-        buffer = self._buffers.get(fd)
-        if buffer is not None:
-            buffer.feed_eof()
-        self._open_streams -= 1
-        self._settle()
+    # For the session that owns this handle.
 
     def _attach(self, run: Run) -> None:
-        self._run = run
+        self._sink.run = run
         self.isolation = run.isolation
         self.backend = run.isolation.backend
         if self.stdin is not None:
             self.stdin._attach(run)  # noqa: SLF001 - two halves of one handle
 
     def _expire(self) -> None:
-        if self._run is not None:
-            self._run.end("timeout")
+        if self._sink.run is not None:
+            self._sink.run.end("timeout")
 
-    def _end(self) -> None:
-        self._runtime_ms = (time.perf_counter() - self._begun) * 1000
-        _wake(self._exit_waiters)
-        self._settle()
+    async def _until_done(self) -> None:
+        """Wait until the command has ended and its output has been received and forwarded."""
+        await self._sink.until_done()
+        await self._finish_pumps()
 
-    def _settle(self) -> None:
-        ended = self._failed is not None or (self._exited is not None and self._open_streams <= 0)
-        if ended and not self._is_done:
-            self._is_done = True
-            self._on_done(self)
-            _wake(self._done_waiters)
-
-    def _resume(self, fd: int) -> None:
-        if self._run is not None:
-            self._run.resume(fd)
+    async def _finish_pumps(self) -> None:
+        for pump in self._pumps:
+            await pump
 
     async def _forward(self, fd: int) -> None:
-        """INHERIT: passes what is written to the caller's own stream, as it comes."""
-        buffer = self._buffers[fd]
+        """Copy an INHERIT stream to the caller's own stream as it arrives."""
+        buffer = self._sink.buffers[fd]
         while data := bytes(await buffer.read()):
             stream = sys.stdout if fd == 1 else sys.stderr
             try:
@@ -211,26 +167,27 @@ class SandboxProcess:
             stream.flush()
             await threads.outputs.run(self, _write_all, target, data)
 
-    # What the caller sees.
+    # Public.
 
     @property
     def pid(self) -> int | None:
-        """The command's process number inside the sandbox."""
-        return self._pid
+        """The process id inside the sandbox; None before the command has started."""
+        return self._sink.pid
 
     @property
     def returncode(self) -> int | None:
-        """None until the command has ended; 128+N when signal N ended it."""
-        return None if self._exited is None else self._exited.returncode
+        """The exit code, 128+N if signal N ended the command; None while it runs."""
+        exited = self._sink.exited
+        return None if exited is None else exited.returncode
 
     exit_code = returncode
 
     @property
     def runtime_ms(self) -> float:
-        """Wall-clock time, so far or in all."""
-        if self._runtime_ms is not None:
-            return self._runtime_ms
-        return (time.perf_counter() - self._begun) * 1000
+        """Wall-clock time in milliseconds: so far, or in total once the command has ended."""
+        if self._sink.runtime_ms is not None:
+            return self._sink.runtime_ms
+        return (time.perf_counter() - self._sink.begun) * 1000
 
     @property
     def termination_reason(self) -> TerminationReason:
@@ -238,72 +195,90 @@ class SandboxProcess:
 
         ``spawn-failed``, ``plan``, ``stream`` and ``transport`` mean that no real exit happened.
         """
-        if self._failed is not None:
-            stage = self._failed.stage
+        failed, exited = self._sink.failed, self._sink.exited
+        if failed is not None:
+            stage = failed.stage
             return "spawn-failed" if stage == "spawn" else cast("TerminationReason", stage)
-        return "" if self._exited is None else cast("TerminationReason", self._exited.reason)
+        return "" if exited is None else cast("TerminationReason", exited.reason)
 
     @property
     def usage(self) -> Usage:
-        """CPU time and memory of the command with all its children, once it has ended."""
-        return Usage() if self._exited is None else self._exited.usage
+        """CPU time and memory of the command with all its children; zero while it runs."""
+        exited = self._sink.exited
+        return Usage() if exited is None else exited.usage
 
     @property
     def network(self) -> tuple[Decision, ...]:
-        """What the command asked of the network, and what was decided, in order."""
-        return tuple(self._decisions)
+        """The network policy decisions for this command, in order."""
+        return tuple(self._sink.decisions)
 
     @property
     def truncated(self) -> tuple[str, ...]:
-        """The names of collected streams that were cut at ``max_output_bytes``."""
-        return tuple(_NAMES[fd] for fd, c in self._collected.items() if c.truncated)
+        """The names of the collected streams that were cut at ``max_output_bytes``."""
+        return tuple(_NAMES[fd] for fd, c in self._sink.collected.items() if c.truncated)
 
     def send_signal(self, signum: int) -> None:
-        """Sends a signal to the whole process tree; does nothing once it has ended."""
+        """Send a signal to the whole process tree. Does nothing once the command has ended.
+
+        Args:
+            signum: a signal number, such as ``signal.SIGINT``.
+
+        Raises:
+            SandboxUsageError: ``signum`` is not the number of a signal.
+
+        """
         try:
             number = signals.Signals(signum)
         except ValueError as exc:
             raise SandboxUsageError(
-                f"signum must be the number of a signal, not {signum!r}", argument="signum"
+                f"signum must be a signal number, not {signum!r}", argument="signum"
             ) from exc
-        if not self._ended() and self._run is not None:
-            self._run.signal(number)
+        if not self._sink.has_ended and self._sink.run is not None:
+            self._sink.run.signal(number)
 
     def terminate(self) -> None:
-        """SIGTERM to the whole process tree."""
+        """Send SIGTERM to the whole process tree."""
         self.send_signal(signals.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the whole process tree."""
+        """Send SIGKILL to the whole process tree."""
         self.send_signal(signals.SIGKILL)
 
     def resize(self, rows: int, cols: int) -> None:
-        """Changes the window of the command's terminal; does nothing once it has ended."""
+        """Change the window size of the command's terminal. Does nothing once it has ended.
+
+        Args:
+            rows: lines of text, from 1 to 65535.
+            cols: characters per line, from 1 to 65535.
+
+        Raises:
+            SandboxUsageError: the command has no terminal, or a size is out of range.
+
+        """
         if self._spec.pty is None:
             raise SandboxUsageError(
                 "resize() needs a command with a terminal", hint="run(..., pty=True)"
             )
-        settled_window("rows, cols", rows, cols)
-        if not self._ended() and self._run is not None:
-            self._run.resize(rows, cols)
-
-    def _ended(self) -> bool:
-        return self._exited is not None or self._failed is not None
+        validate_window("rows, cols", rows, cols)
+        if not self._sink.has_ended and self._sink.run is not None:
+            self._sink.run.resize(rows, cols)
 
     async def wait(self) -> int:
-        """Waits for the end and returns the exit code.
+        """Wait for the command to end and return its exit code.
 
-        Up to 64 MiB of each unread piped stream are kept meanwhile; a command that writes more is
-        slowed until somebody reads.
+        Meanwhile up to 64 MiB of each unread piped stream are kept. A command that writes more
+        is paused until the stream is read.
+
+        Raises:
+            SandboxExecutionError: no real exit happened.
+
         """
-        for fd, buffer in self._buffers.items():
+        for fd, buffer in self._sink.buffers.items():
             if fd not in self._reading and self._modes[fd] == "pipe":
                 buffer.widen()
-        if not self._ended():
-            # The end of the command, not of its streams: those may still wait for their reader.
-            await self._wait_in(self._exit_waiters)
+        await self._sink.until_ended()
         await self._finish_pumps()
-        return self._checked()
+        return self._checked_returncode()
 
     async def communicate(
         self,
@@ -311,51 +286,40 @@ class SandboxProcess:
         *,
         max_output_bytes: int | None = None,
     ) -> tuple[bytes, bytes]:
-        """Reads both streams to their end, waits, and returns ``(stdout, stderr)``.
+        """Read both streams to their end, wait for the command, and return ``(stdout, stderr)``.
 
-        At most ``max_output_bytes`` of each are kept (64 MiB unless said otherwise); what was cut
-        is named in ``truncated``. Cancelling this kills the command.
+        Cancelling this call kills the command. A stream that was not captured returns empty.
+
+        Args:
+            input: bytes to write to stdin before closing it; needs ``run(stdin=PIPE)``.
+                None (default) writes nothing.
+            max_output_bytes: bytes of each stream to keep; None (default) for 64 MiB.
+                ``truncated`` names the streams that were cut.
+
+        Raises:
+            SandboxExecutionError: no real exit happened.
+
         """
         try:
-            return await self._communicate(input, settled_output_cap(max_output_bytes))
+            return await self._communicate(input, validate_output_cap(max_output_bytes))
         except asyncio.CancelledError:
             self.kill()
             raise
 
     async def _communicate(self, data: bytes | None, cap: int) -> tuple[bytes, bytes]:
+        sink = self._sink
         if data is not None and self.stdin is None:
             raise SandboxUsageError("input needs run(stdin=PIPE)", argument="input")
         for fd, mode in self._modes.items():
-            if mode == "pipe" and fd not in self._collected:
-                collector = Collector(cap)
-                self._buffers[fd].pour(collector.add)
-                self._collected[fd] = collector
+            if mode == "pipe" and fd not in sink.collected:
+                sink.collect(fd, cap)
         if self.stdin is not None:
             if data:
                 self.stdin.write(data)
             self.stdin.close()
         await self._until_done()
-        await self._finish_pumps()
-        self._checked()
-        return self._value(1), self._value(2)
-
-    async def _until_done(self) -> None:
-        """Waits until the command has ended and both its streams are read."""
-        if not self._is_done:
-            await self._wait_in(self._done_waiters)
-
-    async def _wait_in(self, waiters: list[asyncio.Future[None]]) -> None:
-        """One future for each who waits: whoever is cancelled takes nothing from the others."""
-        waiter = self._loop.create_future()
-        waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            waiters.remove(waiter)
-
-    def _value(self, fd: int) -> bytes:
-        collector = self._collected.get(fd)
-        return b"" if collector is None else collector.value()
+        self._checked_returncode()
+        return sink.value(1), sink.value(2)
 
     async def communicate_text(
         self,
@@ -363,24 +327,36 @@ class SandboxProcess:
         *,
         max_output_bytes: int | None = None,
     ) -> tuple[str, str]:
-        """``communicate()``, decoded as UTF-8; what is not UTF-8 is replaced."""
+        """Like ``communicate()``, decoded as UTF-8; invalid bytes are replaced.
+
+        Args:
+            input: as for ``communicate()``.
+            max_output_bytes: as for ``communicate()``.
+
+        """
         out, err = await self.communicate(input, max_output_bytes=max_output_bytes)
         return out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
     def iter_stdout(self) -> AsyncIterator[bytes]:
-        """Chunks of stdout as they arrive."""
+        """Yield chunks of stdout as they arrive."""
         return self._iterate(1)
 
     def iter_stderr(self) -> AsyncIterator[bytes]:
-        """Chunks of stderr as they arrive."""
+        """Yield chunks of stderr as they arrive."""
         return self._iterate(2)
 
     def iter_stdout_lines(self) -> AsyncIterator[str]:
-        """Decoded lines of stdout, without their end, as they arrive."""
+        """Yield decoded lines of stdout, without their line ends, as they arrive.
+
+        A line longer than 1 MiB is yielded in pieces.
+        """
         return self._iterate_lines(1)
 
     def iter_stderr_lines(self) -> AsyncIterator[str]:
-        """Decoded lines of stderr, without their end, as they arrive."""
+        """Yield decoded lines of stderr, without their line ends, as they arrive.
+
+        A line longer than 1 MiB is yielded in pieces.
+        """
         return self._iterate_lines(2)
 
     async def _iterate(self, fd: int) -> AsyncIterator[bytes]:
@@ -402,10 +378,11 @@ class SandboxProcess:
         self._raise_if_failed()
 
     def _reader(self, fd: int) -> StreamBuffer:
-        """The buffer of a stream about to be read; its sibling may fill meanwhile."""
-        if self._modes[fd] == "collect" and self._ended():
+        """Return the buffer of a stream about to be read; the other stream may fill meanwhile."""
+        sink = self._sink
+        if self._modes[fd] == "collect" and sink.has_ended:
             buffer = StreamBuffer(lambda: None)
-            if value := self._value(fd):
+            if value := sink.value(fd):
                 buffer.feed(value)
             buffer.feed_eof()
             return buffer
@@ -416,39 +393,41 @@ class SandboxProcess:
                 hint=f"run(..., {_NAMES[fd]}=True)",
             )
         self._reading.add(fd)
-        self._buffers[fd].narrow()
-        other = self._buffers.get(3 - fd)
+        sink.buffers[fd].narrow()
+        other = sink.buffers.get(3 - fd)
         if other is not None and 3 - fd not in self._reading:
             other.widen()
-        return self._buffers[fd]
-
-    async def _finish_pumps(self) -> None:
-        for pump in self._pumps:
-            await pump
+        return sink.buffers[fd]
 
     def _raise_if_failed(self) -> None:
-        if self._failed is not None:
+        failed = self._sink.failed
+        if failed is not None:
             raise SandboxExecutionError(
-                self._failed.reason,
+                failed.reason,
                 backend=self.backend,
                 runtime_ms=self.runtime_ms,
-                stage=self._failed.stage,
-                code=self._failed.code,
-                hint=self._failed.hint,
+                stage=failed.stage,
+                code=failed.code,
+                hint=failed.hint,
             )
 
-    def _checked(self) -> int:
+    def _checked_returncode(self) -> int:
         self._raise_if_failed()
-        if self._exited is None:
-            raise RuntimeError("the end of the command was awaited but not seen")
-        return self._exited.returncode
+        if self._sink.exited is None:
+            raise RuntimeError("the command has no exit code: it has not ended")
+        return self._sink.exited.returncode
 
     def result(self) -> ExecResult:
-        """What a finished command collected, as one value."""
+        """Return the exit code and the collected output of a command that has ended.
+
+        Raises:
+            SandboxExecutionError: no real exit happened.
+
+        """
         return ExecResult(
-            returncode=self._checked(),
-            stdout=self._value(1).decode("utf-8", "replace"),
-            stderr=self._value(2).decode("utf-8", "replace"),
+            returncode=self._checked_returncode(),
+            stdout=self._sink.value(1).decode("utf-8", "replace"),
+            stderr=self._sink.value(2).decode("utf-8", "replace"),
             termination_reason=self.termination_reason,
             runtime_ms=self.runtime_ms,
             truncated=bool(self.truncated),
@@ -457,14 +436,8 @@ class SandboxProcess:
         )
 
     def __repr__(self) -> str:
-        state = "running" if not self._ended() else f"ended {self.returncode}"
+        state = f"ended {self.returncode}" if self._sink.has_ended else "running"
         return f"<SandboxProcess {state} backend={self.backend}>"
-
-
-def _wake(waiters: list[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        if not waiter.done():
-            waiter.set_result(None)
 
 
 def _write_all(fd: int, data: bytes) -> None:

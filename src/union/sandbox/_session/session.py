@@ -1,13 +1,13 @@
-"""Session: the one API over every transport."""
+"""Session: the API that is the same over every transport."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, Never, Self, cast
 
-from union.sandbox import constants
 from union.sandbox._core.resolve import resolve_run
 from union.sandbox._session.process import ExecResult, SandboxProcess
+from union.sandbox._session.session_files import SessionFiles
 from union.sandbox.errors import (
     SandboxCommandError,
     SandboxUsageError,
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
     from types import TracebackType
 
-    from union.sandbox._core.files import FileInfo, Transfer
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.literals import BackendName, NetworkMode, ScriptType
     from union.sandbox._core.resources import AnyResources
     from union.sandbox._core.spec import RunSpec, SessionSpec
     from union.sandbox._session.transport import Transport
-    from union.sandbox._session.trees import Progress
     from union.sandbox.constants import Stream
 
     Paths = Sequence[str | os.PathLike[str]]
@@ -34,28 +32,28 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 
-class _Facts(NamedTuple):
+class _SessionInfo(NamedTuple):
     work_dir: str
     isolation: Isolation
 
 
-class Session:
+class Session(SessionFiles):
     """A live sandbox: a work dir and a venv that persist over many isolated commands.
 
-    Made by ``on_device.session()`` or ``remote.session()``; opened by ``async with`` or
-    ``await ....open()``.
+    ``on_device.session()`` and ``remote.session()`` return one. ``async with``, ``await session``
+    or ``await session.open()`` opens it. A session belongs to the event loop that opened it.
     """
 
     def __init__(self, spec: SessionSpec, transport: Callable[[], Transport]) -> None:
         self._spec = spec
         self._make_transport = transport
         self._transport: Transport | None = None
-        self._facts: _Facts | None = None
+        self._info: _SessionInfo | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._state = "new"
-        self._why_closed = "the session is closed"
+        self._closed_reason = "the session is closed"
         self._closing: asyncio.Task[None] | None = None
-        self._is_ending = False
+        self._close_started = False
         self._is_entered = False
         self._deadline: asyncio.TimerHandle | None = None
         self._processes: set[SandboxProcess] = set()
@@ -63,11 +61,17 @@ class Session:
     # Opening and closing.
 
     async def open(self) -> Self:
-        """Opens the session; ``BackendUnavailableError`` if its isolation is not to be had."""
+        """Open the session and return it.
+
+        Raises:
+            BackendUnavailableError: this machine cannot provide the isolation requested.
+            SessionClosedError: the session is open already, or was closed.
+
+        """
         if self._state != "new":
             state = "open already" if self._state in {"open", "opening"} else "closed"
             raise SessionClosedError(
-                f"the session is {state}", hint="make a new one with session(...)"
+                f"the session is {state}", hint="create a new one with session(...)"
             )
         self._loop = _running_loop()
         self._state = "opening"
@@ -76,10 +80,10 @@ class Session:
             transport = self._make_transport()
             await transport.open()
             self._transport = transport
-            self._learn()
+            self._update_info()
         except BaseException:
             self._state = "closed"
-            self._why_closed = "the session could not be opened"
+            self._closed_reason = "the session could not be opened"
             self._transport = None
             if transport is not None:
                 await transport.aclose()
@@ -90,14 +94,17 @@ class Session:
         return self
 
     def _expire(self) -> None:
-        self._why_closed = f"the session's timeout_s={self._spec.timeout_s:g} has passed"
+        self._closed_reason = f"the session's timeout_s={self._spec.timeout_s:g} has passed"
         self._state = "closed"
         for process in tuple(self._processes):
             process._expire()  # noqa: SLF001 - the session owns its processes
         self._closing = asyncio.get_running_loop().create_task(self._close())
 
     async def close(self) -> None:
-        """Ends everything the session started, removes what it made; returns when that is done."""
+        """End every command, remove the private work dir, and return when that is done.
+
+        A work dir given as ``host_work_dir`` is kept. Closing twice is allowed.
+        """
         if self._state == "new":
             self._state = "closed"
             return
@@ -105,39 +112,40 @@ class Session:
             raise self._other_loop()
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
-        # Cancelling a caller of close() must not leave half a session behind.
+        # Cancelling a caller of close() must not leave a session half closed.
         try:
             await asyncio.shield(self._closing)
         except asyncio.CancelledError:
-            if not self._is_ending and self._closing.cancelling():
-                # The loop ends, and has cancelled that task before its first step: it never begins.
+            if not self._close_started and self._closing.cancelling():
+                # The event loop is ending and cancelled that task before its first step, so the
+                # task never runs.
                 await self._close()
             raise
 
     async def _close(self) -> None:
-        self._is_ending = True
+        self._close_started = True
         self._state = "closed"
         if self._deadline is not None:
             self._deadline.cancel()
         if self._transport is not None:
-            self._learn()
+            self._update_info()
             await self._transport.aclose()
 
     def __await__(self) -> Generator[Any, None, Self]:
-        """Open the session, as ``open()`` does; on an open one, return it."""
+        """Open the session like ``open()``; return it if it is open already."""
         return self._opened().__await__()
 
     async def _opened(self) -> Self:
         if self._state != "open":
             return await self.open()
-        self._live()  # it must belong to this event loop
+        self._live()  # raises if the session belongs to another event loop
         return self
 
     async def __aenter__(self) -> Self:
         if self._is_entered:
             raise SessionClosedError(
                 "the session is open already, in another `async with` block",
-                hint="make a new one with session(...)",
+                hint="create a new one with session(...)",
             )
         session = await self._opened()
         self._is_entered = True
@@ -157,7 +165,7 @@ class Session:
                 "the session is not open", hint="use `async with session` or `await session.open()`"
             )
         if self._state == "closed" or self._transport is None:
-            raise SessionClosedError(self._why_closed)
+            raise SessionClosedError(self._closed_reason)
         if _running_loop() is not self._loop:
             raise self._other_loop()
         return self._transport
@@ -167,49 +175,49 @@ class Session:
 
         return other_loop(self._loop)
 
-    # Facts.
+    # Information.
 
     @property
     def backend(self) -> BackendName:
-        """The isolation backend that was asked for, and is used."""
-        self._learn()
-        found = self._spec.backend if self._facts is None else self._facts.isolation.backend
+        """The isolation backend in use, which is the one requested."""
+        self._update_info()
+        found = self._spec.backend if self._info is None else self._info.isolation.backend
         return cast("BackendName", found)
 
     @property
     def work_dir(self) -> str:
-        """The directory that persists between calls, by its path inside."""
-        return self._known().work_dir
+        """The path, inside the sandbox, of the directory that persists between calls."""
+        return self._required_info().work_dir
 
     @property
     def isolation(self) -> Isolation:
-        """What is enforced, as verified when the session was opened."""
-        return self._known().isolation
+        """The isolation layers, verified on a live sandbox when the session was opened."""
+        return self._required_info().isolation
 
     def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
-        """The paths visible inside: ``read_only`` and ``read_write``."""
+        """Return the paths visible inside, by ``"read_only"`` and ``"read_write"``."""
         return self._live().fs_allowlist()
 
-    def _known(self) -> _Facts:
-        """What was true when the session was opened; still to be asked for after its end."""
+    def _required_info(self) -> _SessionInfo:
+        """Return what was true when the session was opened; available also after its end."""
         if self._transport is None:
             raise SessionClosedError(
                 "the session was not opened", hint="use `async with` or `await session.open()`"
             )
-        self._learn()
-        if self._facts is None:
+        self._update_info()
+        if self._info is None:
             raise SandboxUsageError(
-                "the server was not reached yet",
+                "the session has not connected to its server yet",
                 code="not-connected",
-                hint="it is at the first call, or with lazy=False when the session is opened",
+                hint="make a call first, or open with lazy=False",
             )
-        return self._facts
+        return self._info
 
-    def _learn(self) -> None:
-        """Takes down what is true of the transport, as soon as it knows."""
+    def _update_info(self) -> None:
+        """Store the work dir and the isolation as soon as the transport has them."""
         transport = self._transport
-        if self._facts is None and transport is not None and transport.is_known:
-            self._facts = _Facts(transport.work_dir, transport.isolation)
+        if self._info is None and transport is not None and transport.is_known:
+            self._info = _SessionInfo(transport.work_dir, transport.isolation)
 
     # Running.
 
@@ -234,21 +242,47 @@ class Session:
         read_write_paths: Paths = (),
         **unknown: Never,
     ) -> SandboxProcess:
-        """Runs one command in its own isolated process tree.
+        """Run one command in its own isolated process tree.
 
-        With a piped stream, or ``background=True``, returns as soon as the command has started;
-        otherwise when it has ended, its output collected in the returned handle. A non-zero exit
-        is data, never an exception.
+        Returns when the command has started if a stream is piped or ``background`` is true;
+        otherwise when it has ended, with its output collected. A non-zero exit never raises.
 
-        ``pty=True``, or ``pty=(rows, columns)``, gives the command a terminal of its own: its
-        output, stderr included, is ``stdout``, and what is written to ``stdin`` is typed. Closing
-        ``stdin`` types the end-of-file character; without any ``stdin`` that is all that is typed.
+        Args:
+            cmd: shell text; Python source if ``script_type="python"``; or a list of strings,
+                executed without a shell.
+            stdout: None (default) collects, True or ``PIPE`` streams, ``INHERIT`` copies to the
+                caller's stdout, False or ``DEVNULL`` discards.
+            stderr: as ``stdout``. Must be None with ``pty``.
+            stdin: bytes to send, or True or ``PIPE`` for ``process.stdin``. None (default), False
+                and ``DEVNULL`` give end-of-file.
+            env: variables added to those of the session; None (default) adds none.
+            cwd: start directory: relative to the work dir, or absolute inside. None (default) for
+                the work dir.
+            script_type: ``"shell"`` (default) or ``"python"``.
+            network_mode: ``"blocked"``, ``"allowlist"`` or ``"open"``, within what the session
+                allows. None (default) for the mode of the session.
+            network_allowlist: hosts, addresses or ranges for mode ``"allowlist"``, each with an
+                optional ``:port``. None (default) for the list of the session.
+            timeout_s: seconds until the command is ended; None (default) for no limit.
+            background: whether to return as soon as the command has started; False by default.
+            pty: True for a terminal of 24 rows and 80 columns, ``(rows, columns)`` for another
+                size, False (default) for none. Its output, stderr included, is ``stdout``. Bytes
+                written to ``stdin`` are typed; closing ``stdin`` types the end-of-file character.
+            max_output_bytes: bytes to collect of each stream; None (default) for 64 MiB.
+                ``process.truncated`` names the streams that were cut.
+            resources: limits for this call, none higher than the session's. None (default) for
+                the limits of the session.
+            read_only_paths: further absolute paths to show read-only; none by default. A path that
+                the session shows writable becomes read-only for this call.
+            read_write_paths: further absolute paths to show writable; none by default.
+            **unknown: not accepted; another keyword raises ``UnknownArgumentError``.
 
-        ``resources`` lowers limits of the session for this call. ``read_only_paths`` and
-        ``read_write_paths`` show further paths to this call alone, under the rules of the
-        session's; a path that the session shows writable can be made read-only. Raises
-        ``PolicyError`` for a higher limit, and for writing to a path that the session names
-        read-only.
+        Raises:
+            SandboxUsageError: an argument is invalid, or the session is not open.
+            PolicyError: the call exceeds what its session allows: a higher limit, a wider network,
+                or writing to a path that the session shows read-only.
+            SandboxExecutionError: no real exit happened (only if this call waits for the end).
+
         """
         if unknown:
             raise _unknown(self.run, unknown)
@@ -278,7 +312,7 @@ class Session:
         process = SandboxProcess(spec, self._processes.discard)
         self._processes.add(process)
         try:
-            process._attach(await transport.start(spec, process))  # noqa: SLF001 - one handle
+            process._attach(await transport.start(spec, process._sink))  # noqa: SLF001 - one handle
         except BaseException:
             self._processes.discard(process)
             raise
@@ -286,7 +320,6 @@ class Session:
         if not live:
             try:
                 await process._until_done()  # noqa: SLF001 - one handle
-                await process._finish_pumps()  # noqa: SLF001
             except asyncio.CancelledError:
                 process.kill()
                 raise
@@ -310,10 +343,30 @@ class Session:
         read_write_paths: Paths = (),
         **unknown: Never,
     ) -> ExecResult:
-        """Runs one command to its end and returns its exit code and decoded output.
+        """Run one command to its end and return its exit code and decoded output.
 
-        With ``check=True`` a non-zero exit raises ``SandboxCommandError``. Cancelling this kills
-        the command. The other arguments are those of ``run()``.
+        Cancelling this call kills the command.
+
+        Args:
+            cmd: as for ``run()``.
+            check: whether a non-zero exit raises ``SandboxCommandError``; False by default.
+            stdin: bytes to send; None (default) for end-of-file.
+            env: variables added to those of the session; None (default) adds none.
+            cwd: start directory; None (default) for the work dir.
+            script_type: ``"shell"`` (default) or ``"python"``.
+            network_mode: as for ``run()``; None (default) for the mode of the session.
+            network_allowlist: as for ``run()``; None (default) for the list of the session.
+            timeout_s: seconds until the command is ended; None (default) for no limit.
+            max_output_bytes: bytes to collect of each stream; None (default) for 64 MiB.
+            resources: limits for this call; None (default) for those of the session.
+            read_only_paths: further paths to show read-only; none by default.
+            read_write_paths: further paths to show writable; none by default.
+            **unknown: not accepted; another keyword raises ``UnknownArgumentError``.
+
+        Raises:
+            SandboxCommandError: the exit code is not 0 and ``check`` is true.
+            SandboxExecutionError: no real exit happened.
+
         """
         if unknown:
             raise _unknown(self.exec, unknown)
@@ -352,9 +405,28 @@ class Session:
         read_write_paths: Paths = (),
         **unknown: Never,
     ) -> str:
-        """Runs Python source, returns its stdout; non-zero raises ``SandboxCommandError``.
+        """Run Python source and return its stdout.
 
-        Takes the arguments of ``exec()``, but for ``check`` and ``script_type``.
+        Cancelling this call kills the command.
+
+        Args:
+            code: Python source; indentation shared by all lines is removed.
+            stdin: bytes to send; None (default) for end-of-file.
+            env: variables added to those of the session; None (default) adds none.
+            cwd: start directory; None (default) for the work dir.
+            network_mode: as for ``run()``; None (default) for the mode of the session.
+            network_allowlist: as for ``run()``; None (default) for the list of the session.
+            timeout_s: seconds until the code is ended; None (default) for no limit.
+            max_output_bytes: bytes to collect of each stream; None (default) for 64 MiB.
+            resources: limits for this call; None (default) for those of the session.
+            read_only_paths: further paths to show read-only; none by default.
+            read_write_paths: further paths to show writable; none by default.
+            **unknown: not accepted; another keyword raises ``UnknownArgumentError``.
+
+        Raises:
+            SandboxCommandError: the exit code is not 0; the error holds the result.
+            SandboxExecutionError: no real exit happened.
+
         """
         if unknown:
             raise _unknown(self.run_code, unknown)
@@ -375,114 +447,12 @@ class Session:
         )
         return result.stdout
 
-    # Files.
-
-    async def put_bytes(
-        self, path: str, data: bytes, *, mode: int = 0o644, overwrite: bool = True
-    ) -> int:
-        """Writes a file under the work dir, creating its parents; returns the number of bytes."""
-        transport = self._live()
-        overwrite = _flag(overwrite, "overwrite")
-        return await transport.put(path, data, mode=mode, overwrite=overwrite)
-
-    async def get_bytes(self, path: str, *, max_bytes: int = 0) -> bytes:
-        """Reads a file under the work dir; larger than ``max_bytes`` is an error, not a cut."""
-        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
-            raise SandboxUsageError(
-                f"max_bytes must be a whole number of bytes, or 0 for the session's limit, "
-                f"not {max_bytes!r}",
-                argument="max_bytes",
-            )
-        return await self._live().get(path, max_bytes=max_bytes or constants.MAX_FILE_BYTES)
-
-    async def list_dir(self, path: str = ".") -> tuple[FileInfo, ...]:
-        """What is in a directory of the work dir, sorted; links are described, not followed."""
-        return await self._live().list_dir(path)
-
-    async def stat(self, path: str) -> FileInfo:
-        """What has this name in the work dir; a link is described, not followed."""
-        return await self._live().stat(path)
-
-    async def exists(self, path: str) -> bool:
-        """Whether anything has this name in the work dir, a dangling link included."""
-        try:
-            await self._live().stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
-
-    async def make_dir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
-        """Makes a directory under the work dir; as it is wanted, it may be there already."""
-        transport = self._live()
-        parents, exist_ok = _flag(parents, "parents"), _flag(exist_ok, "exist_ok")
-        await transport.make_dir(path, parents=parents, exist_ok=exist_ok)
-
-    async def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Removes a file, a link or a directory; one that is not empty needs ``recursive``."""
-        transport = self._live()
-        await transport.remove(path, recursive=_flag(recursive, "recursive"))
-
-    async def upload(
-        self,
-        local: str | os.PathLike[str],
-        path: str,
-        *,
-        overwrite: bool = True,
-        max_bytes: int = 0,
-        max_files: int = 0,
-        progress: Progress | None = None,
-    ) -> Transfer:
-        """Copies a file of the caller's to ``path``, or what is in a directory into ``path``.
-
-        Links and special files of a tree are not copied; the result names them. ``max_bytes`` and
-        ``max_files`` (0: the session's limits) bound the whole, and more is an error before the
-        first byte. ``progress`` is called with the bytes so far, the bytes in all (None while they
-        are counted) and the path below the top.
-        """
-        from union.sandbox._session import trees
-
-        options = trees.checked_options(
-            self._live,
-            overwrite=overwrite,
-            max_bytes=max_bytes,
-            max_files=max_files,
-            progress=progress,
-        )
-        return await trees.upload(local, path, options)
-
-    async def download(
-        self,
-        path: str,
-        local: str | os.PathLike[str],
-        *,
-        overwrite: bool = True,
-        max_bytes: int = 0,
-        max_files: int = 0,
-        progress: Progress | None = None,
-    ) -> Transfer:
-        """Copies a file to ``local``, or what is in a directory into the directory ``local``.
-
-        Takes the arguments of ``upload()``. Nothing is written outside ``local``, no link in it is
-        followed, and no set-id bit arrives. A file that changes into something else meanwhile is
-        not copied; the result names it.
-        """
-        from union.sandbox._session import trees
-
-        options = trees.checked_options(
-            self._live,
-            overwrite=overwrite,
-            max_bytes=max_bytes,
-            max_files=max_files,
-            progress=progress,
-        )
-        return await trees.download(path, local, options)
-
     def __repr__(self) -> str:
         return f"<Session {self._state} backend={self.backend}>"
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
-    """Return the running loop, or raise an error that names what runs instead."""
+    """Return the running event loop; raise an error that names what runs instead."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -495,11 +465,3 @@ def _unknown(call: Callable[..., Any], unknown: Mapping[str, object]) -> Unknown
     from union.sandbox._core.suggestions import unknown_argument
 
     return unknown_argument(call, unknown)
-
-
-def _flag(value: object, argument: str) -> bool:
-    if not isinstance(value, bool):
-        raise SandboxUsageError(
-            f"{argument} must be True or False, not {value!r}", argument=argument
-        )
-    return value

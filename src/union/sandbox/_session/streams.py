@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Collector", "StreamBuffer"]
 
-_LONGEST_END: Final = b"\r\n"
-_SMALL: Final = 2048
-_MANY: Final = 64
+_MAX_LINE_END_BYTES: Final = len(b"\r\n")
+_SMALL_BYTES: Final = 2048
+_MANY_CHUNKS: Final = 64
 _READ_AHEAD: Final = 1024 * 1024
-"""What is held of a stream that has a reader, or that nobody reads: then the writer is slowed."""
+"""Bytes to buffer of a stream; beyond that the command is paused until the stream is read."""
 
 
 class StreamBuffer:
-    """Bytes of one piped stream on their way to a reader.
+    """A bounded buffer between a command and the reader of one piped stream.
 
-    ``feed`` answers whether there is room for more; when room comes back, ``on_room`` is called
-    once. The limit is small while this stream is being read, and large while only its sibling is,
-    so that reading one stream to its end and then the other cannot stop the command.
+    ``feed`` returns whether there is room for more; when there is room again, ``on_room`` is called
+    once. The limit is low while this stream is being read, and high while only the other stream
+    is, so that reading one stream to its end and then the other does not block the command.
     """
 
     def __init__(self, on_room: Callable[[], None]) -> None:
         self._chunks: deque[bytes | memoryview] = deque()
         self._start = 0
-        """How much of the first chunk was taken already, as lines."""
+        """The number of bytes of the first chunk already returned as lines."""
         self._partial: list[bytes] = []
-        """The beginning of a line whose end has not come; kept if its reader gives up."""
+        """The beginning of an incomplete line; kept if its reader is cancelled."""
         self._size = 0
         self._limit = _READ_AHEAD
         self._full = False
@@ -53,8 +53,12 @@ class StreamBuffer:
             self._into(data)
             return True
         chunks = self._chunks
-        if len(data) < _SMALL and len(chunks) > _MANY and len(chunks[-1]) < _SMALL:
-            # Bytes that come one by one must not cost an object each.
+        if (
+            len(data) < _SMALL_BYTES
+            and len(chunks) > _MANY_CHUNKS
+            and len(chunks[-1]) < _SMALL_BYTES
+        ):
+            # Single bytes must not cost an object each.
             chunks[-1] = bytes(chunks[-1]) + data
         else:
             chunks.append(data)
@@ -67,8 +71,8 @@ class StreamBuffer:
         self._ended = True
         self._wake()
 
-    def pour(self, into: Callable[[bytes | memoryview], None]) -> None:
-        """Gives what is held, and everything that comes, to somebody who keeps it all."""
+    def redirect(self, into: Callable[[bytes | memoryview], None]) -> None:
+        """Pass the buffered bytes, and all that follow, to ``into`` without a bound."""
         self._check_alone()
         self._into = into
         if self._partial:
@@ -77,12 +81,12 @@ class StreamBuffer:
             into(self._take())
 
     def widen(self) -> None:
-        """Only the sibling stream, or the end of the command, is being waited for."""
+        """Raise the limit: the caller waits for the other stream or for the end of the command."""
         self._limit = UNREAD_STREAM_BYTES
         self._make_room()
 
     def narrow(self) -> None:
-        """This stream is being read."""
+        """Lower the limit: this stream is being read."""
         self._limit = _READ_AHEAD
 
     def _take_partial(self) -> bytes:
@@ -91,27 +95,27 @@ class StreamBuffer:
         return taken
 
     async def read(self) -> bytes | memoryview:
-        """The next chunk, as it came; empty at the end of the stream."""
+        """Return the next chunk; empty at the end of the stream."""
         if self._partial:
             return self._take_partial()
         if not self._chunks:
             await self._more()
         return self._take() if self._chunks else b""
 
-    async def read_line(self, most: int) -> str | None:
-        """The next line, decoded, without its end; None at the end of the stream.
+    async def read_line(self, max_bytes: int) -> str | None:
+        """Return the next line, decoded, without its line end; None at the end of the stream.
 
-        A line longer than ``most`` bytes comes in pieces, never split inside a character. What was
-        not taken stays for the next reader, whichever way it reads.
+        A line longer than ``max_bytes`` is returned in pieces, never split inside a character.
+        Bytes that were not returned stay for the next reader, of lines or of chunks.
         """
         while True:
             if not self._chunks and not await self._more():
                 rest = self._take_partial()
                 return self._line_decoder.decode(rest, final=True) if rest else None
-            room = most - sum(map(len, self._partial))
-            # The end of a line may follow just behind the most that it may hold.
+            room = max_bytes - sum(map(len, self._partial))
+            # The line end may follow directly after the longest line.
             chunk, start = self._first(), self._start
-            stop = min(len(chunk), start + room + len(_LONGEST_END))
+            stop = min(len(chunk), start + room + _MAX_LINE_END_BYTES)
             end = chunk.find(b"\n", start, stop)
             if end >= 0 and end - chunk.endswith(b"\r", start, end) <= start + room:
                 self._partial.append(chunk[start:end])
@@ -123,13 +127,13 @@ class StreamBuffer:
             if stop <= start + room:
                 self._partial.append(chunk[start:stop])
                 self._advance(stop)
-            elif stop == start + room + len(_LONGEST_END) or not await self._join_next():
+            elif stop == start + room + _MAX_LINE_END_BYTES or not await self._join_next():
                 self._partial.append(chunk[start : start + room])
                 self._advance(start + room)
                 return self._line_decoder.decode(self._take_partial())
 
     async def _join_next(self) -> bool:
-        """Makes one chunk of the first two; False when there is no second."""
+        """Join the first two chunks; return False if there is no second."""
         if len(self._chunks) == 1 and not await self._more(beyond=1):
             return False
         first = self._first()[self._start :]
@@ -139,12 +143,12 @@ class StreamBuffer:
         return True
 
     def _first(self) -> bytes:
-        """The first chunk, as bytes from now on."""
+        """Convert the first chunk to bytes and return it."""
         first = self._chunks[0] = bytes(self._chunks[0])
         return first
 
     async def _more(self, *, beyond: int = 0) -> bool:
-        """Waits until there are more than ``beyond`` chunks; False at the end of the stream."""
+        """Wait for more than ``beyond`` chunks; return False at the end of the stream."""
         while len(self._chunks) <= beyond:
             if self._ended:
                 return False
@@ -169,7 +173,7 @@ class StreamBuffer:
         return chunk
 
     def _advance(self, to: int) -> None:
-        """What of the first chunk lies before ``to`` has been taken."""
+        """Drop the first chunk up to offset ``to``."""
         self._size -= to - self._start
         self._start = to
         if to == len(self._chunks[0]):
@@ -188,13 +192,13 @@ class StreamBuffer:
 
 
 class Collector:
-    """Keeps the first ``cap`` bytes of a stream and says whether there were more."""
+    """Collect the first ``cap`` bytes of a stream; ``truncated`` is true if there were more."""
 
     def __init__(self, cap: int) -> None:
         self._cap = cap
         self._chunks: list[bytes | memoryview] = []
         self._tail = bytearray()
-        """Small pieces, put together: bytes that come one by one must not cost an object each."""
+        """Small chunks joined: single bytes must not cost an object each."""
         self._size = 0
         self.truncated = False
 
@@ -206,7 +210,7 @@ class Collector:
         if not data:
             return
         self._size += len(data)
-        if len(data) < _SMALL and len(self._chunks) >= _MANY:
+        if len(data) < _SMALL_BYTES and len(self._chunks) >= _MANY_CHUNKS:
             self._tail += data
             if len(self._tail) < _READ_AHEAD:
                 return
@@ -218,7 +222,7 @@ class Collector:
             self._chunks.append(data)
 
     def value(self) -> bytes:
-        # Put together once: whoever asks again gets the same.
+        # Joined once; a second call returns the same object.
         whole = b"".join((*self._chunks, self._tail))
         self._tail.clear()
         self._chunks = [whole]

@@ -1,6 +1,6 @@
 """Sessions in a pod of their own, launched by Flyte; or, with no cluster, as a local process.
 
-The only package that knows Flyte and Kubernetes, and loads either of them only when it is used.
+This is the only package that uses Flyte and Kubernetes. It imports either of them on first use.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The line by which the server of a run announces where it is; only that server can write one.
+"""The signed line in which the server of a run announces its address.
 
 No message of the platform carries the address of a pod, so the server publishes it: in its log, and
 in an object that the caller named. Both can be written by others. The owner therefore makes a key
 pair for each session. The signing key goes into the inputs of the server's run and nowhere else;
-what is passed to other tasks carries the public key, which verifies a line and cannot make one. A
+references passed to other tasks carry the public key, which verifies a line and cannot sign one. A
 line names its run and its expiry: a line of another run, an old one or an edited one is refused.
 
 The line also holds the fingerprint of the server's certificate, and a line without one is refused.
@@ -17,19 +17,19 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from union.sandbox._core.endpoint import parse_endpoint
+from union.sandbox._wire.endpoint import parse_endpoint
 from union.sandbox.errors import SandboxUsageError
 
 __all__ = ["PREFIX", "Announcement", "announce", "new_signing_key", "parse_announcement"]
 
 PREFIX: Final = "union-sandbox-announcement "
 _VERSION: Final = 2
-_MOST: Final = 64 * 1024
+_MAX_LINE: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """Where the server of a run is; or, in ``failed``, why there is none."""
+    """The address of the server of a run; or, in ``failed``, why there is none."""
 
     run: str
     endpoint: str = ""
@@ -50,7 +50,7 @@ def new_signing_key() -> tuple[str, str]:
 
 
 def announce(announcement: Announcement, *, key: str) -> str:
-    """Return the line, without its end. ``key`` is the signing key."""
+    """Return the signed line, without a line end. ``key`` is the signing key."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     payload = json.dumps({"version": _VERSION, **asdict(announcement)}, separators=(",", ":"))
@@ -73,12 +73,12 @@ def _is_signed(payload: str, signature: str, key: str) -> bool:
 
 
 def parse_announcement(line: str, *, key: str, run: str, now: float) -> Announcement | None:
-    """Return what a line announces for this run; None for any other line, whatever it claims.
+    """Return the announcement of a line that is valid for this run; None for any other line.
 
     ``key`` is the public key.
     """
     at = line.find(PREFIX)
-    if at < 0 or len(line) > _MOST:
+    if at < 0 or len(line) > _MAX_LINE:
         return None
     try:
         both = json.loads(line[at + len(PREFIX) :])

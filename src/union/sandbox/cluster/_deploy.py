@@ -1,7 +1,7 @@
 """``unionai-sandbox-deploy``: deploys the default environments, once per cluster.
 
-It is ``flyte deploy --all`` on a module that names them. What it does not know of its arguments, it
-passes on, and the exit code is Flyte's.
+It runs ``flyte deploy --all`` on a module that names them, passes unknown arguments on, and returns
+Flyte's exit code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.extras import MissingExtraError, require
+from union.sandbox._core.optional_deps import MissingExtraError, require
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,37 +50,37 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console script; 2 for what must be put right first, else the exit code of Flyte."""
-    told, passed_on = _parser().parse_known_args(argv)
+    """Run the console script; return 2 for a usage error, otherwise Flyte's exit code."""
+    options, passed_on = _parser().parse_known_args(argv)
     try:
         require("flyte", extra="deploy", what="unionai-sandbox-deploy")
         require("kubernetes", extra="deploy", what="unionai-sandbox-deploy")
     except MissingExtraError as exc:
-        return _complain(str(exc))
-    if told.endpoint is None and (problem := _unconfigured(told.config)):
-        return _complain(problem)
+        return _fail(str(exc))
+    if options.endpoint is None and (problem := _why_not_configured(options.config)):
+        return _fail(problem)
     flyte = [sys.executable, "-c", "from flyte.cli.main import main; main()"]
     for option, value in (
-        ("--config", told.config),
-        ("--endpoint", told.endpoint),
-        ("--org", told.org),
+        ("--config", options.config),
+        ("--endpoint", options.endpoint),
+        ("--org", options.org),
     ):
         flyte += [option, value] if value is not None else []
-    flyte += ["--insecure"] if told.insecure else []
+    flyte += ["--insecure"] if options.insecure else []
     with tempfile.TemporaryDirectory(prefix="unionai-sandbox-deploy-") as place:
         module = os.path.join(place, "default_sandboxes.py")
         with open(module, "w", encoding="utf-8") as file:
             file.write(_MODULE)
-        deploy = ["deploy", *(["--dry-run"] if told.dry_run else []), "--root-dir", place]
-        # The arguments are those of whoever typed the command.
+        deploy = ["deploy", *(["--dry-run"] if options.dry_run else []), "--root-dir", place]
+        # The arguments come from the user of this command.
         done = subprocess.run(  # noqa: S603
             [*flyte, *deploy, *passed_on, "--all", module], check=False
         )
     return done.returncode
 
 
-def _unconfigured(config: str | None) -> str:
-    """Why there is no cluster to deploy to; empty if there is one."""
+def _why_not_configured(config: str | None) -> str:
+    """Return why there is no cluster to deploy to; empty if there is one."""
     import flyte.config
 
     if config is not None and not os.path.isfile(config):
@@ -96,6 +96,6 @@ def _unconfigured(config: str | None) -> str:
     )
 
 
-def _complain(message: str) -> int:
+def _fail(message: str) -> int:
     sys.stderr.write(f"unionai-sandbox-deploy: {message}\n")
     return _USAGE

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
-from union.sandbox._core.extras import require
+from union.sandbox._core.optional_deps import require
 from union.sandbox._core.resources import limits_from
-from union.sandbox.cluster._request import BACKENDS, DEFAULT_NAMES, MOST_S
+from union.sandbox.cluster._request import BACKENDS, DEFAULT_NAMES, MAX_TIMEOUT_S
 from union.sandbox.errors import SandboxUsageError
 
 require("flyte", extra="flyte", what="a SandboxEnvironment")
 
 import flyte  # noqa: E402 - only where it is known to be there
 
-from union.sandbox.cluster._pod import Posture, SandboxPodTemplate  # noqa: E402
+from union.sandbox.cluster._pod import PodProfile, SandboxPodTemplate  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from union.sandbox.cluster._request import SandboxMode
 
     DEFAULT_SANDBOX_ENV: SandboxEnvironment
-    """The environment of ``session()`` unless it is told another: ``userns``, an ordinary pod."""
+    """The default environment of ``session()``: ``userns``, in an unprivileged pod."""
     DEFAULT_SANDBOX_ENV_BWRAP: SandboxEnvironment
     """The same with ``bwrap``, whose pods need CAP_SYS_ADMIN."""
 
-__all__ = ["SERVED", "SandboxEnvironment", "SandboxResolver", "declared_posture", "in_pod"]
+__all__ = ["SERVED", "SandboxEnvironment", "SandboxResolver", "declared_profile", "in_pod"]
 
 _CHOICES: Final = {
     "sandbox_mode": tuple(BACKENDS),
@@ -41,16 +41,16 @@ _CHOICES: Final = {
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESOLVER: Final = "union.sandbox.cluster._resolver.SandboxResolver"
 _NO_VARIABLES: Final = "-"
-_declared: Final[dict[str, Posture]] = {}
+_declared: Final[dict[str, PodProfile]] = {}
 
 
-def declared_posture(name: str) -> Posture | None:
-    """The posture of the environment with this name, if this process has declared one."""
+def declared_profile(name: str) -> PodProfile | None:
+    """Return the pod profile of the environment with this name, if this process declares it."""
     return _declared.get(name)
 
 
 SERVED: Final[list[Any]] = []
-"""The environment of the pod that this is, if it is one."""
+"""The environment of this pod, if this process runs in a sandbox's pod."""
 
 
 def _base_image() -> Any:
@@ -63,16 +63,23 @@ def _base_image() -> Any:
 class SandboxEnvironment(flyte.TaskEnvironment):
     """The pods that ``session(environment=...)`` launches: image, resources, and isolation.
 
-    ``sandbox_mode`` is the backend in the pod: ``"userns"`` or ``"bwrap"``. ``runtime="gvisor"``
-    puts gVisor under the whole pod. ``sys_cap_admin`` grants CAP_SYS_ADMIN and no AppArmor profile:
-    None if ``bwrap`` is to work, True always, False never. ``seccomp_profile`` is the pod's: None
-    lifts it if ``bwrap`` is to work, and leaves the cluster's otherwise. ``proc="unmasked"`` gives
-    sandboxes a ``/proc`` of their own, on clusters that can.
+    Deploy it once, under its name, before sessions use it. All other arguments are those of
+    ``flyte.TaskEnvironment``, except that the pod template follows from the arguments below.
+    ``env_vars`` and ``secrets`` are for the sandboxes: every command sees them. No token of the
+    service account is mounted.
 
-    ``service_account`` is the Kubernetes service account of the pods; no token of it is mounted.
-    ``env_vars`` and ``secrets`` of the environment are for the sandboxes: every command sees them.
-    Everything else is as for ``flyte.TaskEnvironment``, except that the pod template follows from
-    the above. It is deployed once, under its name, before sessions can use it.
+    Attributes:
+        image: The image of the pods. Default: ``base_sandbox_image``.
+        sandbox_mode: The backend in the pod: ``"userns"`` or ``"bwrap"``. Default: ``"userns"``.
+        runtime: ``"container"``, or ``"gvisor"`` to run the whole pod in gVisor. Default:
+            ``"container"``.
+        sys_cap_admin: Whether the pod gets CAP_SYS_ADMIN and no AppArmor profile. Default None: if
+            ``sandbox_mode`` is ``"bwrap"``.
+        seccomp_profile: ``"RuntimeDefault"`` or ``"Unconfined"``. Default None: ``"Unconfined"``
+            for ``"bwrap"``, otherwise the default of the cluster.
+        proc: ``"unmasked"`` gives sandboxes a ``/proc`` of their own, on clusters that support it.
+            Default: ``"default"``.
+
     """
 
     image: Any = field(default_factory=_base_image)
@@ -97,14 +104,14 @@ class SandboxEnvironment(flyte.TaskEnvironment):
                 hint="sandbox_mode, runtime, sys_cap_admin, seccomp_profile and proc decide it",
             )
         self._check_gpu()
-        posture = self._posture()
-        if _declared.setdefault(self.name, posture) != posture:
+        profile = self._profile()
+        if _declared.setdefault(self.name, profile) != profile:
             raise SandboxUsageError(
-                f"there is a SandboxEnvironment {self.name!r} already, with another isolation",
+                f"a SandboxEnvironment {self.name!r} already exists, with another isolation",
                 argument="name",
-                hint="sessions find an environment by its name: give each its own",
+                hint="sessions find an environment by its name: use a different one for each",
             )
-        self.pod_template = SandboxPodTemplate(posture)
+        self.pod_template = SandboxPodTemplate(profile)
         super().__post_init__()
         self._forwarded: tuple[str, ...] | None = None
         self.server_task = self._register()
@@ -115,29 +122,32 @@ class SandboxEnvironment(flyte.TaskEnvironment):
             f"runtime={self.runtime!r}, sys_cap_admin={self.sys_cap_admin!r})"
         )
 
-    def _posture(self) -> Posture:
-        return Posture(
-            **{posture.name: getattr(self, posture.name) for posture in dataclasses.fields(Posture)}
+    def _profile(self) -> PodProfile:
+        return PodProfile(
+            **{
+                profile.name: getattr(self, profile.name)
+                for profile in dataclasses.fields(PodProfile)
+            }
         )
 
     def _check_gpu(self) -> None:
-        """A GPU is shown by ``bwrap`` alone: an environment that cannot work is not deployed."""
+        """Refuse an environment that cannot work: only ``bwrap`` makes a GPU available."""
         if self.sandbox_mode != "bwrap" and limits_from(self.resources).gpus:
             raise SandboxUsageError(
                 f"resources: sandbox_mode={self.sandbox_mode!r} shows no GPU; sandbox_mode='bwrap' "
                 "does",
                 argument="resources",
-                hint="pass sandbox_mode='bwrap', or leave the GPU out",
+                hint="pass sandbox_mode='bwrap', or omit the GPU",
             )
 
     @property
     def task_env(self) -> Self:
-        """What ``flyte deploy`` looks for: this is a ``flyte.Environment`` itself."""
+        """The ``flyte.Environment`` that ``flyte deploy`` looks for: this object itself."""
         return self
 
     @property
     def forwarded(self) -> tuple[str, ...]:
-        """The variables of the pod that its sandboxes get to see."""
+        """The variables of the pod that its sandboxes see."""
         if self._forwarded is not None:
             return self._forwarded
         names = list(self.env_vars or {})
@@ -145,7 +155,7 @@ class SandboxEnvironment(flyte.TaskEnvironment):
         return tuple(dict.fromkeys(name for name in names if _VARIABLE.fullmatch(name)))
 
     def _register(self) -> Any:
-        ceiling = timedelta(seconds=MOST_S)
+        ceiling = timedelta(seconds=MAX_TIMEOUT_S)
         decorate: Any = self.task(
             retries=0,
             timeout=flyte.Timeout(max_runtime=ceiling, deadline=ceiling),
@@ -162,13 +172,13 @@ def _secrets(request: Any) -> list[Any]:
 
 
 def _variable(secret: Any) -> str | None:
-    """The variable that a secret arrives in; None for one that is a file."""
+    """Return the variable that holds a secret; None for a secret in a file."""
     name: str | None = getattr(secret, "as_env_var", None)
     return name
 
 
 def _body(environment: SandboxEnvironment) -> Callable[..., Any]:
-    """The task, for one environment. Its name is part of what is deployed."""
+    """Return the task of one environment. Its name is part of the deployment."""
 
     async def sandbox_server(  # noqa: PLR0917 - Flyte's tasks take what they take by name
         owner_sha256: str,
@@ -179,7 +189,7 @@ def _body(environment: SandboxEnvironment) -> Callable[..., Any]:
         sandbox_mode: str = "",
         announce_to: str = "",
     ) -> str:
-        """Serves one sandbox session; returns why it ended."""
+        """Serve one sandbox session; return why it ended."""
         from union.sandbox.cluster._task import serve_run
 
         return await serve_run(
@@ -193,7 +203,7 @@ def _body(environment: SandboxEnvironment) -> Callable[..., Any]:
             forwarded=environment.forwarded,
         )
 
-    # Flyte looks the types up by their names, in a module that does not have them.
+    # Flyte resolves annotations by name in a module that lacks these names.
     sandbox_server.__annotations__ = {
         "owner_sha256": str, "guest_sha256": str, "timeout_s": float, "session": str,
         "announce_key": str, "sandbox_mode": str, "announce_to": str, "return": str,
@@ -204,15 +214,15 @@ def _body(environment: SandboxEnvironment) -> Callable[..., Any]:
 def in_pod(
     name: str, sandbox_mode: SandboxMode, *, forwarded: tuple[str, ...]
 ) -> SandboxEnvironment:
-    """The environment as its own pod needs it: nothing is built, nothing is deployed."""
+    """Return the environment for use in its own pod: nothing is built, nothing is deployed."""
     _declared.pop(name, None)
     environment = SandboxEnvironment(name=name, image="auto", sandbox_mode=sandbox_mode)
-    environment._forwarded = forwarded  # noqa: SLF001 - told by whoever deployed it
+    environment._forwarded = forwarded  # noqa: SLF001 - fixed when it was deployed
     return environment
 
 
 class SandboxResolver:
-    """Encodes what a pod must know of its environment as arguments, and decodes them there.
+    """Encodes the settings of an environment as arguments of its pods, and decodes them there.
 
     The arguments are part of the deployment. A caller cannot change them, so the environment alone
     decides which variables of its pod its sandboxes see.
@@ -238,18 +248,18 @@ class SandboxResolver:
             cast("SandboxMode", given["mode"]),
             forwarded=() if names == _NO_VARIABLES else tuple(names.split(",")),
         )
-        SERVED.append(environment)  # tasks know their environment by a weak reference
+        SERVED.append(environment)  # Tasks hold only a weak reference to their environment.
         return environment.server_task
 
 
 _DEFAULTS: Final[dict[str, tuple[SandboxMode, str]]] = {
     "DEFAULT_SANDBOX_ENV": ("userns", "Sandboxes in user namespaces, in a pod without privileges"),
-    "DEFAULT_SANDBOX_ENV_BWRAP": ("bwrap", "Sandboxes by bubblewrap, in a pod that lets it"),
+    "DEFAULT_SANDBOX_ENV_BWRAP": ("bwrap", "Sandboxes by bubblewrap, in a pod that allows it"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Made when asked for: an environment is listed for deployment as soon as it exists.
+    # Created on first use: an environment is listed for deployment as soon as it exists.
     if name not in _DEFAULTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     mode, description = _DEFAULTS[name]

@@ -1,10 +1,10 @@
-"""Where the server of a run is: found by its announcement, given up when its run is over.
+"""Finds the server of a run by its announcement, and fails as soon as the run has ended.
 
 Three places are searched: the task's log through the control plane, the pod's log through
 Kubernetes where that is allowed, and an object that the caller has named. An announcement is
-signed, so the first valid one counts. The object comes last: other tasks may be able to write it,
-and none but the pod writes its log. It counts only if the server has been running for a while and
-its log shows nothing. Meanwhile the run is watched: a failed one is reported at once, with the
+signed, so the first valid one counts. The object comes last, because other tasks may be able to
+write it, and only the pod writes its log. It counts only if the server has been running for a while
+and its log shows nothing. Meanwhile the run is watched: a failure is reported at once, with the
 events of the cluster.
 """
 
@@ -18,10 +18,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from union.sandbox._core.wire import VERSION
-from union.sandbox._core.wire_errors import error_from
+from union.sandbox._wire.errors import decode_error
+from union.sandbox._wire.frames import VERSION
 from union.sandbox.cluster._announce import parse_announcement
-from union.sandbox.cluster._hold import Found
+from union.sandbox.cluster._server_handle import ServerAddress
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
 __all__ = ["Search", "find_by_name", "plane_error"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.cluster")
-_AGAIN_S: Final = 0.3
-_SLOWLY_S: Final = 2.0
-_LAST_WORDS_S: Final = 3.0
-"""How long a run that is over may take to say why in its log."""
+_POLL_S: Final = 0.3
+_SLOW_POLL_S: Final = 2.0
+_LOG_WAIT_S: Final = 3.0
+"""How long the log of a run that has ended may take to show the reason."""
 _LOG_FIRST_S: Final = 8.0
 """How long a run must have been running without a line in its log before the object counts."""
-_MOST_OBJECT: Final = 64 * 1024
+_MAX_OBJECT: Final = 64 * 1024
 _EVENTS: Final = 5
-_MOST_FAILURES: Final = 15
+_MAX_FAILURES: Final = 15
 _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
-_MOST_LOG: Final = 256 * 1024
+_MAX_LOG: Final = 256 * 1024
 
 
 _HINTS: Final = {
     "unauthenticated": "log in: `flyte create config`, or pass api_key= to flyte.init()",
     "permission_denied": "the account may not submit runs in this project and domain",
-    "unavailable": "is this the endpoint of the control plane, and can it be reached from here?",
+    "unavailable": "check the endpoint of the control plane, and that it can be reached from here",
     "invalid_argument": "deploy the sandbox environment again, with the version used here",
 }
 
 
 def plane_error(exc: BaseException, what: str) -> SandboxExecutionError:
-    """The error of a call to the control plane, whichever class it has, as one of ours."""
+    """Return the error of a call to the control plane, of any class, as a ``SandboxError``."""
     code = getattr(exc, "code", "")
     named = str(getattr(code, "value", code)).lower()
     return SandboxExecutionError(
@@ -67,9 +67,9 @@ def plane_error(exc: BaseException, what: str) -> SandboxExecutionError:
 
 async def find_by_name(
     name: str, *, key: str, project: str | None, domain: str | None, expires: float
-) -> Found:
-    """For whoever got a session before its server was there."""
-    from union.sandbox._core.extras import require
+) -> ServerAddress:
+    """Find the server of a session that was passed on before its server was ready."""
+    from union.sandbox._core.optional_deps import require
 
     require("flyte", extra="flyte", what="a session that was passed before it was ready")
     import flyte
@@ -77,7 +77,7 @@ async def find_by_name(
 
     if not flyte.is_control_plane_available():
         raise SandboxUsageError(
-            f"it is not known where the session {name} is, and there is no control plane to ask",
+            f"the session {name} has no endpoint yet, and there is no control plane to find it",
             code="no-endpoint",
             hint="pass a session on after `await sbx`, or inside `async with`",
         )
@@ -90,7 +90,7 @@ async def find_by_name(
     try:
         return await search.find(within_s=within_s)
     finally:
-        await search.leave()
+        await search.close()
 
 
 def _phase(details: Any) -> str:
@@ -98,7 +98,7 @@ def _phase(details: Any) -> str:
 
 
 class Search:
-    """One run, looked for in several places."""
+    """The search for the announcement of one run, in several places."""
 
     def __init__(self, run: Any, *, key: str, announce_to: str = "") -> None:
         self._run = run
@@ -106,55 +106,55 @@ class Search:
         self._key = key
         self._announce_to = announce_to
         self._details: Any = None
-        """The latest that the control plane has said of the run."""
+        """The latest details of the run from the control plane."""
         self._is_over = False
         self._running_since: float | None = None
 
-    async def find(self, *, within_s: float) -> Found:
-        """Returns where the server of the run is; raises why it will never be anywhere."""
+    async def find(self, *, within_s: float) -> ServerAddress:
+        """Return the address of the server of the run; raise if it will never have one."""
         try:
             async with asyncio.timeout(within_s):
                 return await self._first()
         except TimeoutError:
             raise SandboxExecutionError(
                 f"the sandbox {self._run.name} could not be addressed within {within_s:g} s: "
-                + self._story(),
+                + self._describe_run(),
                 stage="transport",
                 code="not-ready",
                 hint=f"see {self._run.url}; session(ready_timeout=...) waits longer",
             ) from None
 
-    async def leave(self) -> None:
-        """Lets go of the log. Best after the run has ended, and with it the log."""
+    async def close(self) -> None:
+        """Stop reading the log. Best called after the run, and with it the log, has ended."""
         if self._reading is not None:
-            await asyncio.wait({self._reading}, timeout=_LAST_WORDS_S)
+            await asyncio.wait({self._reading}, timeout=_LOG_WAIT_S)
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
 
-    async def _first(self) -> Found:
+    async def _first(self) -> ServerAddress:
         watching = asyncio.ensure_future(self._watch())
         sources: list[Coroutine[Any, Any, Announcement]] = []
         if self._announce_to:
-            sources.append(self._in_object())
+            sources.append(self._search_object())
         if os.path.exists(_TOKEN):  # noqa: ASYNC240 - a file in memory
-            sources.append(self._in_pod())
-        looking: set[asyncio.Future[Announcement]] = set(map(asyncio.ensure_future, sources))
-        # Not cancelled with the others: the SDK complains loudly when a log is given up.
-        self._reading = asyncio.ensure_future(self._in_log())
+            sources.append(self._search_pod_log())
+        searching: set[asyncio.Future[Announcement]] = set(map(asyncio.ensure_future, sources))
+        # Not cancelled with the others, because the SDK logs an error when a log is cancelled.
+        self._reading = asyncio.ensure_future(self._search_log())
         try:
-            return await self._settle(watching, {self._reading, *looking})
+            return await self._first_announcement(watching, {self._reading, *searching})
         finally:
             self._is_over = True
-            tasks: list[asyncio.Future[Any]] = [watching, *looking]
+            tasks: list[asyncio.Future[Any]] = [watching, *searching]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _settle(
-        self, watching: asyncio.Future[None], looking: set[asyncio.Future[Announcement]]
-    ) -> Found:
+    async def _first_announcement(
+        self, watching: asyncio.Future[None], searching: set[asyncio.Future[Announcement]]
+    ) -> ServerAddress:
         while True:
-            waiting: set[asyncio.Future[Any]] = {*looking}
+            waiting: set[asyncio.Future[Any]] = {*searching}
             over = watching.done()
             if not over:
                 waiting.add(watching)
@@ -162,38 +162,38 @@ class Search:
             if waiting:
                 done, _ = await asyncio.wait(
                     waiting,
-                    timeout=self._last_words_s() if over else None,
+                    timeout=self._log_wait_s() if over else None,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-            for task in done & looking:
-                looking.discard(task)
+            for task in done & searching:
+                searching.discard(task)
                 if (fault := task.exception()) is not None:
-                    _LOGGER.debug("a place to look at is none: %s", fault)
+                    _LOGGER.debug("searching a source has failed: %s", fault)
                     continue
-                return self._believe(task.result())
-            if over and (not done or not looking):
+                return self._accept(task.result())
+            if over and (not done or not searching):
                 raise self._ended(watching)
 
-    def _last_words_s(self) -> float:
-        """A run that never had a pod has nothing to say in its log."""
+    def _log_wait_s(self) -> float:
+        """Return how long to wait for the log of an ended run; one without a pod has no log."""
         attempts = [] if self._details is None else self._details.pb2.attempts
-        return _LAST_WORDS_S if attempts and attempts[-1].log_context.pods else 0.0
+        return _LOG_WAIT_S if attempts and attempts[-1].log_context.pods else 0.0
 
-    def _believe(self, announcement: Announcement) -> Found:
+    def _accept(self, announcement: Announcement) -> ServerAddress:
         if announcement.failed is not None:
-            raise error_from(announcement.failed)
+            raise decode_error(announcement.failed)
         if announcement.protocol != VERSION:
             raise SandboxExecutionError(
-                f"the server of {self._run.name} speaks version {announcement.protocol} of the "
-                f"protocol, this client {VERSION}",
+                f"the server of {self._run.name} uses version {announcement.protocol} of the "
+                f"protocol, this client version {VERSION}",
                 stage="transport",
                 code="version",
                 hint="deploy the sandbox environment again, with the version used here",
             )
         ip = urlsplit(announcement.endpoint).hostname
-        return Found(endpoint=announcement.endpoint, ip=ip)
+        return ServerAddress(endpoint=announcement.endpoint, ip=ip)
 
-    def _heard(self, text: str) -> Announcement | None:
+    def _parse_log(self, text: str) -> Announcement | None:
         for line in text.splitlines():
             found = parse_announcement(line, key=self._key, run=self._run.name, now=time.time())
             if found is not None:
@@ -203,29 +203,29 @@ class Search:
     # The run.
 
     async def _watch(self) -> None:
-        """Returns when the run is over, which it should not be.
+        """Return when the run has ended, which it should not while it is searched for.
 
-        Asks again and again: the SDK's own watch takes its cancellation for a lost connection, and
-        goes on.
+        This polls, because the SDK's own watch treats its cancellation as a lost connection and
+        continues.
         """
         from flyte.remote import ActionDetails
 
-        pause_s, failures = _AGAIN_S, 0
+        pause_s, failures = _POLL_S, 0
         while True:
             try:
                 self._details = await ActionDetails.get_details.aio(self._run.action.action_id)
                 failures = 0
                 if self._running_since is None and _phase(self._details) == "running":
                     self._running_since = time.monotonic()
-            except Exception as exc:  # whatever the client raises, a few times
+            except Exception as exc:  # Any error of the client, up to a number of times.
                 failures += 1
-                if failures >= _MOST_FAILURES:
+                if failures >= _MAX_FAILURES:
                     raise
-                _LOGGER.debug("the control plane does not answer: %s", exc)
+                _LOGGER.debug("the control plane does not reply: %s", exc)
             if self._details is not None and self._details.done():
                 return
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, _SLOWLY_S)
+            pause_s = min(pause_s * 1.5, _SLOW_POLL_S)
 
     def _ended(self, watching: asyncio.Future[None]) -> SandboxError:
         if watching.exception() is not None:
@@ -234,30 +234,31 @@ class Search:
                 fault or RuntimeError(), f"the run {self._run.name} cannot be watched"
             )
         return SandboxExecutionError(
-            f"the run {self._run.name} ended before its server could be addressed: {self._story()}",
+            f"the run {self._run.name} ended before its server could be addressed: "
+            + self._describe_run(),
             stage="spawn",
             code="launch-failed",
             hint=f"see {self._run.url}",
         )
 
-    def _story(self) -> str:
-        """What is known of the run: its phase, its error, and the cluster's last events."""
+    def _describe_run(self) -> str:
+        """Describe the run: its phase, its error, and the cluster's last events."""
         details = self._details
         if details is None:
-            return "the control plane has said nothing of it yet"
-        words = [f"phase {_phase(details)}"]
+            return "the control plane has not reported its state yet"
+        parts = [f"phase {_phase(details)}"]
         if details.error_info is not None:
-            words.append(details.error_info.message.strip()[-2000:])
+            parts.append(details.error_info.message.strip()[-2000:])
         if details.abort_info is not None:
-            words.append(f"aborted: {details.abort_info.reason}")
+            parts.append(f"aborted: {details.abort_info.reason}")
         if details.pb2.attempts:
             events = details.pb2.attempts[-1].cluster_events
-            words += [f"[{event.message.strip()[:300]}]" for event in events[-_EVENTS:]]
-        return "; ".join(words)
+            parts += [f"[{event.message.strip()[:300]}]" for event in events[-_EVENTS:]]
+        return "; ".join(parts)
 
-    # The places.
+    # Sources.
 
-    async def _in_log(self) -> Announcement:
+    async def _search_log(self) -> Announcement:
         from flyte.remote._logs import Logs
 
         while not self._is_over:
@@ -268,20 +269,20 @@ class Search:
                 )
                 async with contextlib.aclosing(lines):
                     async for line in lines:
-                        if (found := self._heard(line.message)) is not None:
+                        if (found := self._parse_log(line.message)) is not None:
                             return found
                         if self._is_over:
                             break
             except Exception as exc:  # noqa: BLE001 - logs come and go; the watch decides
                 _LOGGER.debug("no log of %s yet: %s", self._run.name, exc)
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_POLL_S)
         raise asyncio.CancelledError
 
-    async def _in_object(self) -> Announcement:
+    async def _search_object(self) -> Announcement:
         from flyte import storage
 
         while True:
-            await asyncio.sleep(_SLOWLY_S)
+            await asyncio.sleep(_SLOW_POLL_S)
             since = self._running_since
             if since is None or time.monotonic() - since < _LOG_FIRST_S:
                 continue
@@ -290,26 +291,26 @@ class Search:
             data = b""
             async for piece in storage.get_stream(self._announce_to):
                 data += piece
-                if len(data) > _MOST_OBJECT:
-                    break  # not written by our server
-            if (found := self._heard(data.decode("utf-8", "replace"))) is not None:
+                if len(data) > _MAX_OBJECT:
+                    break  # Our server does not write that much.
+            if (found := self._parse_log(data.decode("utf-8", "replace"))) is not None:
                 return found
 
-    async def _in_pod(self) -> Announcement:
-        """Kubernetes tells a pod's log to service accounts that may read it."""
+    async def _search_pod_log(self) -> Announcement:
+        """Read the pod's log through Kubernetes, if the service account may read it."""
         from kubernetes import client, config
 
         config.load_incluster_config()  # type: ignore[no-untyped-call]  # theirs
         core = client.CoreV1Api()
         while True:
-            await asyncio.sleep(_SLOWLY_S)
+            await asyncio.sleep(_SLOW_POLL_S)
             attempts = [] if self._details is None else self._details.pb2.attempts
             for pod in attempts[-1].log_context.pods if attempts else ():
                 text = await asyncio.to_thread(
                     core.read_namespaced_pod_log,
                     pod.pod_name,
                     pod.namespace,
-                    limit_bytes=_MOST_LOG,
+                    limit_bytes=_MAX_LOG,
                 )
-                if (found := self._heard(text)) is not None:
+                if (found := self._parse_log(text)) is not None:
                     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from union.sandbox._core.extras import require
+from union.sandbox._core.optional_deps import require
 
 require("flyte", extra="flyte", what="base_sandbox_image")
 
@@ -25,7 +25,7 @@ _NAME: Final = "union-sandbox"
 
 
 def _checkout() -> Path | None:
-    """The directory this package was installed from, if it was not from an index."""
+    """Return the directory this package was installed from, if not from an index."""
     text = metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
     url = urlsplit(json.loads(text).get("url", "")) if text else None
     if url is None or url.scheme != "file":
@@ -35,7 +35,7 @@ def _checkout() -> Path | None:
 
 
 def _wheels() -> Path | None:
-    """Where a wheel of exactly this version waits to be put into an image (``make dist``)."""
+    """Return the directory with a wheel of exactly this version (``make dist``), if any."""
     place = _checkout()
     version = metadata.version(_DISTRIBUTION)
     for folder in () if place is None else (place / "dist", place):
@@ -45,7 +45,7 @@ def _wheels() -> Path | None:
 
 
 def _needs(extras: Sequence[str]) -> list[str]:
-    """What these extras bring, by name."""
+    """Return the requirements of these extras."""
     found = []
     for need in metadata.requires(_DISTRIBUTION) or []:
         package, _, marker = need.partition(";")
@@ -55,7 +55,7 @@ def _needs(extras: Sequence[str]) -> list[str]:
 
 
 def image_with(wheels: Path | None) -> Image:
-    """The image, with this package out of a directory of wheels, or else from the index."""
+    """Return the image, with this package from a directory of wheels or from the index."""
     image = Image.from_debian_base(name=_NAME).with_apt_packages("bubblewrap", "ca-certificates")
     if wheels is None:
         version = metadata.version(_DISTRIBUTION)
@@ -67,4 +67,4 @@ def image_with(wheels: Path | None) -> Image:
 
 
 base_sandbox_image: Final[Image] = image_with(_wheels())
-"""What a sandbox's pod runs; extend it with ``.with_pip_packages(...)`` and the like."""
+"""The image of a sandbox's pod; extend it with ``.with_pip_packages(...)`` and the like."""

@@ -16,18 +16,18 @@ __all__ = ["Keys", "session_name", "verifier_of"]
 
 
 def verifier_of(key: str) -> str:
-    """What recognises ``key`` without being it."""
+    """Return the digest that recognises ``key`` without revealing it."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def session_name(run: str) -> str:
-    """What the one session of a run is called on its server: no secret, and the same for all."""
+    """Return the name of a run's only session on its server: not secret, the same for everyone."""
     return hashlib.sha256(f"union.sandbox session of {run}".encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """Made for one session, by its owner."""
+    """The tokens of one session, made by its owner."""
 
     owner: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     guest: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)

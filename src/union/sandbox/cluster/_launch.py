@@ -1,4 +1,4 @@
-"""``session()``: one call, to a cluster where there is one, to this machine where there is not."""
+"""``session()``: starts a sandbox on a cluster, or as a process of this machine without one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._core.extras import require
+from union.sandbox._core.optional_deps import require
 from union.sandbox.cluster import _plain_calls
-from union.sandbox.cluster._place import check_local, place_of
-from union.sandbox.cluster._request import request_from
+from union.sandbox.cluster._place import check_local, choose_place
+from union.sandbox.cluster._request import resolve_request
 from union.sandbox.cluster._session import SandboxSession
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from union.sandbox.cluster._environment import SandboxEnvironment
-    from union.sandbox.cluster._hold import Hold
     from union.sandbox.cluster._request import Request
+    from union.sandbox.cluster._server_handle import ServerHandle
 
 __all__ = ["Launch", "session"]
 
@@ -122,9 +122,9 @@ def session(
         service_account: The Kubernetes service account of the pod. Default: the environment's.
         resources: Replaces the resources of the environment.
         network_mode: ``"blocked"``, ``"allowlist"`` or ``"open"``: the default and the ceiling of
-            every call. Default None: a call is blocked unless it asks for more.
-        network_allowlist: What ``"allowlist"`` allows.
-        network_denylist: What no call may reach.
+            every call. Default None: a call is blocked unless it requests more.
+        network_allowlist: The hosts that ``"allowlist"`` allows.
+        network_denylist: The hosts that no call may reach.
         network_proxy_url: An upstream HTTP proxy, as ``on_device.session()`` takes it.
         network_socks_url: An upstream SOCKS proxy, as ``on_device.session()`` takes it.
         sandbox_mode: ``"userns"`` or ``"bwrap"``. Default: the environment's.
@@ -145,7 +145,7 @@ def session(
     """
     require("aiohttp", extra="remote", what="session()")
     where = check_local(local)
-    request = request_from(
+    request = resolve_request(
         environment=environment,
         name=name,
         timeout=None if timeout is _HOUR and timeout_s is not None else timeout,
@@ -168,31 +168,31 @@ def session(
         ready_timeout=ready_timeout,
         owner_lease=owner_lease,
     )
-    place = place_of(request, local=where, stacklevel=2)
+    place = choose_place(request, local=where, stacklevel=2)
     _plain_calls.install()
-    return Launch(lambda: _submitted(request) if place == "cluster" else _started_here(request))
+    return Launch(lambda: _submit_session(request) if place == "cluster" else _start_local(request))
 
 
-async def _submitted(request: Request) -> SandboxSession:
+async def _submit_session(request: Request) -> SandboxSession:
     from union.sandbox.cluster._submit import submit
 
     created = datetime.now(UTC)
-    hold = await submit(request)
-    made = _described(request, created, hold)
-    made.url, made.project, made.domain = hold.url, hold.project, hold.domain
+    handle = await submit(request)
+    made = _make_session(request, created, handle)
+    made.url, made.project, made.domain = handle.url, handle.project, handle.domain
     return made
 
 
-async def _started_here(request: Request) -> SandboxSession:
+async def _start_local(request: Request) -> SandboxSession:
     from union.sandbox.cluster import _local
 
-    local = _local.LocalHold(request)
-    made = _described(request, datetime.now(UTC), local)
+    local = _local.LocalServer(request)
+    made = _make_session(request, datetime.now(UTC), local)
     made.endpoint = local.endpoint
     return made
 
 
-def _described(request: Request, created: datetime, hold: Hold) -> SandboxSession:
+def _make_session(request: Request, created: datetime, handle: ServerHandle) -> SandboxSession:
     network = request.spec.network
     made = SandboxSession(
         name=request.name,
@@ -206,7 +206,7 @@ def _described(request: Request, created: datetime, hold: Hold) -> SandboxSessio
         ),
         network_denylist=[entry.text for entry in network.deny] or None,
         host_work_dir=request.spec.host_work_dir,
-        verifier=hold.verifier,
+        verifier=handle.verifier,
     )
-    made._own(hold)  # noqa: SLF001 - this is where owners are made
+    made._become_owner(handle)  # noqa: SLF001 - only this module makes owners
     return made

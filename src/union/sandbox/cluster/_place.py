@@ -1,4 +1,4 @@
-"""Where a session runs: on a cluster, or as a process of this machine; never weaker in silence."""
+"""Decides where a session runs: on a cluster, or as a process of this machine, with a warning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from union.sandbox.errors import BackendUnavailableError, SandboxUsageError, San
 if TYPE_CHECKING:
     from union.sandbox.cluster._request import Request
 
-__all__ = ["check_local", "place_of"]
+__all__ = ["check_local", "choose_place"]
 
 _CONFIGS: Final = (
     "config.yaml",
@@ -28,21 +28,21 @@ def check_local(local: object) -> bool | None:
     """Check the argument ``local``."""
     if not isinstance(local, bool | None):
         raise SandboxUsageError(
-            f"local must be None (decide, and warn), True (a process of this machine) or False "
+            f"local must be None (choose, and warn), True (a process of this machine) or False "
             f"(a cluster is required), not {local!r}",
             argument="local",
         )
     return local
 
 
-def place_of(
+def choose_place(
     request: Request, *, local: bool | None, stacklevel: int
 ) -> Literal["cluster", "local"]:
     """Decide where a session runs.
 
     Raises:
         SandboxUsageError: a cluster is required, and there is none.
-        BackendUnavailableError: the environment asks for gVisor, which a local process has not.
+        BackendUnavailableError: the environment requires gVisor, which a local process lacks.
 
     """
     why = "local=True was passed" if local else _why_no_cluster()
@@ -62,7 +62,7 @@ def place_of(
             backend="gvisor",
             missing=("cluster",),
             code="no-cluster",
-            hint=("leave local=True out" if local else _remedy())
+            hint=("omit local=True" if local else _remedy())
             + ", or use an environment with runtime='container' here",
         )
     if local is None:
@@ -82,7 +82,7 @@ def place_of(
 
 
 def _why_no_cluster() -> str:
-    """Why runs cannot be submitted from here; empty if they can."""
+    """Return why runs cannot be submitted from here; empty if they can."""
     flyte = sys.modules.get("flyte")
     # A Flyte that was not imported is not initialised either.
     if flyte is not None and flyte.is_control_plane_available():
@@ -96,7 +96,7 @@ def _why_no_cluster() -> str:
 
 
 def _config() -> str:
-    """What configures Flyte here; empty if nothing does. Looks without importing Flyte."""
+    """Return the source of Flyte's configuration, or an empty string, without importing Flyte."""
     for name in _VARIABLES:
         if os.environ.get(name):
             return f"the variable {name}"

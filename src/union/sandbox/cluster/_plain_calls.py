@@ -48,7 +48,7 @@ def install() -> None:
 
 
 def _passed(value: Any) -> Any:
-    """What a task gets for ``value``: sessions of an owner as references, in containers too."""
+    """Return the argument that a task gets: owners' sessions as references, in containers too."""
     from union.sandbox.cluster._session import SandboxSession
 
     if isinstance(value, SandboxSession):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from union.sandbox._core.resolve import resolve_session, settled_timeout
+from union.sandbox._core.resolve import resolve_session, validate_timeout
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BACKENDS",
     "DEFAULT_NAMES",
-    "MOST_S",
+    "MAX_TIMEOUT_S",
     "OWNER_LEASE",
     "Request",
     "SandboxMode",
-    "request_from",
+    "resolve_request",
 ]
 
 SandboxMode = Literal["userns", "bwrap"]
@@ -36,37 +36,37 @@ DEFAULT_NAMES: Final[dict[str, str]] = {
     "bwrap": "union-sandbox-bwrap",
 }
 """The environments that ``unionai-sandbox-deploy`` deploys."""
-MOST_S: Final = 24 * 3600.0
+MAX_TIMEOUT_S: Final = 24 * 3600.0
 OWNER_LEASE: Final = "owner_lease"
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
-_LEAST_LEASE_S: Final = 1.0
+_MIN_LEASE_S: Final = 1.0
 _RESERVE: Final = 128 * 2**20
-"""What the server itself needs of a pod's memory."""
+"""The share of a pod's memory that the server itself needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One session as its owner wants it."""
+    """The checked arguments of one ``session()`` call."""
 
     name: str
     environment: str
     sandbox_mode: SandboxMode
     overrides_mode: bool = False
-    """Whether the environment's own mode is another one."""
+    """Whether ``sandbox_mode`` differs from the environment's own."""
     timeout_s: float
     ready_timeout_s: float
     owner_lease_s: float | None = None
-    """The run ends when its owner was not heard of for so long; None: it does not."""
+    """The run ends when its owner sends no request for this long; None: no lease."""
     project: str | None = None
     domain: str | None = None
     service_account: str | None = None
     runtime: str = "container"
-    """What the environment asks for; empty for a name that this process has not declared."""
+    """The runtime of the environment; empty for a name that this process has not declared."""
     resources: object = None
-    """An override of the environment's; None: as deployed."""
+    """Replaces the resources of the environment; None: as deployed."""
     spec: SessionSpec
     env_vars: dict[str, str] = field(default_factory=dict)
-    """What the environment gives to its pods; no pod, and it has to be given here."""
+    """The variables that the environment sets in its pods; used where there is no pod."""
 
     @property
     def backend(self) -> str:
@@ -80,28 +80,28 @@ class Request:
         return (*pinned, *spec.read_only_paths, *spec.read_write_paths)
 
     def session(self, *, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """What the server is told of the session."""
-        # Not needed until a server has been started, which can be under way meanwhile.
-        from union.sandbox._core.wire_values import session_to
+        """Return the arguments of the session, as the wire carries them."""
+        # Imported late, so that the server can start meanwhile.
+        from union.sandbox._wire.values import encode_session
 
-        told = session_to(self.spec)
+        payload = encode_session(self.spec)
         if env:
-            told["env"] = {**env, **told.get("env", {})}
-        return told
+            payload["env"] = {**env, **payload.get("env", {})}
+        return payload
 
 
-def _wrong(argument: str, value: object, accepted: str) -> SandboxUsageError:
+def _usage_error(argument: str, value: object, accepted: str) -> SandboxUsageError:
     return SandboxUsageError(f"{argument} must be {accepted}, not {value!r}", argument=argument)
 
 
 def _mode(sandbox_mode: object, backend: object) -> SandboxMode | None:
-    """The mode that either argument names; both are two spellings of one."""
+    """Return the mode that either argument names; both are spellings of the same setting."""
     if sandbox_mode is not None and sandbox_mode not in tuple(BACKENDS):
-        raise _wrong("sandbox_mode", sandbox_mode, "'userns' or 'bwrap'")
+        raise _usage_error("sandbox_mode", sandbox_mode, "'userns' or 'bwrap'")
     mode = sandbox_mode
     if backend is not None:
         if not isinstance(backend, str) or backend not in _MODES:
-            raise _wrong("backend", backend, "'userns' or 'bubblewrap'")
+            raise _usage_error("backend", backend, "'userns' or 'bubblewrap'")
         mode = _MODES[backend]
         if sandbox_mode is not None and sandbox_mode != mode:
             raise SandboxUsageError(
@@ -114,19 +114,19 @@ def _mode(sandbox_mode: object, backend: object) -> SandboxMode | None:
 
 def _seconds(argument: str, value: object) -> float:
     number = value.total_seconds() if isinstance(value, timedelta) else value
-    settled = settled_timeout(argument, number)
+    settled = validate_timeout(argument, number)
     if settled is None:
-        raise _wrong(argument, value, "a timedelta, or a number of seconds")
+        raise _usage_error(argument, value, "a timedelta, or a number of seconds")
     return settled
 
 
 def _text(argument: str, value: object) -> str | None:
     if value is not None and (not isinstance(value, str) or not value):
-        raise _wrong(argument, value, "a name, or None for the configured one")
+        raise _usage_error(argument, value, "a name, or None for the configured one")
     return value
 
 
-def request_from(
+def resolve_request(
     *,
     environment: object,
     name: object,
@@ -142,34 +142,34 @@ def request_from(
     owner_lease: object,
     **described: object,
 ) -> Request:
-    """Check every argument of ``session()``; a mistake costs no pod.
+    """Check every argument of ``session()`` before a pod is started.
 
     ``described`` are the arguments that ``on_device.session()`` has too, under the same rules.
     """
-    asked = _mode(sandbox_mode, backend)
+    requested = _mode(sandbox_mode, backend)
     runtime = "container"
     own_mode: SandboxMode | None = None
     own_resources: object = None
     env_vars: dict[str, str] = {}
     if environment is None:
-        called = DEFAULT_NAMES[asked or "userns"]
-        own_mode = asked or "userns"
+        environment_name = DEFAULT_NAMES[requested or "userns"]
+        own_mode = requested or "userns"
     elif isinstance(environment, str) and environment:
-        called = environment
+        environment_name = environment
         runtime = _declared_runtime(environment)
     elif hasattr(environment, "sandbox_mode") and hasattr(environment, "task_env"):
-        called = str(environment.name)  # type: ignore[attr-defined]  # Flyte is not imported here
+        environment_name = str(environment.name)  # type: ignore[attr-defined]  # Flyte is not imported here
         own_mode = environment.sandbox_mode
         runtime = str(getattr(environment, "runtime", "container"))
         own_resources = getattr(environment, "resources", None)
         env_vars = dict(getattr(environment, "env_vars", None) or {})
     else:
-        raise _wrong("environment", environment, "a SandboxEnvironment, or the name of one")
-    mode = asked or own_mode or "userns"
+        raise _usage_error("environment", environment, "a SandboxEnvironment, or the name of one")
+    mode = requested or own_mode or "userns"
     if name is None:
         name = f"sbx-{secrets.token_hex(8)}"
     elif not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _wrong(
+        raise _usage_error(
             "name", name, "at most 30 lower-case letters, digits and dashes, a letter first"
         )
     if timeout is not None and timeout_s is not None:
@@ -179,12 +179,12 @@ def request_from(
             hint="pass one of them",
         )
     spelled, given = ("timeout", timeout) if timeout_s is None else ("timeout_s", timeout_s)
-    lasts_s = _seconds(spelled, given)
-    if lasts_s > MOST_S:
-        raise _wrong(spelled, given, "at most 24 hours")
+    total_s = _seconds(spelled, given)
+    if total_s > MAX_TIMEOUT_S:
+        raise _usage_error(spelled, given, "at most 24 hours")
     lease_s = None if owner_lease is None else _seconds("owner_lease", owner_lease)
-    if lease_s is not None and lease_s < _LEAST_LEASE_S:
-        raise _wrong("owner_lease", owner_lease, f"{_LEAST_LEASE_S:g} seconds or more, or None")
+    if lease_s is not None and lease_s < _MIN_LEASE_S:
+        raise _usage_error("owner_lease", owner_lease, f"{_MIN_LEASE_S:g} seconds or more, or None")
     spec = resolve_session(
         backend=BACKENDS[mode],
         backends=tuple(BACKENDS.values()),
@@ -193,10 +193,10 @@ def request_from(
     )
     return Request(
         name=name,
-        environment=called,
+        environment=environment_name,
         sandbox_mode=mode,
         overrides_mode=own_mode is None or mode != own_mode,
-        timeout_s=lasts_s,
+        timeout_s=total_s,
         ready_timeout_s=_seconds("ready_timeout", ready_timeout),
         owner_lease_s=lease_s,
         project=_text("project", project),
@@ -210,16 +210,16 @@ def request_from(
 
 
 def _declared_runtime(name: str) -> str:
-    """The runtime of an environment that is known by its name; empty if it is not."""
+    """Return the runtime of an environment by its name; empty if it is not declared here."""
     module = sys.modules.get("union.sandbox.cluster._environment")
-    posture = None if module is None else module.declared_posture(name)
-    if posture is None:
+    profile = None if module is None else module.declared_profile(name)
+    if profile is None:
         return "container" if name in DEFAULT_NAMES.values() else ""
-    return str(posture.runtime)
+    return str(profile.runtime)
 
 
 def _with_reserve(spec: SessionSpec) -> SessionSpec:
-    """A pod that is full is killed as a whole: what runs in it must reach its own limit first."""
+    """Lower the memory limit, so that a command reaches it before the whole pod is killed."""
     memory = spec.limits.memory_bytes
     if memory is None:
         return spec

@@ -1,4 +1,4 @@
-"""SandboxSession: a session in a run of its own, which can be handed to other tasks."""
+"""SandboxSession: a session in a run of its own, which can be passed to other tasks."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import weakref
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self, get_type_hints
 
-from union.sandbox._core.extras import require
+from union.sandbox._core.optional_deps import require
 from union.sandbox._core.resolve import resolve_session
 from union.sandbox._session.session import Session
 from union.sandbox.cluster._keys import session_name
-from union.sandbox.cluster._orders import WORK_DIR
 from union.sandbox.cluster._request import BACKENDS
+from union.sandbox.cluster._server_command import WORK_DIR
 from union.sandbox.errors import SandboxError, SandboxUsageError, SessionClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from union.sandbox._session.transport import Transport
-    from union.sandbox.cluster._hold import Hold
+    from union.sandbox.cluster._server_handle import ServerHandle
     from union.sandbox.remote._access import Access
 
 __all__ = ["SandboxSession"]
@@ -43,23 +43,23 @@ class SandboxSession(Session):
     """A live sandbox in a run of its own, made by ``await session(...)``.
 
     ``async with sbx``, or ``await sbx``, waits until it can be addressed; the first call connects.
-    Whoever made it is its *owner*: leaving the block, or ``close()``, ends the run. It can be
-    passed to other tasks, pickled and copied: what arrives is a *reference*, which runs commands
-    and moves files, and whose ``close()`` ends only what it has started itself.
+    The process that made it is its *owner*: leaving the block, or ``close()``, ends the run. It can
+    be passed to other tasks, pickled and copied: the receiver gets a *reference*, which runs
+    commands and moves files, and whose ``close()`` ends only the commands that it has started.
 
-    What is passed carries a key that opens this one session until ``expires_at``, and nothing else.
-    It is kept wherever the inputs of those tasks are kept.
+    A reference carries a token for this one session, valid until ``expires_at``. The token is
+    stored wherever the inputs of those tasks are stored.
     """
 
     name: str
-    """Of the run."""
+    """The name of the run."""
     created_at: datetime
     expires_at: datetime
-    """When the run ends by itself."""
+    """When the run ends at the latest."""
     endpoint: str = ""
-    """Where the server is; empty until that is known."""
+    """The endpoint of the server; empty until the server is found."""
     ip: str | None = None
-    """Of the pod, once it is known; a process of this machine has none."""
+    """The address of the pod, once it is found; None for a process of this machine."""
     url: str | None = None
     """The run's page in the console; None without a cluster."""
     project: str | None = None
@@ -67,15 +67,15 @@ class SandboxSession(Session):
     environment: str = ""
     sandbox_mode: str = "userns"
     network_mode: str | None = None
-    """The default and the ceiling of every call; None: blocked unless a call asks for more."""
+    """The default and the ceiling of every call; None: blocked unless a call requests more."""
     network_allowlist: list[str] | None = None
     network_denylist: list[str] | None = None
     host_work_dir: str | None = None
     """The work dir, if the owner has chosen one."""
     access: str = ""
-    """The guest's key. Never the owner's: that one is in no field."""
+    """The guest's token. The owner's token is in no field."""
     verifier: str = ""
-    """The public key that the server's announcement is verified with; it can make none."""
+    """The public key that verifies the server's announcement; it cannot sign one."""
 
     def __post_init__(self) -> None:
         spec = resolve_session(
@@ -86,14 +86,14 @@ class SandboxSession(Session):
             network_denylist=self.network_denylist,
         )
         super().__init__(spec, _no_transport)
-        self._hold: Hold | None = None
+        self._handle: ServerHandle | None = None
 
-    def _own(self, hold: Hold) -> None:
-        """Makes this the owner of a run that was just started."""
-        self._hold = hold
-        self.access = hold.keys.guest
+    def _become_owner(self, handle: ServerHandle) -> None:
+        """Make this the owner of a run that was just started."""
+        self._handle = handle
+        self.access = handle.keys.guest
 
-    # What is passed on.
+    # Passing it on.
 
     def _fields(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -105,32 +105,32 @@ class SandboxSession(Session):
         role = "owner" if self.is_owner else "reference"
         return f"<SandboxSession {self.name} {role} at {self.endpoint or 'an unknown endpoint'}>"
 
-    # Facts.
+    # Properties.
 
     @property
     def is_owner(self) -> bool:
-        """Whether this one started the run, and ends it."""
-        return self._hold is not None
+        """Whether this object started the run, and ends it."""
+        return self._handle is not None
 
     @property
     def work_dir(self) -> str:
-        """The directory that persists between calls, by its path inside."""
-        self._learn()
-        if self._facts is not None:
-            return self._facts.work_dir
+        """The directory that persists between calls, as a path inside the sandbox."""
+        self._update_info()
+        if self._info is not None:
+            return self._info.work_dir
         return WORK_DIR if self.host_work_dir is None else self.host_work_dir
 
     # Opening.
 
     async def open(self) -> Self:
-        """Waits until the server can be addressed; raises early why it never will be."""
+        """Wait until the server can be addressed; raise as soon as it never will be."""
         if self._state == "closed":
-            raise SessionClosedError(self._why_closed)
+            raise SessionClosedError(self._closed_reason)
         try:
-            await self._addressable()
+            await self._locate()
         except SandboxError:
             if self.is_owner:
-                # Nobody can use the run, and a caller who was told so has nothing to close.
+                # The run is useless, and the caller gets an exception instead of a session.
                 await self.close()
             raise
         return self
@@ -139,16 +139,16 @@ class SandboxSession(Session):
         try:
             return await self.open()
         except BaseException:
-            # Nobody has it in hand, so nobody else would end its run.
+            # The caller has no session to close, so its run is ended here.
             await self.close()
             raise
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.open().__await__()
 
-    async def _addressable(self) -> None:
-        if self._hold is not None:
-            found = await self._hold.found()
+    async def _locate(self) -> None:
+        if self._handle is not None:
+            found = await self._handle.wait_ready()
             self.endpoint, self.ip = found.endpoint, found.ip
         elif not self.endpoint:
             from union.sandbox.cluster._find import find_by_name
@@ -163,9 +163,9 @@ class SandboxSession(Session):
             self.endpoint, self.ip = found.endpoint, found.ip
 
     def _live(self) -> Transport:
-        """The transport; made at the first call, which reaches the server."""
+        """Return the transport; the first call creates it and connects."""
         if self._state == "closed":
-            raise SessionClosedError(self._why_closed)
+            raise SessionClosedError(self._closed_reason)
         if datetime.now(UTC) >= self.expires_at:
             raise SessionClosedError("the session's timeout has passed")
         loop = asyncio.get_running_loop()
@@ -177,14 +177,14 @@ class SandboxSession(Session):
             self._state = "open"
             self._transport = transport = AttachedTransport(
                 self._spec,
-                _Reach(self),
+                _AccessProvider(self),
                 session=session_name(self.name),
                 ends_session=self.is_owner,
             )
             if not self.is_owner:
-                # A receiver need not close: its connection goes when it does.
-                letting_go = weakref.finalize(self, _let_go, loop, transport)
-                letting_go.atexit = False
+                # A receiver need not call close(): its connection ends when it is collected.
+                finalizer = weakref.finalize(self, _close_later, loop, transport)
+                finalizer.atexit = False
         elif loop is not self._loop:
             raise SandboxUsageError(
                 "the session belongs to another event loop",
@@ -193,28 +193,31 @@ class SandboxSession(Session):
         return self._transport
 
     async def _access(self) -> Access:
-        from union.sandbox.remote._access import access_from
+        from union.sandbox.remote._access import resolve_access
 
-        await self._addressable()
-        hold = self._hold
-        key = self.access if hold is None else hold.keys.owner
-        within_s = _CONNECT_S if hold is not None or self._may_be_starting() else _REFERENCE_S
-        access = access_from(
+        await self._locate()
+        handle = self._handle
+        key = self.access if handle is None else handle.keys.owner
+        within_s = _CONNECT_S if handle is not None or self._may_be_starting() else _REFERENCE_S
+        access = resolve_access(
             self.endpoint, token=key, cert=None, connect_timeout_s=within_s, lazy=True
         )
-        return dataclasses.replace(access, line=None if hold is None else hold.take_line())
+        return dataclasses.replace(
+            access, owner_socket=None if handle is None else handle.take_socket()
+        )
 
     def _may_be_starting(self) -> bool:
-        """A local server's address is known before it listens; a pod's only afterwards."""
+        """Whether the server may not listen yet: a local one has its address before it does."""
         age_s = (datetime.now(UTC) - self.created_at).total_seconds()
         return self.endpoint.startswith("unix:") and age_s < _YOUNG_S
 
     # Closing.
 
     async def close(self) -> None:
-        """Owner: ends the run and everything in it. Reference: ends what it has started itself.
+        """Close the session; return when that is done.
 
-        Returns when that is done. May be called again, and by several at once.
+        The owner's ``close()`` ends the run and everything in it. A reference's ``close()`` ends
+        only the commands that it has started. It may be called again, and concurrently.
         """
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -223,27 +226,27 @@ class SandboxSession(Session):
 
     async def _close(self) -> None:
         self._state = "closed"
-        self._learn()
+        self._update_info()
         try:
             if self._transport is not None:
                 async with asyncio.timeout(_TRANSPORT_S):
                     await self._transport.aclose()
         except (SandboxError, TimeoutError, OSError) as exc:
-            # The run is ended all the same, and that is what counts.
+            # The run is ended below in any case.
             _LOGGER.warning("the connection to %s was not closed in order: %s", self.name, exc)
         finally:
-            if self._hold is not None:
-                await self._hold.end()
+            if self._handle is not None:
+                await self._handle.end()
 
 
-# The class shows its public module, where these annotations could not be looked up.
+# The class reports its public module, in which these annotations cannot be resolved.
 SandboxSession.__annotations__ = get_type_hints(SandboxSession)
 for _field in dataclasses.fields(SandboxSession):
     _field.type = SandboxSession.__annotations__[_field.name]
 
 
-class _Reach:
-    """How a transport learns where to go. Does not keep its session alive."""
+class _AccessProvider:
+    """Returns the access of a session to its transport, without keeping the session alive."""
 
     def __init__(self, session: SandboxSession) -> None:
         self._session = weakref.ref(session)
@@ -251,22 +254,22 @@ class _Reach:
     async def __call__(self) -> Access:
         session = self._session()
         if session is None:
-            raise SessionClosedError("the session is gone")
+            raise SessionClosedError("the session was garbage-collected")
         return await session._access()  # noqa: SLF001 - one object in two parts
 
 
 def _no_transport() -> Transport:
-    raise RuntimeError("a SandboxSession makes its transport itself")
+    raise RuntimeError("a SandboxSession creates its transport itself")
 
 
-def _let_go(loop: asyncio.AbstractEventLoop, transport: Transport) -> None:
+def _close_later(loop: asyncio.AbstractEventLoop, transport: Transport) -> None:
     def begin() -> None:
         task = loop.create_task(transport.aclose())
-        _LEAVING.add(task)
-        task.add_done_callback(_LEAVING.discard)
+        _CLOSING.add(task)
+        task.add_done_callback(_CLOSING.discard)
 
     if not loop.is_closed():
         loop.call_soon_threadsafe(begin)
 
 
-_LEAVING: Final[set[asyncio.Task[None]]] = set()
+_CLOSING: Final[set[asyncio.Task[None]]] = set()

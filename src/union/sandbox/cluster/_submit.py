@@ -1,4 +1,4 @@
-"""Submits the run of a session, and holds it."""
+"""Submits the run of a session to a cluster, and manages it until its end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from union.sandbox.errors import (
 )
 
 if TYPE_CHECKING:
-    from union.sandbox.cluster._hold import Found
     from union.sandbox.cluster._request import Request
-    from union.sandbox.remote._http import Http
+    from union.sandbox.cluster._server_handle import ServerAddress
+    from union.sandbox.remote._http import HttpClient
 
-__all__ = ["ClusterHold", "submit"]
+__all__ = ["ClusterRun", "submit"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.cluster")
 _SHUTDOWN_S: Final = 2.0
@@ -33,13 +33,13 @@ _ABORT_TRIES: Final = 3
 _ABORT_S: Final = 20.0
 
 
-async def submit(request: Request) -> ClusterHold:
-    """Submits the run; returns when the control plane has taken it."""
+async def submit(request: Request) -> ClusterRun:
+    """Submit the run; return when the control plane has accepted it."""
     submitting = asyncio.ensure_future(_submit(request))
     try:
         return await asyncio.shield(submitting)
     except asyncio.CancelledError:
-        # Whether there is a run, and whether it is ours, only the answer says.
+        # Only the reply shows whether there is a run and whether it is ours.
         await asyncio.wait({submitting}, timeout=_ABORT_S)
         if submitting.done() and not submitting.cancelled() and submitting.exception() is None:
             await submitting.result().end()
@@ -47,7 +47,7 @@ async def submit(request: Request) -> ClusterHold:
         raise
 
 
-async def _submit(request: Request) -> ClusterHold:
+async def _submit(request: Request) -> ClusterRun:
     import flyte
     import flyte.errors
     import flyte.remote
@@ -60,7 +60,7 @@ async def _submit(request: Request) -> ClusterHold:
         "owner_sha256": verifier_of(keys.owner),
         "guest_sha256": verifier_of(keys.guest),
         "timeout_s": request.timeout_s,
-        "session": json.dumps(_told(request)),
+        "session": json.dumps(_session_payload(request)),
         "sandbox_mode": request.sandbox_mode if request.overrides_mode else "",
         "announce_to": announce_to,
         "announce_key": signing_key,
@@ -92,29 +92,29 @@ async def _submit(request: Request) -> ClusterHold:
         if exc.code != "RunAlreadyExistsError":
             raise plane_error(exc, "the run could not be submitted") from exc
         raise SandboxUsageError(
-            f"there is a run {request.name!r} already",
+            f"a run named {request.name!r} already exists",
             argument="name",
             code="name-taken",
-            hint="leave name out, or choose another",
+            hint="omit name, or choose another",
         ) from exc
     except SandboxError:
         raise
     except Exception as exc:  # Flyte's errors, Connect's and those of an HTTP client
         raise plane_error(exc, "the run could not be submitted") from exc
-    return ClusterHold(run, keys, request, announce_to=announce_to, verifier=public_key)
+    return ClusterRun(run, keys, request, announce_to=announce_to, verifier=public_key)
 
 
-def _told(request: Request) -> dict[str, Any]:
-    told = request.session()
+def _session_payload(request: Request) -> dict[str, Any]:
+    payload = request.session()
     lease_s = request.owner_lease_s
     if lease_s is not None:
-        # The first time, the server waits until its owner would have given up finding it.
-        told[OWNER_LEASE] = [lease_s, max(lease_s, request.ready_timeout_s)]
-    return told
+        # At first, the server waits as long as its owner searches for it.
+        payload[OWNER_LEASE] = [lease_s, max(lease_s, request.ready_timeout_s)]
+    return payload
 
 
 def _announce_to(name: str) -> str:
-    """An object of the caller's own, where the server can say where it is; in a task only."""
+    """Return the object that the server writes its announcement to; only tasks have one."""
     import flyte
 
     context = flyte.ctx()
@@ -136,8 +136,8 @@ def _flyte_resources(resources: object) -> Any:
     )
 
 
-class ClusterHold:
-    """A run on a cluster, and the keys to its server."""
+class ClusterRun:
+    """A run on a cluster, and the tokens for its server."""
 
     def __init__(
         self, run: Any, keys: Keys, request: Request, *, announce_to: str, verifier: str
@@ -150,10 +150,10 @@ class ClusterHold:
         self.project: str | None = identifier.project or request.project
         self.domain: str | None = identifier.domain or request.domain
         self._search = Search(run, key=verifier, announce_to=announce_to)
-        self._finding: asyncio.Task[Found] = asyncio.get_running_loop().create_task(
+        self._finding: asyncio.Task[ServerAddress] = asyncio.get_running_loop().create_task(
             self._search.find(within_s=request.ready_timeout_s)
         )
-        # Nobody may be interested, which is no reason to complain.
+        # The result may never be awaited, which must not be logged as an error.
         self._finding.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._renewing: asyncio.Task[None] | None = None
         if request.owner_lease_s is not None:
@@ -161,7 +161,7 @@ class ClusterHold:
                 self._renew(f"sessions/{session_name(request.name)}", request.owner_lease_s)
             )
 
-    async def found(self) -> Found:
+    async def wait_ready(self) -> ServerAddress:
         try:
             return await asyncio.shield(self._finding)
         except asyncio.CancelledError:
@@ -170,11 +170,11 @@ class ClusterHold:
                 raise SessionClosedError("the session was closed before it was ready") from None
             raise
 
-    def take_line(self) -> None:
-        """There is none: its server is the child of another process."""
+    def take_socket(self) -> None:
+        """Return None: the server is not a child of this process."""
 
     async def _renew(self, path: str, lease_s: float) -> None:
-        """Lets itself be heard, three times in each lease: any request of the owner's is one."""
+        """Renew the lease three times in each period; any request of the owner renews it."""
         await asyncio.wait({self._finding})
         if (http := self._http()) is None:
             return
@@ -189,14 +189,16 @@ class ClusterHold:
         finally:
             await http.close()
 
-    def _http(self) -> Http | None:
-        """To the server; None if it was not found."""
+    def _http(self) -> HttpClient | None:
+        """Return a client for the server; None if the server was not found."""
         if self._finding.cancelled() or self._finding.exception() is not None:
             return None
-        from union.sandbox._core.endpoint import parse_endpoint
-        from union.sandbox.remote._http import Http
+        from union.sandbox._wire.endpoint import parse_endpoint
+        from union.sandbox.remote._http import HttpClient
 
-        return Http(parse_endpoint(self._finding.result().endpoint), token=self.keys.owner, ca=None)
+        return HttpClient(
+            parse_endpoint(self._finding.result().endpoint), token=self.keys.owner, ca=None
+        )
 
     async def end(self) -> None:
         try:
@@ -205,20 +207,20 @@ class ClusterHold:
                 await asyncio.gather(self._renewing, return_exceptions=True)
             self._finding.cancel()
             await asyncio.wait({self._finding})
-            await self._ask_to_shut_down()
+            await self._request_shutdown()
         finally:
             await self._abort()
-            await self._search.leave()
+            await self._search.close()
 
-    async def _ask_to_shut_down(self) -> None:
-        """So that commands end in order; the run is aborted whatever comes of this."""
+    async def _request_shutdown(self) -> None:
+        """Request an orderly shutdown; the run is aborted afterwards in any case."""
         if (http := self._http()) is None:
             return
         try:
             async with asyncio.timeout(_SHUTDOWN_S):
                 await http.call("POST", "shutdown")
         except (SandboxError, TimeoutError) as exc:
-            _LOGGER.debug("the server of %s could not be asked: %s", self._run.name, exc)
+            _LOGGER.debug("the shutdown request to %s has failed: %s", self._run.name, exc)
         finally:
             await http.close()
 
@@ -228,7 +230,7 @@ class ClusterHold:
             try:
                 async with asyncio.timeout(_ABORT_S):
                     await self._run.abort.aio(reason="the owner has closed the session")
-            except Exception as exc:  # noqa: BLE001 - whatever the client raises, try again
+            except Exception as exc:  # noqa: BLE001 - any error of the client is retried
                 problem = exc
                 await asyncio.sleep(0.2 * 2**attempt)
             else:

@@ -38,13 +38,7 @@ def session(
     preload: Sequence[str] = (),
     **unknown: Never,
 ) -> Session:
-    r"""Describes a session; ``async with`` or ``await ....open()`` opens it. Does no I/O.
-
-    ``backend`` is used or refused, never replaced. ``host_work_dir`` is an existing directory to
-    work in; without it the session makes a private one and removes it at close. ``strict`` refuses
-    to open where a layer would be weaker than usual (see ``Session.isolation``). ``warm`` is the
-    number of sandboxes kept ready, so that a command starts at once: a few, unless said otherwise;
-    0 keeps none. ``preload`` names modules that a waiting Python imports ahead, inside its sandbox.
+    r"""Describe a session; ``async with`` or ``await ....open()`` opens it. Does no I/O.
 
     >>> async def main():
     ...     async with session(backend="userns") as sbx:
@@ -52,6 +46,31 @@ def session(
     >>> import asyncio
     >>> asyncio.run(main())
     '4\n'
+
+    Args:
+        backend: ``"bubblewrap"`` (default), ``"userns"``, ``"sandbox-exec"`` or ``"none"``. It is
+            used or refused, never replaced by another.
+        host_work_dir: an existing directory to work in, which is kept. Default: a private
+            directory, removed at close.
+        network_mode: ``"blocked"``, ``"allowlist"`` or ``"open"``: the default and the ceiling of
+            every call. Without it, a call is blocked unless it requests more.
+        network_allowlist: hosts that may be reached; required by ``"allowlist"`` only.
+        network_denylist: hosts that are refused, whatever else allows them. Default: none.
+        network_proxy_url: an upstream HTTP proxy for allowed connections. Default: none.
+        network_socks_url: an upstream SOCKS5 proxy for allowed connections. Default: none.
+        timeout_s: time limit of the session in seconds. Default: no limit.
+        env: environment variables of every command. Default: none.
+        read_only_paths: further host paths that commands may read. Default: none.
+        read_write_paths: further host paths that commands may change. Default: none.
+        resources: limits of each sandbox, as ``Resources`` or a mapping. Default: no limit on
+            memory and CPU.
+        strict: refuse to open where a layer would be weaker than usual (see
+            ``Session.isolation``). Default: False.
+        warm: number of sandboxes kept ready, so that a command starts at once. True (default)
+            keeps a few, 0 or False none.
+        preload: modules that a waiting Python imports ahead, inside its sandbox. Default: none.
+        **unknown: none is accepted; the error suggests the nearest argument.
+
     """
     if unknown:
         from union.sandbox._core.suggestions import unknown_argument
@@ -87,7 +106,7 @@ def session(
 
 
 def _warn_that_nothing_is_isolated() -> None:
-    """Names the caller's line; every time, where a plain warning is shown once per line."""
+    """Warn at the caller's line on every call; a plain warning is shown once per line."""
     import sys
     import warnings
 
@@ -103,7 +122,7 @@ def _warn_that_nothing_is_isolated() -> None:
 
 
 def available_backends() -> tuple[BackendStatus, ...]:
-    """Tries every backend and tells which work here: ``name``, ``available``, ``reason``, ``hint``.
+    """Try every backend; report ``name``, ``available``, ``reason`` and ``hint`` of each.
 
     >>> [status.name for status in available_backends()]
     ['bubblewrap', 'userns', 'sandbox-exec', 'none']
@@ -114,7 +133,7 @@ def available_backends() -> tuple[BackendStatus, ...]:
 
 
 def default_fs_allowlist() -> dict[str, tuple[str, ...]]:
-    """The paths visible in every sandbox of this host: ``read_only`` and ``read_write``."""
+    """Return the paths visible in every sandbox here, as ``read_only`` and ``read_write``."""
     from union.sandbox._linux import host
 
     binds, links = host.system_view()

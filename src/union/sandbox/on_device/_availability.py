@@ -1,4 +1,4 @@
-"""Which backends work on this machine: found out by opening a session, not by guessing."""
+"""Find the backends that work on this machine by opening a session of each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendStatus:
-    """Whether a backend works here; if not, why, and what to do."""
+    """Whether a backend works here; if not, the reason and the remedy."""
 
     name: str
     available: bool
@@ -31,13 +31,13 @@ class BackendStatus:
 
 
 def in_own_loop(work: Coroutine[object, object, _T]) -> _T:
-    """Runs a coroutine to its end in another thread, so that the caller may have a loop or not."""
+    """Run a coroutine in another thread, so that the caller may have an event loop or not."""
     with ThreadPoolExecutor(1, thread_name_prefix="sandbox-own-loop") as thread:
         return thread.submit(asyncio.run, work).result()
 
 
 def available_backends() -> tuple[BackendStatus, ...]:
-    """Tries every backend. Takes some milliseconds each; may be called with or without a loop."""
+    """Try every backend. Takes some milliseconds each; works with or without an event loop."""
     return in_own_loop(_try_all())
 
 
@@ -46,7 +46,7 @@ async def _try_all() -> tuple[BackendStatus, ...]:
 
 
 async def try_backend(name: str) -> BackendStatus:
-    """Opens a session of one backend and closes it again."""
+    """Open a session of one backend and close it again."""
     try:
         transport = LocalTransport(SessionSpec(backend=name, warm=0))
         try:

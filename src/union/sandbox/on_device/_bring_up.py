@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from union.sandbox._backends import registry
-from union.sandbox._linux.failures import explain
 from union.sandbox._linux.launcher import NamespaceRefusedError
 from union.sandbox._linux.pinning import Places
 from union.sandbox._linux.prepared import Sandbox
+from union.sandbox._linux.protocol import FailurePlace
+from union.sandbox._linux.remedies import explain
 from union.sandbox._linux.run import NotBuiltError
 from union.sandbox._session.threads import until_done
 from union.sandbox.on_device import _probe, _programs
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Postures"]
 
-_CLONE: Final = 101
 _BUILD_AHEAD: Final = 4
 _log = logging.getLogger("union.sandbox")
 _builders: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]] = (
@@ -39,46 +39,48 @@ _builders: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
 )
 
 
-def _turn_to_build() -> asyncio.Semaphore:
-    """Of a thousand sessions that are opened at once, a few build ahead at a time."""
+def _build_slots() -> asyncio.Semaphore:
+    """Return the semaphore that limits how many sessions of this event loop build ahead at once."""
     return _builders.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_BUILD_AHEAD))
 
 
 class Postures:
-    """The postures of one session, one for each shape of network, made at first use."""
+    """The postures of one session, one for each network shape, compiled at first use."""
 
     def __init__(self, spec: SessionSpec, backend: Backend, *, work: WorkDir, pool: Pool) -> None:
         self._spec = spec
         self._work = work
         self._pool = pool
         self._backend = backend
-        self.facts = _probe.Facts()
+        self.features = _probe.HostFeatures()
         self.programs: Programs | None = None
-        """The host's programs; resolved before anything runs."""
+        """The host's programs; resolved before any sandboxed code runs."""
         self._postures: dict[NetworkShape, Posture] = {}
-        self._tried: set[NetworkShape] = set()
+        self._probed: set[NetworkShape] = set()
         self._own_id = SessionId()
         self._building = asyncio.Lock()
-        self._ahead: asyncio.Task[None] | None = None
+        self._early_build: asyncio.Task[None] | None = None
 
     @property
     def work_dir(self) -> str:
-        """The work dir by its place on the host."""
+        """The path of the work dir on the host."""
         return self._work.source
 
     def get(self, shape: NetworkShape) -> Posture:
-        """Return the posture, compiled but perhaps not built yet."""
+        """Return the posture of a network shape, compiled but perhaps not built yet."""
         posture = self._postures.get(shape)
         if posture is not None and not posture.is_intact:
-            self.close()  # the caller replaced what is shown read-only
+            self.close()  # the caller replaced a read-only path
             posture = None
         if posture is None:
-            posture = self._make(shape, self._backend, self.facts)
+            posture = self._make(shape, self._backend, self.features)
             self._postures[shape] = posture
         return posture
 
-    def _make(self, shape: NetworkShape, backend: Backend, facts: _probe.Facts) -> Posture:
-        posture = self._compile(self._spec, self.programs, shape, backend, facts)
+    def _make(
+        self, shape: NetworkShape, backend: Backend, features: _probe.HostFeatures
+    ) -> Posture:
+        posture = self._compile(self._spec, self.programs, shape, backend, features)
         self._work.keep(posture.read_only)
         return posture
 
@@ -86,7 +88,7 @@ class Postures:
         """Return a new posture for one call, which the caller closes.
 
         Earlier calls may have had writable paths of their own, so the places where links are
-        refused are gathered anew.
+        refused are collected again.
         """
         programs = self.programs
         if programs is not None:
@@ -95,9 +97,9 @@ class Postures:
                 programs = dataclasses.replace(programs, places=places)
             else:
                 for _ in named_paths(spec, self._work, places):
-                    pass  # raises before programs are looked for in refused places
+                    pass  # raises before programs are searched for in refused places
                 programs = _programs.resolve(spec, self._work)
-        return self._compile(spec, programs, shape, self._backend, self.facts)
+        return self._compile(spec, programs, shape, self._backend, self.features)
 
     def _compile(
         self,
@@ -105,76 +107,80 @@ class Postures:
         programs: Programs | None,
         shape: NetworkShape,
         backend: Backend,
-        facts: _probe.Facts,
+        features: _probe.HostFeatures,
     ) -> Posture:
         if not self._pool.sandboxes.is_open or programs is None:
-            # It belongs to a command that was being started: nothing would close it any more.
+            # The session closes while a command starts: nothing would close a new posture.
             raise OSError(errno.ESHUTDOWN, "the session was closed meanwhile")
         posture = Posture(
             spec,
             shape,
             backend=backend,
             work=self._work,
-            facts=facts,
+            features=features,
             programs=programs,
             own=self._own_id,
         )
-        _programs.note_shown(programs)
+        _programs.record_writable(programs)
         return posture
 
     def is_current(self, posture: Posture) -> bool:
-        """Whether the next command of this shape takes this posture."""
+        """Return whether the next command of this shape uses this posture."""
         return self._postures.get(posture.shape) is posture
 
     def is_ready(self, posture: Posture) -> bool:
-        """Whether its sandboxes are known to work here and what they share is built."""
-        return posture.shape in self._tried and posture.is_built
+        """Return whether its sandboxes are known to work here and their shared part is built."""
+        return posture.shape in self._probed and posture.is_built
 
     async def ready(self, shape: NetworkShape) -> Posture:
-        """Try this shape of network if that is due, and build what its sandboxes share."""
+        """Probe this network shape if that was not done yet, and build its shared part."""
         async with self._building:
-            if shape not in self._tried:
-                await self.try_out(shape)
+            if shape not in self._probed:
+                await self.probe(shape)
             outcome = await self.get(shape).build(self._pool.channel())
         if outcome.failure is not None:
-            raise NotBuiltError(explain(*outcome.failure, "", outcome.said.encode()))
+            raise NotBuiltError(explain(*outcome.failure, "", outcome.stderr_text.encode()))
         return self.get(shape)
 
-    async def try_out(self, shape: NetworkShape) -> None:
-        """Find the facts for one shape of network, with one throw-away sandbox or a few."""
-        self.facts = await _probe.settle(
-            functools.partial(self._trial, shape),
+    async def probe(self, shape: NetworkShape) -> None:
+        """Find the host features for one network shape by building throw-away sandboxes."""
+        self.features = await _probe.find_features(
+            functools.partial(self._try_features, shape),
             self._spec,
-            without_bwrap=functools.partial(self._trial_without_bwrap, shape),
-            opened=self.facts if self._tried else None,
+            without_bwrap=functools.partial(self._try_without_bwrap, shape),
+            opened=self.features if self._probed else None,
         )
         self._pool.channel().check_limits(self._spec.backend)
         self.get(shape).check_ids(strict=self._spec.strict)
-        self._tried.add(shape)
+        self._probed.add(shape)
 
-    async def _trial(self, shape: NetworkShape, facts: _probe.Facts) -> _probe.Outcome:
+    async def _try_features(
+        self, shape: NetworkShape, features: _probe.HostFeatures
+    ) -> _probe.Outcome:
         """Build one sandbox with this session's own plan and inspect it from outside."""
-        if facts != self.facts:
-            self.facts = facts
+        if features != self.features:
+            self.features = features
             self.close()
         try:
             posture = self.get(shape)
         except NamespaceRefusedError as exc:
-            return _probe.Outcome((_CLONE, exc.errno or 0))
+            return _probe.Outcome((FailurePlace.CLONE, exc.errno or 0))
         shares = posture.plan.shared is not None
-        what = _probe.Verified(
+        what = _probe.VerifiedSetup(
             backend=self._spec.backend,
             builder=posture.builder,
             network=shape,
-            facts=facts,
+            features=features,
             ids=posture.isolation.ids,
             device=self._work.identity[0],
         )
         if shares and what in _probe.verified:
-            # Its sandboxes differ from those that were inspected only in what they share. Unless
-            # the caller added to that, opening need not wait for it; the first command does.
+            # Its sandboxes differ from verified ones only in their shared part. Unless the caller
+            # added paths to that, opening does not wait for it; the first command does.
             if not self._shows_own_paths():
-                self._ahead = self._ahead or asyncio.create_task(self._build_ahead(posture))
+                self._early_build = self._early_build or asyncio.create_task(
+                    self._build_ahead(posture)
+                )
                 return _probe.Outcome(None)
             outcome = await posture.build(self._pool.channel())
             if outcome.failure is None:
@@ -191,7 +197,7 @@ class Postures:
         if posture.is_plain:
             self._pool.sandboxes.keep(posture, sandbox)
         else:
-            sandbox.let_go()
+            sandbox.release()
         return outcome
 
     def _shows_own_paths(self) -> bool:
@@ -199,65 +205,67 @@ class Postures:
         return bool(spec.host_work_dir or spec.read_only_paths or spec.read_write_paths)
 
     async def _build_ahead(self, posture: Posture) -> None:
-        """Build what sandboxes will share, and the first of them, while the caller goes on."""
+        """Build the shared part and the first sandbox while the caller continues."""
         try:
-            # A command of this session does not queue here: it takes the lock, and builds at once.
-            async with _turn_to_build(), self._building:
-                # A command that came before has built it, or found that it takes another posture.
+            # A command of this session does not wait for a slot: it only takes the lock.
+            async with _build_slots(), self._building:
+                # A command that came first has built it, or replaced the posture.
                 if not self.is_current(posture) or posture.is_built:
                     return
                 outcome = await posture.build(self._pool.channel())
                 if outcome.failure is None:
                     self._pool.keep_first(posture)
         except OSError:
-            # The first command tries again, and reports the error if it cannot either.
-            _log.debug("nothing could be built ahead", exc_info=True)
+            # The first command tries again, and reports the error if that fails too.
+            _log.debug("building ahead failed", exc_info=True)
 
-    async def _trial_without_bwrap(
-        self, shape: NetworkShape, facts: _probe.Facts
+    async def _try_without_bwrap(
+        self, shape: NetworkShape, features: _probe.HostFeatures
     ) -> _probe.Outcome:
-        """Build the same sandbox by the launcher alone."""
-        facts = dataclasses.replace(facts, share=False)
-        posture = self._make(shape, registry.get("userns"), facts)
+        """Build the same sandbox without bwrap, by the launcher alone."""
+        features = dataclasses.replace(features, share=False)
+        posture = self._make(shape, registry.get("userns"), features)
         try:
             outcome, sandbox = await self._inspect(posture)
             if sandbox is not None:
-                sandbox.let_go()
+                sandbox.release()
             return outcome
         finally:
             posture.close()
 
     async def _inspect(self, posture: Posture) -> tuple[_probe.Outcome, Sandbox | None]:
-        """Return how it went, and the sandbox if it went well."""
+        """Build and verify one sandbox; return the outcome, and the sandbox if it works."""
         channel = self._pool.channel()
         outcome = await posture.build(channel)
         if outcome.failure is not None:
             return outcome, None
-        looked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        number, sock = posture.prepare(channel, pid=looked)
+        first_pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        number, sock = posture.prepare(channel, pid=first_pid)
         try:
-            outcome = await _probe.look(sock, looked, posture.isolation, owner=posture.owner)
+            outcome = await _probe.verify_sandbox(
+                sock, first_pid, posture.isolation, owner=posture.owner
+            )
         except BaseException:
             sock.close()
             raise
-        sandbox = Sandbox(number, sock, line=channel, owner=posture.owner)
+        sandbox = Sandbox(number, sock, channel=channel, owner=posture.owner)
         if outcome.failure is None:
             return outcome, sandbox
-        sandbox.let_go()
+        sandbox.release()
         return dataclasses.replace(outcome, copied=posture.plan.shared is not None), None
 
     async def stop(self) -> None:
-        """End the build that goes on ahead of the first command."""
-        if self._ahead is not None:
-            self._ahead.cancel()
-            await until_done(self._ahead)
+        """Cancel the build that runs ahead of the first command."""
+        if self._early_build is not None:
+            self._early_build.cancel()
+            await until_done(self._early_build)
 
     def release_id(self) -> None:
-        """Return the session's own id, once no process uses it any more."""
+        """Release the session's own host id, once no process uses it any more."""
         self._own_id.release()
 
     def close(self) -> None:
-        """Drop every posture and everything that waits in one."""
+        """Close every posture and release the spares of all of them."""
         self._pool.release()
         for posture in self._postures.values():
             posture.close()

@@ -1,10 +1,10 @@
-"""Postures of calls that bring paths or limits of their own.
+"""Postures of calls that have paths or limits of their own.
 
 Rules of this file:
 
-- A call's paths go through the same checks as the session's, anew for every call: the plan that
+- A call's paths pass the same checks as the session's, again for every call: the plan that
   results, with the identities in it, is the key of the cache.
-- No sandbox waits in such a posture, so that a path of one call is in no sandbox of another.
+- Such a posture has no spare sandboxes, so that a path of one call is in no sandbox of another.
 - A call never gets weaker isolation than its session reports.
 """
 
@@ -19,7 +19,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.resolve_call import is_below, read_only_in_session, spec_of_call
-from union.sandbox._linux.failures import explain
+from union.sandbox._linux.remedies import explain
 from union.sandbox._linux.run import NotBuiltError
 from union.sandbox._linux.spares import IDLE_S
 from union.sandbox.errors import PolicyError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import CallPosture, SessionSpec
-    from union.sandbox._core.view import Shown
+    from union.sandbox._plan.rootfs import Shown
     from union.sandbox.on_device._bring_up import Postures
     from union.sandbox.on_device._pool import Pool
     from union.sandbox.on_device._posture import Posture
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 __all__ = ["CallPostures"]
 
 _MAX_KEPT: Final = 4
-"""Postures kept built for calls that repeat; each holds a few descriptors."""
+"""Postures kept built for calls that repeat; each holds a few file descriptors."""
 _Identities = tuple[tuple[str, int, int, int], ...]
 _Key = tuple[bytes, "SessionSpec", _Identities]
 
 
 class _Kept:
-    """A posture, and how many calls are between its check and their sandbox."""
+    """A cached posture, and the number of calls that are preparing a sandbox with it."""
 
     def __init__(self, posture: Posture) -> None:
         self.posture = posture
@@ -54,7 +54,7 @@ class _Kept:
 
 
 class CallPostures:
-    """Compiles, builds and caches the postures of such calls, for one session."""
+    """Compile, build and cache the postures of such calls, for one session."""
 
     def __init__(self, spec: SessionSpec, *, postures: Postures, pool: Pool) -> None:
         self._spec = spec
@@ -111,10 +111,10 @@ class CallPostures:
         async with kept.building:
             outcome = await kept.posture.build(self._pool.channel())
         if outcome.failure is not None:
-            raise NotBuiltError(explain(*outcome.failure, "", outcome.said.encode()))
+            raise NotBuiltError(explain(*outcome.failure, "", outcome.stderr_text.encode()))
 
     def _check_paths(self, posture: Posture, call: CallPosture) -> None:
-        """Check the real places of the paths: a link must not be a way around a rule."""
+        """Check the resolved paths: a link must not bypass a rule."""
         shown = {item.path: item for item in posture.view.added}
         writable = [item for item in shown.values() if item.writable and not item.guard]
         session_read_only = _named(shown, self._spec.read_only_paths)
@@ -129,7 +129,7 @@ class CallPostures:
             self._check_bare(call)
 
     def _check_bare(self, call: CallPosture) -> None:
-        """Refuse to make read-only what a backend without isolation leaves writable."""
+        """Refuse a read-only path that the backend without isolation leaves writable."""
         places = [self._postures.work_dir, *map(os.path.realpath, self._spec.read_write_paths)]
         for path in call.read_only_paths:
             real = os.path.realpath(path)
@@ -137,20 +137,20 @@ class CallPostures:
                 raise PolicyError(
                     f"read_only_paths: backend='none' cannot make {path} read-only for one call",
                     argument="read_only_paths",
-                    hint="use a backend that isolates",
+                    hint="use backend='userns' or backend='bubblewrap'",
                 )
 
     def _discard(self, key: _Key) -> None:
-        """Drop a posture whose mounts are gone; calls that use it close it."""
+        """Drop a posture whose mounts are gone; the last call that uses it closes it."""
         kept = self._kept.pop(key, None)
         if kept is not None:
             kept.is_stale = True
             if not kept.users:
                 kept.posture.close()
 
-    def _trim(self, most: int) -> None:
+    def _trim(self, max_kept: int) -> None:
         for key, kept in tuple(self._kept.items()):
-            if len(self._kept) <= most:
+            if len(self._kept) <= max_kept:
                 return
             if not kept.users:
                 del self._kept[key]
@@ -163,7 +163,7 @@ class CallPostures:
             self._expiry = asyncio.get_running_loop().call_later(IDLE_S, self._trim, 0)
 
     def close(self) -> None:
-        """Close every posture; a call that is being started finds its own closed."""
+        """Close every posture; a call that is starting fails with a closed posture."""
         if self._expiry is not None:
             self._expiry.cancel()
         for kept in self._kept.values():
@@ -176,7 +176,7 @@ def _named(shown: dict[str, Shown], paths: Iterable[str]) -> list[Shown]:
 
 
 def _identities(spec: SessionSpec) -> _Identities:
-    """A file that was replaced since the posture was built needs another posture."""
+    """Return what changes when a named file is replaced, which requires another posture."""
     found = []
     for path in (*spec.read_only_paths, *spec.read_write_paths):
         status = os.stat(path)

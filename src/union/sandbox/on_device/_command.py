@@ -1,4 +1,4 @@
-"""From a RunSpec to what the sandbox's first process is asked to do."""
+"""Build the exec request for a sandbox from a RunSpec."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.files import VENV_DIR
 from union.sandbox._core.paths import work_path
-from union.sandbox._core.view import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
 from union.sandbox._linux import inherited, kernel
 from union.sandbox._linux.command import Command, packed_rlimits
+from union.sandbox._plan.rootfs import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
 from union.sandbox.on_device._network import proxy_variables, shape_of
 
 if TYPE_CHECKING:
@@ -24,19 +24,23 @@ __all__ = ["CommandBuilder"]
 
 _SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _SHELL: Final = "/bin/sh"
-_LONGEST_ARGUMENT: Final = 120 * 1024
-"""A longer shell command goes in as a file: the kernel takes at most 128 KiB in one argument."""
+_MAX_ARGUMENT_BYTES: Final = 120 * 1024
+"""A longer shell command is passed as a file: the kernel limits one argument to 128 KiB."""
 _SLOTS: Final = {"python": (PYTHON_SLOT, 0), "shell": (SHELL_SLOT, 1)}
 _NUMBERS = itertools.count(1)
 _Variables = tuple[dict[str, str], tuple[str, ...]]
-"""By name, and as a program is given them."""
+"""Variables by name, and as NAME=value strings for execve."""
 
 
 class CommandBuilder:
-    """Builds the commands of one session.
+    """Build the commands of one session.
 
-    ``scratch`` is a directory for script files where there is no private root to hold them; then
-    ``uv`` is found where it is on the host.
+    Args:
+        work_dir: the path of the work dir inside.
+        limits: the limits of the session.
+        scratch: a directory for script files of the backend without a private root; None otherwise.
+        uv: the path of ``uv`` on the host, used with ``scratch`` only.
+
     """
 
     def __init__(self, *, work_dir: str, limits: Limits, scratch: str | None, uv: str) -> None:
@@ -47,22 +51,24 @@ class CommandBuilder:
         self._base = self._environment()
         self._last: tuple[NetworkSpec | None, Mapping[str, str], _Variables] = (None, {}, ({}, ()))
         self._shares_id = scratch is None and not kernel.is_root()
-        self._rlimits = _packed(limits, shares_id=self._shares_id)
+        self._rlimits = _packed_rlimits(limits, shares_id=self._shares_id)
 
-    def build(self, spec: RunSpec, *, carried: Mapping[str, str], count_processes: bool) -> Command:
-        usual, env = self._usual(spec, carried)
+    def build(
+        self, spec: RunSpec, *, host_env: Mapping[str, str], count_processes: bool
+    ) -> Command:
+        usual, env = self._default_env(spec, host_env)
         path = usual["PATH"]
         if spec.env or spec.pty is not None:
             terminal = {"TERM": "xterm-256color"} if spec.pty is not None else {}
             theirs = {**usual, **terminal, **dict(spec.env)}
-            path, env = theirs["PATH"], _listed(theirs)
+            path, env = theirs["PATH"], _env_strings(theirs)
         cwd = self._cwd(spec.cwd)
         script: bytes | None = None
         slot = 0
         programs: tuple[str, ...]
         if spec.kind == "argv":
             programs, argv = _candidates(spec.argv[0], path, cwd), spec.argv
-        elif spec.kind == "shell" and _is_short(spec.text):
+        elif spec.kind == "shell" and _fits_argument(spec.text):
             programs, argv = (_SHELL,), ("sh", "-c", "--", spec.text)
         else:
             program = f"{self._venv}/bin/python" if spec.kind == "python" else _SHELL
@@ -74,20 +80,22 @@ class CommandBuilder:
                 path = f"{self._scratch}/{next(_NUMBERS)}-{os.path.basename(path)}"
                 Path(path).write_bytes(source)
             programs, argv = (program,), (program, path)
-        every, all_but_processes = self._rlimits if spec.call is None else self._of_call(spec.call)
+        every, all_but_processes = (
+            self._rlimits if spec.call is None else self._call_rlimits(spec.call)
+        )
         return Command(
             programs=programs,
             argv=argv,
             env=env,
             cwd=cwd,
-            # Counted per user namespace, so the number of processes is the sandbox's own.
+            # The kernel counts processes per user namespace, so the limit is the sandbox's own.
             rlimits=every if count_processes and self._scratch is None else all_but_processes,
             script=script,
             slot=slot,
         )
 
-    def _of_call(self, call: CallPosture) -> tuple[bytes, bytes]:
-        return _packed(call.limits, shares_id=self._shares_id)
+    def _call_rlimits(self, call: CallPosture) -> tuple[bytes, bytes]:
+        return _packed_rlimits(call.limits, shares_id=self._shares_id)
 
     def _environment(self) -> dict[str, str]:
         own_bin = BIN_DIR if self._scratch is None else os.path.dirname(self._uv)
@@ -102,17 +110,17 @@ class CommandBuilder:
             "VIRTUAL_ENV": self._venv,
         }
 
-    def _usual(self, spec: RunSpec, carried: Mapping[str, str]) -> _Variables:
-        """What a command finds unless it is given others; most are like the one before."""
-        network, was_carried, found = self._last
-        if network is not spec.network or was_carried is not carried:
-            usual = {**self._base, **self._proxies(spec), **carried}
-            found = (usual, _listed(usual))
-            self._last = (spec.network, carried, found)
+    def _default_env(self, spec: RunSpec, host_env: Mapping[str, str]) -> _Variables:
+        """Return the default variables, cached because most commands are like the last one."""
+        network, was_host_env, found = self._last
+        if network is not spec.network or was_host_env is not host_env:
+            usual = {**self._base, **self._proxies(spec), **host_env}
+            found = (usual, _env_strings(usual))
+            self._last = (spec.network, host_env, found)
         return found
 
     def _proxies(self, spec: RunSpec) -> dict[str, str]:
-        """The caller's own, or ours; without a sandbox, ours are not there to be named."""
+        """Return the proxy variables; without a private network our proxies do not exist."""
         if self._scratch is not None and shape_of(spec.network) == "filtered":
             return {}
         return proxy_variables(spec.network)
@@ -126,27 +134,27 @@ class CommandBuilder:
         return f"{self._work_dir}/{relative}"
 
 
-def _listed(env: Mapping[str, str]) -> tuple[str, ...]:
+def _env_strings(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in env.items())
 
 
-def _is_short(text: str) -> bool:
-    most_per_character = 4
+def _fits_argument(text: str) -> bool:
+    max_bytes_per_character = 4
     return (
-        len(text) * most_per_character < _LONGEST_ARGUMENT
-        or len(text.encode("utf-8", "surrogateescape")) < _LONGEST_ARGUMENT
+        len(text) * max_bytes_per_character < _MAX_ARGUMENT_BYTES
+        or len(text.encode("utf-8", "surrogateescape")) < _MAX_ARGUMENT_BYTES
     )
 
 
 def _candidates(program: str, path: str, cwd: str) -> tuple[str, ...]:
-    """Where a program may be, in the order of PATH; found out inside, where it will run."""
+    """Return the paths to try, in the order of PATH; the sandbox tries them at exec."""
     if "/" in program:
         return (program,)
     return tuple(f"{directory or cwd}/{program}" for directory in path.split(":"))
 
 
-def _packed(limits: Limits, *, shares_id: bool) -> tuple[bytes, bytes]:
-    """Every limit, and every one but the number of processes."""
+def _packed_rlimits(limits: Limits, *, shares_id: bool) -> tuple[bytes, bytes]:
+    """Return all limits, and all but the number of processes."""
     every = _rlimits(limits, shares_id=shares_id)
     return packed_rlimits(every), packed_rlimits(every[:-1])
 
@@ -154,14 +162,14 @@ def _packed(limits: Limits, *, shares_id: bool) -> tuple[bytes, bytes]:
 def _rlimits(limits: Limits, *, shares_id: bool) -> list[tuple[int, int, int]]:
     open_files = limits.open_files
     if shares_id:
-        # The kernel counts descriptors in messages by user, and compares the number with this
+        # The kernel counts file descriptors in flight per user, and compares the count with this
         # limit of the sender. A quarter is left to the caller, who could send none otherwise.
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         open_files = min(open_files, max(soft * 3 // 4, 1)) if soft > 0 else open_files
     pairs = (
         (resource.RLIMIT_NOFILE, open_files),
         (resource.RLIMIT_FSIZE, limits.file_size_bytes),
-        # One is ours.
+        # The first process of the sandbox is the launcher's.
         (resource.RLIMIT_NPROC, min(limits.processes + 1, inherited.process_budget())),
     )
     return [(kind, *_within_hard(kind, value)) for kind, value in pairs]

@@ -1,4 +1,4 @@
-"""``doctor``: tries every backend and every layer, attacks what works, and says what to do."""
+"""``doctor``: try every backend and layer, attack those that work, and report remedies."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from union.sandbox._backends import registry
 from union.sandbox._core.diagnosis import Attack, BackendReport, DoctorReport
-from union.sandbox._linux import intruder, kernel
+from union.sandbox._linux import kernel
 from union.sandbox._version import __version__
-from union.sandbox.on_device import session
+from union.sandbox.on_device import _escape_probe, session
 from union.sandbox.on_device._availability import in_own_loop, try_backend
-from union.sandbox.on_device._layers import look_at_layers
+from union.sandbox.on_device._layers import probe_layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = ["doctor"]
 
-_PATIENCE_S: Final = 30.0
+_TIMEOUT_S: Final = 30.0
 
 
 def doctor() -> DoctorReport:
-    """Finds out what this machine offers, by trying: every backend, every layer below them.
+    """Try every backend and every layer below them on this machine.
 
-    Opens a small sandbox of each backend that works and attacks it from inside. What does not work
-    is told with its cause and its remedy. Takes about a second; may be called with or without a
-    running event loop, which it blocks meanwhile.
+    Open a small sandbox of each backend that works and attack it from inside. The report names the
+    cause and the remedy of each failure. Takes about a second; works with or without a running
+    event loop, which is blocked meanwhile.
 
     >>> report = doctor()
     >>> [backend.name for backend in report.backends]
@@ -55,7 +55,7 @@ async def _examine() -> DoctorReport:
         uid=os.geteuid(),
         default=registry.DEFAULT,
         backends=tuple([await _backend(name) for name in registry.NAMES]),
-        layers=await look_at_layers(),
+        layers=await probe_layers(),
     )
 
 
@@ -66,12 +66,12 @@ async def _backend(name: BackendName) -> BackendReport:
             name=name, available=status.available, reason=status.reason, hint=status.hint
         )
     async with session(backend=name, warm=0) as sbx:
-        with _bait(os.path.dirname(sbx.work_dir)) as bait:
+        with _targets(os.path.dirname(sbx.work_dir)) as targets:
             result = await sbx.exec(
                 _program(),
                 script_type="python",
-                env={intruder.BAIT: json.dumps(bait)},
-                timeout_s=_PATIENCE_S,
+                env={_escape_probe.TARGETS: json.dumps(targets)},
+                timeout_s=_TIMEOUT_S,
                 check=True,
             )
         found = json.loads(result.stdout)
@@ -82,13 +82,13 @@ async def _backend(name: BackendName) -> BackendReport:
                 outcome=_outcome(key, sbx.isolation, through=found[key]["through"]),
                 detail=found[key]["detail"],
             )
-            for key, (tried, _) in intruder.TRIES.items()
+            for key, (tried, _) in _escape_probe.ATTEMPTS.items()
         )
         return BackendReport(name=name, available=True, isolation=sbx.isolation, attacks=attacks)
 
 
 def _program() -> str:
-    return Path(intruder.__file__).read_text(encoding="utf-8")
+    return Path(_escape_probe.__file__).read_text(encoding="utf-8")
 
 
 def _outcome(
@@ -96,14 +96,14 @@ def _outcome(
 ) -> Literal["held", "weaker", "failed"]:
     if not through:
         return "held"
-    # With the container's own /proc its processes are listed; the report says so.
+    # With the container's own /proc its processes are listed, as the isolation report shows.
     return "weaker" if name == "processes" and isolation.proc == "inherited" else "failed"
 
 
 @contextlib.contextmanager
-def _bait(directory: str) -> Iterator[dict[str, Any]]:
-    """Things of the host that a sandbox must not reach, made for the purpose."""
-    own = tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-bait-", dir=directory)
+def _targets(directory: str) -> Iterator[dict[str, Any]]:
+    """Create a file, sockets and a listener on the host that a sandbox must not reach."""
+    own = tempfile.mkdtemp(prefix=f"sandbox-{os.getpid()}-targets-", dir=directory)
     token = secrets.token_hex(8)
     try:
         with (
@@ -116,7 +116,7 @@ def _bait(directory: str) -> Iterator[dict[str, Any]]:
             for listener in (by_path, abstract):
                 listener.listen()
             Path(own, "secret").write_text(token, encoding="ascii")
-            # Readable by everybody, so that only the sandbox is in the way.
+            # World-readable, so that only the sandbox prevents access.
             for path, mode in ((own, 0o755), (f"{own}/secret", 0o644), (f"{own}/socket", 0o666)):
                 os.chmod(path, mode)
             yield {

@@ -1,4 +1,4 @@
-"""Files of /proc and limits of the kernel that follow an id rather than a namespace."""
+"""Files of /proc and kernel limits that belong to a user id rather than to a namespace."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ __all__ = ["counters", "guarded_proc", "has_own_counters", "hidden_proc"]
 
 _PROC: Final = "/proc"
 _KEYS: Final = ("keys", "key-users")
-"""Names, kinds and numbers of the caller's keys: visible to every process with the caller's id."""
+"""They list the caller's keys to every process with the caller's id."""
 _PRIVATE: Final = ("kallsyms", "kcore", "kmsg", "iomem", "ioports", "interrupts", "mtrr")
-"""Readable by everybody by their mode, with parts that the kernel keeps for root."""
+"""World-readable by their mode, with parts that the kernel shows to root only."""
 _COUNTERS: Final = {
     "max_inotify_instances": "fs/inotify/max_user_instances",
     "max_inotify_watches": "fs/inotify/max_user_watches",
 }
-"""Limit of a user namespace: the setting for one user of this machine."""
-_PART: Final = 4
-"""A session gets this part of what one user may have."""
+"""Limit of a user namespace -> the setting for one user of this machine."""
+_DIVISOR: Final = 4
+"""A session gets this fraction of the limit of one user."""
 
 
 def _entries() -> list[tuple[str, os.stat_result]]:
-    """What is in /proc besides processes and links."""
+    """Return the entries of /proc that are neither processes nor links."""
     with os.scandir(_PROC) as found:
         names = [e for e in found if not e.name.isdecimal() and not e.is_symlink()]
     return [(entry.path, entry.stat(follow_symlinks=False)) for entry in names]
 
 
 def hidden_proc(identity: Identity) -> tuple[str, ...]:
-    """Files that would show the sandbox what belongs to the caller, or to root alone."""
+    """Return files that would show the sandbox data of the caller, or of root alone."""
     if identity.kind == "host":
         return ()
     names = {f"{_PROC}/{name}" for name in _KEYS}
     if identity.kind == "unprivileged":
-        return ()  # an id of its own has no key, and sees none
+        return ()  # an id of its own has no keys
     if identity.host_uid == 0:
         names |= {f"{_PROC}/{name}" for name in _PRIVATE}
         names |= {
@@ -53,7 +53,7 @@ def hidden_proc(identity: Identity) -> tuple[str, ...]:
 
 
 def guarded_proc(identity: Identity) -> tuple[str, ...]:
-    """What in /proc obeys the owner's id rather than a capability: read-only for root's own id."""
+    """Return entries of /proc that the id of root may write without any capability."""
     if identity.host_uid != 0 or identity.kind == "host":
         return ()
     hidden = hidden_proc(identity)
@@ -66,7 +66,7 @@ def guarded_proc(identity: Identity) -> tuple[str, ...]:
 
 
 def has_own_counters(identity: Identity) -> bool:
-    """Whether a session's user namespaces belong to an id of its own.
+    """Return whether a session's user namespaces belong to an id of its own.
 
     Without some capabilities they belong to the caller, whatever the id inside is.
     """
@@ -74,7 +74,7 @@ def has_own_counters(identity: Identity) -> bool:
 
 
 def counters(identity: Identity) -> tuple[tuple[str, int], ...]:
-    """Limits for the user namespace of a session that shares the caller's id.
+    """Return limits for the user namespace of a session that shares the caller's id.
 
     A session with an id of its own has counters of its own.
     """
@@ -83,6 +83,6 @@ def counters(identity: Identity) -> tuple[tuple[str, int], ...]:
     found = []
     for name, setting in _COUNTERS.items():
         if os.path.exists(f"{_PROC}/sys/user/{name}"):
-            most = int(Path(_PROC, "sys", setting).read_text(encoding="ascii"))
-            found.append((name, max(most // _PART, 1)))
+            per_user = int(Path(_PROC, "sys", setting).read_text(encoding="ascii"))
+            found.append((name, max(per_user // _DIVISOR, 1)))
     return tuple(found)

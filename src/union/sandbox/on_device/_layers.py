@@ -1,4 +1,4 @@
-"""The layers that backends build on, each tried by itself with the smallest plan that needs it."""
+"""Try each layer that backends build on by itself, with the smallest plan that needs it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core import plan as p
 from union.sandbox._core.diagnosis import Layer
-from union.sandbox._linux import bwrap, causes, cgroup, gpu, host_programs, kernel, programs
-from union.sandbox._linux.ears import Ears
-from union.sandbox._linux.launcher import (
-    BINARY,
-    Channel,
-    Launcher,
-    NamespaceRefusedError,
-    sealed_memfd,
-)
+from union.sandbox._linux import bwrap, cgroup, gpu, host_programs, kernel, remedies
+from union.sandbox._linux.channel import Channel
+from union.sandbox._linux.descriptors import sealed_memfd
+from union.sandbox._linux.launcher import BINARY, Launcher, NamespaceRefusedError
 from union.sandbox._linux.pinning import Places
+from union.sandbox._linux.protocol import FailurePlace
+from union.sandbox._linux.reader_set import ReaderSet
+from union.sandbox._plan import plan as p
 from union.sandbox.errors import BackendUnavailableError
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._network import network_steps
@@ -30,11 +27,11 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
-__all__ = ["look_at_layers"]
+__all__ = ["probe_layers"]
 
 _MOUNT, _USER, _PID, _NET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
 _ROOT: Final = p.Root("/usr", "mode=755,size=64k")
-"""Over a directory that every system has; only the trial's own mount namespace sees it."""
+"""Mounted over a directory that every system has, in the mount namespace of the attempt only."""
 _INSIDE_NAMESPACES: Final[dict[str, tuple[int, tuple[p.Step, ...]]]] = {
     "fresh-proc": (_USER | _MOUNT | _PID, (p.Proc("/proc"),)),
     "pivot-root": (_USER | _MOUNT, (_ROOT, p.Enter())),
@@ -42,25 +39,25 @@ _INSIDE_NAMESPACES: Final[dict[str, tuple[int, tuple[p.Step, ...]]]] = {
     "idmapped-mounts": (_USER | _MOUNT, ()),
     "nf-tables": (_USER | _NET, ()),
 }
-"""What is tried inside a user namespace: in which further ones, and by which steps."""
+"""Layer tried inside a user namespace -> clone flags and steps."""
 
 
-async def look_at_layers() -> tuple[Layer, ...]:
-    """Every layer, in the order in which a sandbox needs them."""
+async def probe_layers() -> tuple[Layer, ...]:
+    """Return every layer, in the order in which a sandbox needs them."""
     if sys.platform != "linux":
         return (Layer(name="linux", available=False, detail=f"this is {sys.platform}"),)
-    return (*await _of_launcher(), *_of_kernel(), *_of_system())
+    return (*await _launcher_layers(), *_kernel_layers(), *_system_layers())
 
 
-async def _of_launcher() -> list[Layer]:
-    with contextlib.closing(Ears()) as ears:
-        return await _by_launcher(ears)
+async def _launcher_layers() -> list[Layer]:
+    with contextlib.closing(ReaderSet()) as readers:
+        return await _probe_launcher(readers)
 
 
-async def _by_launcher(ears: Ears) -> list[Layer]:
+async def _probe_launcher(readers: ReaderSet) -> list[Layer]:
     names = ("user-namespaces", *_INSIDE_NAMESPACES)
     try:
-        channel = Channel(ears)
+        channel = Channel(readers)
     except BackendUnavailableError as exc:
         missing = Layer(name="launcher", available=False, detail=str(exc.args[0]), hint=exc.hint)
         return [missing, *(_needs(name, "the launcher") for name in names)]
@@ -101,7 +98,7 @@ async def _attempt(
     steps: Sequence[p.Step] = (),
     fds: Sequence[int] = (),
 ) -> Layer:
-    """Builds a sandbox of these steps alone."""
+    """Build a sandbox of these steps alone."""
     who = identity_of_caller()
     plan = p.Plan(
         steps=tuple(steps),
@@ -114,14 +111,14 @@ async def _attempt(
     sock: socket.socket | None = None
     try:
         _, sock = channel.prepare(plan, encoded, fds=fds)
-        failure = (await _probe.ready(sock)).failure
+        failure = (await _probe.wait_until_ready(sock)).failure
     finally:
         os.close(encoded)
         if sock is not None:
             sock.close()
     if failure is None:
         return Layer(name=name, available=True)
-    what, hint = causes.cause(*failure)
+    what, hint = remedies.cause(*failure)
     return Layer(name=name, available=False, detail=what, hint=hint)
 
 
@@ -141,7 +138,7 @@ async def _id_mapped(channel: Channel) -> Layer:
         try:
             userns = Launcher.current().userns(inside=(0, 0), outside=(who.host_uid, who.host_gid))
         except NamespaceRefusedError as exc:
-            what, hint = causes.cause(causes.CLONE, exc.errno or 0)
+            what, hint = remedies.cause(FailurePlace.CLONE, exc.errno or 0)
             return Layer(name=name, available=False, detail=what, hint=hint)
         bind = p.Bind(directory, "/work", p.NOSUID | p.NODEV, idmap=0)
         steps = (_ROOT, p.Enter(move=True), bind)
@@ -151,7 +148,7 @@ async def _id_mapped(channel: Channel) -> Layer:
             os.close(userns)
 
 
-def _of_kernel() -> list[Layer]:
+def _kernel_layers() -> list[Layer]:
     abi = kernel.landlock_abi()
     groups = cgroup.hierarchy()
     return [
@@ -171,14 +168,14 @@ def _of_kernel() -> list[Layer]:
             available=groups is not None,
             detail=f"version {groups.version}: {', '.join(sorted(groups.controllers))}"
             if groups
-            else "no control group can be made here, so limits are kept by rlimits and by watching",
+            else "no control group can be created here; limits are enforced by rlimits and polling",
             hint="delegate one (systemd-run --user --scope -p Delegate=yes COMMAND); pods and "
             "containers have a read-only one, and limits of their own around them",
         ),
     ]
 
 
-def _of_system() -> list[Layer]:
+def _system_layers() -> list[Layer]:
     devices = gpu.devices()
     return [
         Layer(
@@ -198,7 +195,7 @@ def _uv() -> Layer:
         return Layer(
             name="uv",
             available=True,
-            detail=programs.version_of(host_programs.find_uv(Places.of(frozenset()))),
+            detail=host_programs.version_of(host_programs.find_uv(Places.of(frozenset()))),
         )
     except BackendUnavailableError as exc:
         return Layer(name="uv", available=False, detail=str(exc.args[0]), hint=exc.hint)

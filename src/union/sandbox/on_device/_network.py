@@ -1,9 +1,9 @@
-"""The network of one run: its shape, the steps that build it, and who serves its doors.
+"""The network of one run: its shape, the steps that build it, and its egress.
 
-``blocked`` has loopback and nothing else, ``open`` is the host's network. ``filtered`` (an
-allow-list, or ``open`` with a deny-list) is a namespace whose only ways out are sockets of ours
-inside it: a transparent door for every TCP connection, a resolver, and two proxies. Their
-descriptors come to the host's event loop, which asks the policy and dials.
+``blocked`` has only loopback; ``open`` is the host's network. ``filtered`` (an allow-list, or
+``open`` with a deny-list) is a network namespace whose only ways out are listening sockets inside
+it: a transparent listener for every TCP connection, a resolver, and two proxies. The launcher
+passes their file descriptors to the host's event loop, which applies the policy and dials.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core import plan as p
-from union.sandbox._core.hosts import NetworkRules
-from union.sandbox._core.netlink import egress_setup, loopback_setup
-from union.sandbox._core.upstream import parse_upstream
+from union.sandbox._codecs.netlink import egress_setup, loopback_setup
 from union.sandbox._net.budget import process_budget
-from union.sandbox._net.connect import HostResolver
+from union.sandbox._net.egress import Egress
+from union.sandbox._net.happy_eyeballs import HostResolver
 from union.sandbox._net.policy import Policy
-from union.sandbox._net.server import Egress
 from union.sandbox._net.upstream import UpstreamDialer
+from union.sandbox._plan import plan as p
+from union.sandbox._policy.rules import NetworkRules
+from union.sandbox._policy.upstream import parse_upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from union.sandbox._backends.base import NetworkShape
-    from union.sandbox._core.decision import Decision
     from union.sandbox._core.spec import NetworkSpec
     from union.sandbox._net.own_server import OwnServer
+    from union.sandbox._policy.decision import Decision
 
 __all__ = [
     "ServerRules",
@@ -46,13 +46,13 @@ _HTTP, _SOCKS, _TRANSPARENT, _DNS = 3128, 1080, 3129, 53
 _RESOLVER: Final = "127.0.0.53"
 _LOOPBACK, _LOOPBACK6 = "127.0.0.1", "::1"
 _BACKLOG: Final = 512
-_FEWEST_DOORS: Final = 5
-"""Without IPv6."""
+_MIN_LISTENERS: Final = 5
+"""File descriptors of a filtered network without IPv6."""
 _NO_PROXY: Final = "localhost,127.0.0.1,::1"
 
 
 def shape_of(network: NetworkSpec) -> NetworkShape:
-    """How the namespace of a call is built."""
+    """Return the shape of the network namespace of a call."""
     if network.mode == "open":
         return "filtered" if network.deny else "open"
     return "filtered" if network.mode == "allowlist" else "blocked"
@@ -63,7 +63,7 @@ def has_ipv6() -> bool:
 
 
 def network_steps(shape: NetworkShape, *, redirect: bool) -> tuple[p.Step, ...]:
-    """What is done inside the namespace; nothing where it is the host's own."""
+    """Return the steps that set up the namespace; none for the host's own network."""
     if shape == "open":
         return ()
     if shape == "blocked":
@@ -97,10 +97,10 @@ def resolv_conf(shape: NetworkShape) -> bytes:
 
 
 def proxy_variables(network: NetworkSpec) -> dict[str, str]:
-    """The variables that clients read, in both spellings.
+    """Return the proxy environment variables, in upper and lower case.
 
-    All of them name the HTTP proxy, which tunnels any TCP connection: a client that finds a SOCKS
-    address in ALL_PROXY and lacks the package for it gives up before it tries.
+    ALL_PROXY names the HTTP proxy, which tunnels any TCP connection: a client that reads a SOCKS
+    URL there and lacks SOCKS support fails without trying to connect.
     """
     shape = shape_of(network)
     if shape == "filtered":
@@ -120,19 +120,27 @@ def proxy_variables(network: NetworkSpec) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class ServerRules:
-    """The limits that a server puts on its sessions' connections, below their own policy."""
+    """Restrictions of a server on the connections of its sessions, beyond their own policy.
+
+    Args:
+        own_server: the server's listening sockets, which no connection may reach.
+        proxies: rules for upstream proxies; None: all are allowed, the operator chose them.
+
+    """
 
     own_server: OwnServer
-    """No connection may end there."""
     proxies: NetworkRules | None
-    """Upstream proxies that may be dialled; None: any, because the operator chose it."""
 
 
 class SessionNetwork:
-    """The parts of the network that the runs of one session share.
+    """The network state that all runs of one session share.
 
-    These are its turn at name lookups, its share of the process's file descriptors, and the
-    address of its upstream proxy, which is resolved once.
+    It consists of the queue for name lookups, the share of the process's file descriptors, and the
+    pinned addresses of the upstream proxy.
+
+    Args:
+        server: restrictions of the server that runs the session. Default None: no server.
+
     """
 
     def __init__(self, server: ServerRules | None = None) -> None:
@@ -144,11 +152,19 @@ class SessionNetwork:
     def open(
         self, network: NetworkSpec, fds: list[int], on_decision: Callable[[Decision], None]
     ) -> Egress:
-        """Serve the sockets that a sandbox handed out; owns them from here on."""
-        if len(fds) < _FEWEST_DOORS:
+        """Start serving the listening sockets of a sandbox and take ownership of them.
+
+        Raises:
+            OSError: there are fewer sockets than a filtered network has. All are closed.
+
+        """
+        if len(fds) < _MIN_LISTENERS:
             for fd in fds:
                 os.close(fd)
-            raise OSError(errno.EPROTO, f"a sandbox came with {len(fds)} doors")
+            raise OSError(
+                errno.EPROTO,
+                f"expected at least {_MIN_LISTENERS} listeners from the sandbox, got {len(fds)}",
+            )
         http, socks, dns_udp, dns_tcp, transparent, *rest = (socket.socket(fileno=fd) for fd in fds)
         rules = NetworkRules(
             allow=None if network.mode == "open" else network.allow, deny=network.deny

@@ -1,4 +1,4 @@
-"""A posture: a plan ready to be sent, and what it enforces."""
+"""A posture: a compiled plan, the resources it refers to, and the isolation it enforces."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Setting, Wrapper
-from union.sandbox._core.seccomp import filter_program
 from union.sandbox._linux import cgroup, inherited, kernel
-from union.sandbox._linux.launcher import sealed_memfd
+from union.sandbox._linux.descriptors import sealed_memfd
+from union.sandbox._seccomp.filter import filter_program
 from union.sandbox.errors import BackendUnavailableError
 from union.sandbox.on_device._kernel_files import has_own_counters
 from union.sandbox.on_device._network import network_steps
-from union.sandbox.on_device._probe import Outcome, shared
-from union.sandbox.on_device._settings import gather, limit_report
+from union.sandbox.on_device._probe import Outcome, wait_for_shared
+from union.sandbox.on_device._settings import inspect_host, limit_report
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from union.sandbox._backends.base import Backend, NetworkShape
-    from union.sandbox._core.plan import Plan
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux import bwrap
-    from union.sandbox._linux.launcher import Channel
-    from union.sandbox.on_device._probe import Facts
+    from union.sandbox._linux.channel import Channel
+    from union.sandbox._plan.plan import Plan
+    from union.sandbox.on_device._probe import HostFeatures
     from union.sandbox.on_device._programs import Programs
     from union.sandbox.on_device._session_id import SessionId
     from union.sandbox.on_device._settings import HostSetting
@@ -45,14 +45,14 @@ def _filter(machine: str, *, only_counted_memory: bool) -> bytes:
 
 
 def _wrapper(found: bwrap.Bwrap) -> Wrapper:
-    """How bwrap is started: for root so that the sandbox is not root's."""
+    """Return how to start bwrap: for root, so that the sandbox does not run as root."""
     if not kernel.is_root():
-        return Wrapper(program=found.program, way="caller")
+        return Wrapper(program=found.program, mode="caller")
     enters = found.enters_userns and kernel.can_map_mounts()
-    return Wrapper(program=found.program, way="entered" if enters else "nested")
+    return Wrapper(program=found.program, mode="entered" if enters else "nested")
 
 
-def _wants_group(spec: SessionSpec) -> bool:
+def _needs_cgroup(spec: SessionSpec) -> bool:
     limits = spec.limits
     if limits.memory_bytes is not None or limits.cpus is not None:
         return True
@@ -61,9 +61,9 @@ def _wants_group(spec: SessionSpec) -> bool:
 
 
 class Posture:
-    """What one shape of network, for one session on this host, comes to.
+    """The compiled plan of one network shape, for one session on this host.
 
-    Owns its descriptors; compared by identity.
+    It owns its file descriptors, and is compared by identity.
     """
 
     def __init__(
@@ -73,13 +73,15 @@ class Posture:
         *,
         backend: Backend,
         work: WorkDir,
-        facts: Facts,
+        features: HostFeatures,
         programs: Programs,
         own: SessionId,
     ) -> None:
-        found = gather(spec, work, shape, facts=facts, programs=programs, own=own)
+        found = inspect_host(spec, work, shape, features=features, programs=programs, own=own)
         try:
-            self._compile(spec, shape, backend=backend, facts=facts, programs=programs, found=found)
+            self._compile(
+                spec, shape, backend=backend, features=features, programs=programs, found=found
+            )
         except BaseException:
             _close_all(found.fds)
             found.read_only.close()
@@ -95,27 +97,27 @@ class Posture:
         shape: NetworkShape,
         *,
         backend: Backend,
-        facts: Facts,
+        features: HostFeatures,
         programs: Programs,
         found: HostSetting,
     ) -> None:
         self.limits = spec.limits
-        self.groups = groups = cgroup.hierarchy() if _wants_group(spec) else None
-        """Where each of its sandboxes gets a control group; None for no group."""
-        egress = _EGRESS[shape] if facts.redirect or shape != "filtered" else "proxy-only"
+        self.groups = groups = cgroup.hierarchy() if _needs_cgroup(spec) else None
+        """The hierarchy in which each sandbox gets a control group; None for no group."""
+        egress = _EGRESS[shape] if features.redirect or shape != "filtered" else "proxy-only"
         self.builder = programs.bwrap if backend.name == "bubblewrap" else None
-        """The program that builds its sandboxes, if it is not the launcher alone."""
+        """The bwrap that builds its sandboxes; None if the launcher builds them alone."""
         watched = groups is None and spec.limits.memory_bytes is not None
         setting = Setting(
             view=found.view,
             identity=found.identity,
             network=shape,
-            network_steps=network_steps(shape, redirect=facts.redirect),
+            network_steps=network_steps(shape, redirect=features.redirect),
             egress=egress,
             landlock_abi=kernel.landlock_abi(),
             seccomp=_filter(kernel.machine(), only_counted_memory=watched),
             wrapper=None if self.builder is None else _wrapper(self.builder),
-            share=facts.share,
+            share=features.share,
         )
         unprivileged = found.identity.kind == "unprivileged"
         self.plan = backend.plan(setting)
@@ -133,7 +135,7 @@ class Posture:
             self._budgets = (most, inherited.signal_budget())
         self.shape = shape
         self.view = found.view
-        self.carried = found.carried
+        self.host_env = found.host_env
         self._setting = setting
         self._backend = backend
         self.isolation = backend.isolation(setting, limits=tuple(limits.items()))
@@ -141,7 +143,7 @@ class Posture:
         """The id that what a command may reopen, such as its pipes, must belong to."""
         self.counts_processes = found.identity.host_uid != 0 and found.identity.kind != "host"
         self.own_processes = 2 if self.plan.is_wrapped else 1
-        """How many processes of a sandbox are ours: the first one inside, and bwrap."""
+        """Number of our own processes in a sandbox: the first one inside, and bwrap."""
         self._encoded = sealed_memfd("plan", self.plan.encode())
 
     def check_ids(self, *, strict: bool) -> None:
@@ -158,7 +160,7 @@ class Posture:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its sandboxes need no control group and no watch."""
+        """Whether its sandboxes need no control group and no memory watch."""
         return self.groups is None and self.limits.memory_bytes is None
 
     def _check_open(self) -> None:
@@ -167,27 +169,27 @@ class Posture:
 
     @property
     def is_intact(self) -> bool:
-        """Whether what its sandboxes show read-only, in places they write, is still in place."""
+        """Whether its read-only paths inside writable directories are still in place."""
         return self.read_only.is_intact()
 
     @property
     def is_built(self) -> bool:
-        """Whether the part that its sandboxes share is there, if they share any."""
+        """Whether the shared part of its sandboxes is built, if it has one."""
         return self.plan.shared is None or bool(self._shared)
 
-    async def build(self, line: Channel) -> Outcome:
-        """Builds that part; what came of it."""
+    async def build(self, channel: Channel) -> Outcome:
+        """Build the shared part, if there is one and it is not built yet."""
         self._check_open()
         plan = self.plan.shared
         if plan is None or self._shared:
             return Outcome(None)
         encoded = sealed_memfd("plan", plan.encode())
         try:
-            _, sock = line.prepare(plan, encoded, fds=self._fds)
+            _, sock = channel.prepare(plan, encoded, fds=self._fds)
         finally:
             os.close(encoded)
         try:
-            outcome, namespaces = await shared(sock)
+            outcome, namespaces = await wait_for_shared(sock)
         finally:
             sock.close()
         if self._closed:
@@ -195,24 +197,24 @@ class Posture:
             self._check_open()
         self._shared = namespaces
         if self._shared:
-            # What the plan refers to is in what was built; an idle session holds little.
+            # The shared part holds what the plan refers to; an idle session keeps little open.
             _close_all(self._fds)
             self._fds = ()
         return outcome
 
     def prepare(
         self,
-        line: Channel,
+        channel: Channel,
         *,
         cgroups: Sequence[int] = (),
         on_gone: Callable[[], None] | None = None,
         pid: asyncio.Future[int] | None = None,
         terminals: bool = False,
     ) -> tuple[int, socket.socket]:
-        """Begins a sandbox, with terminals of its own if asked for; see ``Channel.prepare``."""
+        """Prepare a sandbox, optionally with terminals of its own; see ``Channel.prepare``."""
         self._check_open()
         plan, encoded = self._with_terminals if terminals else (self.plan, self._encoded)
-        return line.prepare(
+        return channel.prepare(
             plan,
             encoded,
             cgroups=cgroups,
@@ -225,13 +227,13 @@ class Posture:
 
     @functools.cached_property
     def _with_terminals(self) -> tuple[Plan, int]:
-        """The plan of a sandbox with terminals, which shares the same as the others."""
+        """The plan of a sandbox with terminals, which uses the same shared part."""
         view = dataclasses.replace(self.view, terminals=True)
         plan = self._backend.plan(dataclasses.replace(self._setting, view=view))
         return plan, sealed_memfd("plan", plan.encode())
 
     def close(self) -> None:
-        """Lets go of its descriptors; their numbers are somebody else's from then on."""
+        """Close its file descriptors; their numbers may be reused afterwards."""
         _close_all((self._encoded, *self._fds, *self._shared))
         self.read_only.close()
         self._encoded, self._fds, self._shared = -1, (), ()

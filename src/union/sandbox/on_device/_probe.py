@@ -1,7 +1,7 @@
-"""What this host really gives: one sandbox is built with the session's own plan and looked at.
+"""Probe this host: build one sandbox with the session's own plan and verify it from outside.
 
-Nothing is guessed from versions or files. A step that the host refuses either has another way that
-is reported (a masked /proc, a file system without id-mapped mounts), or ends in
+Nothing is guessed from versions or files. A step that the host refuses either has a fallback that
+is reported (a masked /proc, a file system without id-mapped mounts), or raises
 ``BackendUnavailableError`` with the cause and the remedies.
 """
 
@@ -13,17 +13,15 @@ import dataclasses
 import errno
 import os
 import socket
-import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._linux import causes
-from union.sandbox._linux.failures import in_its_words
-from union.sandbox._linux.launcher import receive
-from union.sandbox._linux.prepared import FAILED
-from union.sandbox._linux.run import READY
+from union.sandbox._linux import remedies
+from union.sandbox._linux.descriptors import receive
+from union.sandbox._linux.protocol import SIMPLE, FailurePlace, Message, operation
+from union.sandbox._plan import plan
 from union.sandbox.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -34,37 +32,44 @@ if TYPE_CHECKING:
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.bwrap import Bwrap
 
-__all__ = ["Facts", "Outcome", "Verified", "look", "ready", "settle", "shared", "verified"]
+__all__ = [
+    "HostFeatures",
+    "Outcome",
+    "VerifiedSetup",
+    "find_features",
+    "verified",
+    "verify_sandbox",
+    "wait_for_shared",
+    "wait_until_ready",
+]
 
-_SIMPLE = struct.Struct("=IIii")
-_PATIENCE_S: Final = 30.0
-_MESSAGE: Final = 512
-_SHARED: Final = 44
+_TIMEOUT_S: Final = 30.0
+_MAX_MESSAGE: Final = 512
 _NS_FILES: Final = {"mount": "mnt"}
-_PASSING: Final = (
+_TRANSIENT: Final = (
     errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.EMFILE, errno.ENFILE, errno.EINTR,
     errno.ENOSPC, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
 )  # fmt: skip
-"""They say nothing about what this machine can do."""
+"""Transient errors, which do not show that this machine lacks a feature."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What plans may count on."""
+class HostFeatures:
+    """Features of this host that plans may use."""
 
     fresh_proc: bool = True
     pivot: bool = True
     """Whether the private root is entered by pivot_root; if not, it is moved over the caller's."""
     idmap: bool = True
     redirect: bool = True
-    """Whether nf_tables can lead every connection to our door."""
+    """Whether nf_tables can redirect every connection to the transparent listener."""
     share: bool = True
-    """Whether a sandbox can begin with a copy of what was built once."""
+    """Whether a sandbox can start from a copy of namespaces that were built once."""
     counters: bool = True
     """Whether the limits of a user namespace can be set."""
 
-    def is_weaker_than(self, other: Facts) -> bool:
-        """Whether a layer that ``other`` has is missing here; sharing is none."""
+    def is_weaker_than(self, other: HostFeatures) -> bool:
+        """Return whether a layer that ``other`` has is missing here; sharing is not a layer."""
         return any(
             getattr(other, name) and not getattr(self, name)
             for name in ("fresh_proc", "pivot", "idmap", "counters")
@@ -73,101 +78,109 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a trial went: None, or the operation that failed and its errno."""
+    """The result of building a sandbox: no failure, or the failed operation and its errno."""
 
     failure: tuple[int, int] | None
-    said: str = ""
-    """What bwrap wrote, if it was bwrap that failed."""
+    stderr_text: str = ""
+    """Standard error of bwrap, if it was bwrap that failed."""
     copied: bool = False
-    """Whether what it begins with had been built before, and well."""
+    """Whether the sandbox started from a shared part that was built successfully."""
 
 
-async def look(
+async def verify_sandbox(
     sock: socket.socket, pid: asyncio.Future[int], isolation: Isolation, *, owner: int | None
 ) -> Outcome:
-    """Waits for a sandbox to be ready and verifies it from outside; it can still be used then.
+    """Wait for a sandbox and verify it from outside; it remains usable.
 
-    ``owner`` is the id of its own that it must have on the host, if any.
+    Args:
+        sock: the socket of the sandbox.
+        pid: resolves to the process that the launcher started for it.
+        isolation: the report to verify.
+        owner: the host id that its processes must have; None if it has no id of its own.
+
     """
-    outcome = await ready(sock)
+    outcome = await wait_until_ready(sock)
     if outcome.failure is None:
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 first = await pid
         except TimeoutError as exc:
-            raise OSError(errno.ETIMEDOUT, "the launcher did not name a sandbox's process") from exc
+            raise OSError(
+                errno.ETIMEDOUT, "the launcher did not report the pid of a sandbox"
+            ) from exc
         try:
             _verify(_first_inside(first), isolation, owner)
         except (FileNotFoundError, ProcessLookupError, ValueError) as exc:
-            return _last_words(sock, exc)
+            return _final_message(sock, exc)
     return outcome
 
 
-def _last_words(sock: socket.socket, exc: Exception) -> Outcome:
-    """What a sandbox said that was ready and then ended all the same."""
+def _final_message(sock: socket.socket, exc: Exception) -> Outcome:
+    """Return the failure reported by a sandbox that ended after it was ready."""
     with contextlib.suppress(BlockingIOError, ConnectionResetError):
-        while data := sock.recv(_MESSAGE):
-            if int.from_bytes(data[:4], sys.byteorder) != READY:
-                return _outcome(data, READY)
-    raise OSError(errno.ECHILD, "a sandbox was killed before it could be looked at") from exc
+        while data := sock.recv(_MAX_MESSAGE):
+            if int.from_bytes(data[:4], sys.byteorder) != Message.READY:
+                return _outcome(data, Message.READY)
+    raise OSError(errno.ECHILD, "a sandbox was killed before it could be verified") from exc
 
 
-async def ready(sock: socket.socket) -> Outcome:
-    """Waits until a sandbox is built, or could not be."""
-    return _outcome(await _first_message(sock), READY)
+async def wait_until_ready(sock: socket.socket) -> Outcome:
+    """Wait until a sandbox is built or has failed."""
+    return _outcome(await _first_message(sock), Message.READY)
 
 
-async def shared(sock: socket.socket) -> tuple[Outcome, tuple[int, ...]]:
-    """Waits for what sandboxes will share: how that went, and the namespaces that hold it."""
-    outcome = _outcome(await _first_message(sock), _SHARED)
+async def wait_for_shared(sock: socket.socket) -> tuple[Outcome, tuple[int, ...]]:
+    """Wait for the shared part; return the outcome and the namespaces that hold it."""
+    outcome = _outcome(await _first_message(sock), Message.SHARED)
     if outcome.failure is not None:
         return outcome, ()
-    _, fds = receive(sock, _MESSAGE, 2)
+    _, fds = receive(sock, _MAX_MESSAGE, 2)
     if len(fds) != 2:
         for fd in fds:
             os.close(fd)
-        raise _not_understood()
+        raise _invalid_message()
     return outcome, tuple(fds)
 
 
 def _outcome(data: bytes, wanted: int) -> Outcome:
     if not data:
-        # Not a matter of what this machine gives, which would be reported.
+        # A missing feature of this machine would have been reported in a message.
         raise OSError(
-            errno.ECHILD, "a sandbox ended before it was ready: it, or the launcher, was killed"
+            errno.ECHILD,
+            "a sandbox ended before it was ready: it, or the launcher, was killed",
         )
-    if len(data) < _SIMPLE.size:
-        raise _not_understood()
-    kind, where, error, _ = _SIMPLE.unpack(data[: _SIMPLE.size])
+    if len(data) < SIMPLE.size:
+        raise _invalid_message()
+    kind, where, error, _ = SIMPLE.unpack(data[: SIMPLE.size])
     if kind == wanted:
         return Outcome(None)
-    if kind != FAILED:
-        raise _not_understood()
-    return Outcome((where & 0xFF, error), in_its_words(data[_SIMPLE.size :]))
+    if kind != Message.FAILED:
+        raise _invalid_message()
+    return Outcome((operation(where), error), remedies.bwrap_message(data[SIMPLE.size :]))
 
 
-def _not_understood() -> OSError:
-    return OSError(errno.EPROTO, "what a sandbox said when it should have been ready is no message")
+def _invalid_message() -> OSError:
+    return OSError(errno.EPROTO, "a sandbox sent an invalid message before it was ready")
 
 
 async def _first_message(sock: socket.socket) -> bytes:
-    """Reads a message without taking it."""
+    """Return the first message without removing it from the socket."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(sock.fileno(), readable.set)
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             await readable.wait()
     except TimeoutError as exc:
-        late = f"a sandbox was not ready within {_PATIENCE_S:.0f} seconds"
+        late = f"a sandbox was not ready within {_TIMEOUT_S:.0f} seconds"
         raise OSError(errno.ETIMEDOUT, late) from exc
     finally:
         loop.remove_reader(sock.fileno())
-    return sock.recv(_MESSAGE, socket.MSG_PEEK)
+    return sock.recv(_MAX_MESSAGE, socket.MSG_PEEK)
 
 
 def _first_inside(pid: int) -> int:
-    """The sandbox's process 1: this one, or the only child of a bwrap that watches over it."""
+    """Return the sandbox's process 1: ``pid`` itself, or the only child of its bwrap."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
     if len(numbers) > 2:
@@ -176,7 +189,7 @@ def _first_inside(pid: int) -> int:
 
 
 def _verify(pid: int, isolation: Isolation, owner: int | None) -> None:
-    """The report is what the kernel says of a live sandbox, not what the plan intended."""
+    """Compare the report with what the kernel shows of the live sandbox."""
     status = dict(
         line.split(":\t", 1)
         for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
@@ -203,75 +216,82 @@ def _verify(pid: int, isolation: Isolation, owner: int | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """All that one sandbox which works has in common with others that then work too."""
+class VerifiedSetup:
+    """The properties that decide whether a sandbox works; verified once for all that share them."""
 
     backend: str
     builder: Bwrap | None
     network: NetworkShape
-    facts: Facts
+    features: HostFeatures
     ids: str
     device: int
-    """The file system of the work dir, which may or may not allow mounts with mapped ids."""
+    """The file system of the work dir, which may or may not support id-mapped mounts."""
 
 
-_known: dict[str, Facts] = {}
-verified: set[Verified] = set()
-"""What was built and looked at in this process."""
+_known: dict[str, HostFeatures] = {}
+verified: set[VerifiedSetup] = set()
+"""Setups of which this process has built and verified a sandbox."""
 
 
-async def settle(
-    trial: Callable[[Facts], Awaitable[Outcome]],
+async def find_features(
+    trial: Callable[[HostFeatures], Awaitable[Outcome]],
     spec: SessionSpec,
     *,
-    without_bwrap: Callable[[Facts], Awaitable[Outcome]],
-    opened: Facts | None = None,
-) -> Facts:
-    """Finds the facts under which a sandbox can be built for this session.
+    without_bwrap: Callable[[HostFeatures], Awaitable[Outcome]],
+    opened: HostFeatures | None = None,
+) -> HostFeatures:
+    """Return the features with which a sandbox can be built for this session.
 
-    ``opened`` are those that the session was opened with: none of its layers is given up later,
-    whatever goes wrong then.
+    Args:
+        trial: builds one sandbox with the given features.
+        spec: the session.
+        without_bwrap: builds the same sandbox by the launcher alone. bwrap reports failures as text
+            only; without it, a cause on the host is found as a step and an errno.
+        opened: the features that the session was opened with. None of its layers is given up
+            later, whatever fails then.
 
-    Where bwrap fails it only says something. The cause is found by building the same sandbox
-    ``without_bwrap``, which fails with a step and an errno if the host is the reason.
     """
-    facts = opened or _known.get(spec.backend, Facts())
+    features = opened or _known.get(spec.backend, HostFeatures())
     if spec.strict:
-        facts = dataclasses.replace(
-            facts, fresh_proc=True, redirect=True, pivot=True, counters=True
+        features = dataclasses.replace(
+            features, fresh_proc=True, redirect=True, pivot=True, counters=True
         )
     while True:
-        outcome = await trial(facts)
+        outcome = await trial(features)
         if outcome.failure is None:
-            _known[spec.backend] = dataclasses.replace(facts, idmap=True)
-            return facts
-        if outcome.copied and facts.share:
-            facts = dataclasses.replace(facts, share=False)
+            _known[spec.backend] = dataclasses.replace(features, idmap=True)
+            return features
+        if outcome.copied and features.share:
+            features = dataclasses.replace(features, share=False)
             continue
         op, error = outcome.failure
-        if op == causes.WRAP and outcome.said:
-            op, error = (await without_bwrap(facts)).failure or (op, 0)
-        weaker = _without(facts, op, error, spec)
+        if op == plan.Wrap.op and outcome.stderr_text:
+            op, error = (await without_bwrap(features)).failure or (op, 0)
+        weaker = _without_feature(features, op, error, spec)
         if weaker is None or (opened is not None and weaker.is_weaker_than(opened)):
-            raise causes.unavailable(spec.backend, op, error, strict=spec.strict, said=outcome.said)
-        facts = weaker
+            raise remedies.unavailable(
+                spec.backend, op, error, strict=spec.strict, stderr_text=outcome.stderr_text
+            )
+        features = weaker
 
 
-def _without(facts: Facts, op: int, error: int, spec: SessionSpec) -> Facts | None:
-    """The facts without the layer that a step is part of, if this machine cannot have it.
+def _without_feature(
+    features: HostFeatures, op: int, error: int, spec: SessionSpec
+) -> HostFeatures | None:
+    """Return the features without the layer of a failed step, or None if it must not be dropped.
 
-    An error that sandboxed code or a lack of resources can cause is no reason to do without.
+    An error that sandboxed code or a lack of resources can cause never drops a layer.
     """
-    if op == causes.IDMAP and facts.idmap and error in causes.NO_ID_MAPS:
-        return dataclasses.replace(facts, idmap=False)
-    if spec.strict or error in _PASSING:
+    if op == FailurePlace.IDMAP and features.idmap and error in remedies.NO_ID_MAPS:
+        return dataclasses.replace(features, idmap=False)
+    if spec.strict or error in _TRANSIENT:
         return None
-    if op == causes.PROC and error == errno.EPERM and facts.fresh_proc:
-        return dataclasses.replace(facts, fresh_proc=False)
-    if op == causes.ENTER and facts.pivot and spec.backend == "userns":
-        return dataclasses.replace(facts, pivot=False)
-    if op == causes.NETLINK and facts.redirect:
-        return dataclasses.replace(facts, redirect=False)
-    if op == causes.COUNTER and facts.counters:
-        return dataclasses.replace(facts, counters=False)
+    if op == plan.Proc.op and error == errno.EPERM and features.fresh_proc:
+        return dataclasses.replace(features, fresh_proc=False)
+    if op == plan.Enter.op and features.pivot and spec.backend == "userns":
+        return dataclasses.replace(features, pivot=False)
+    if op == plan.Netlink.op and features.redirect:
+        return dataclasses.replace(features, redirect=False)
+    if op == plan.Counter.op and features.counters:
+        return dataclasses.replace(features, counters=False)
     return None

@@ -1,4 +1,4 @@
-"""What a session executes and shows of its owner: resolved once, before any sandboxed code runs."""
+"""Host programs and owner packages of a session, resolved once before sandboxed code runs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from union.sandbox._core.spec import SessionSpec
-    from union.sandbox._core.view import Shown
     from union.sandbox._linux.bwrap import Bwrap
     from union.sandbox._linux.host import Interpreter
+    from union.sandbox._plan.rootfs import Shown
     from union.sandbox.on_device._workdir import WorkDir
 
-__all__ = ["Programs", "note_shown", "owner_paths", "resolve"]
+__all__ = ["Programs", "owner_paths", "record_writable", "resolve"]
 
 _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """This package: its modules and the launcher, all of them executed by the host."""
@@ -36,15 +36,15 @@ _log = logging.getLogger("union.sandbox")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """Programs of one session, and the places that sandboxed code can write."""
+    """Programs of one session, and the directories that sandboxed code can write."""
 
     places: Places
     """Where sandboxed code can write, of this session and of earlier ones."""
     own: frozenset[tuple[int, int]]
-    """The directories that this session itself shows writable."""
+    """The directories that are writable in this session's own sandboxes."""
     others: Places
-    """The same without a work dir that was made for this session: it was empty at first, so nothing
-    of the owner and no program is reached through it."""
+    """Like ``places``, without a private work dir: it was empty at first, so no program and no
+    package of the owner is reached through it."""
     uv: str
     bwrap: Bwrap | None
     shown_writable: tuple[tuple[tuple[int, int], str], ...] = ()
@@ -55,7 +55,7 @@ def resolve(spec: SessionSpec, work: WorkDir) -> Programs:
     """Find every program that the session will execute.
 
     Raises:
-        BackendUnavailableError: a program is missing, or somebody else can replace it.
+        BackendUnavailableError: a program is missing, or sandboxed code could replace it.
 
     """
     writable = {work.identity}
@@ -64,14 +64,14 @@ def resolve(spec: SessionSpec, work: WorkDir) -> Programs:
         try:
             identity = identity_of(os.stat(path))
         except OSError:
-            continue  # an error of its own, when the path is looked up to be shown
+            continue  # reported with the argument's name when the path is mounted
         writable.add(identity)
         shown.append((identity, path))
-    if not work.is_ours:
+    if not work.is_private:
         note_writable(work.identity, work.source)
     python = host.interpreter()
     places = others = Places.of(frozenset(writable), _own(python))
-    if work.is_ours:
+    if work.is_private:
         others = Places(places.writable - {work.identity}, places.read_only)
     if spec.backend != "none" and others.writable:
         _check_python(python, others)
@@ -85,17 +85,17 @@ def resolve(spec: SessionSpec, work: WorkDir) -> Programs:
     )
 
 
-def note_shown(programs: Programs) -> None:
+def record_writable(programs: Programs) -> None:
     """Record the writable paths of a posture for all later sessions, once they are accepted.
 
-    A path that was refused must not be recorded: it would be refused to everybody.
+    A path that was refused must not be recorded: it would be refused to every session.
     """
     for identity, path in programs.shown_writable:
         note_writable(identity, path)
 
 
 def _own(python: Interpreter) -> frozenset[tuple[int, int]]:
-    """Directories that every sandbox shows read-only, also where all around them is writable."""
+    """Return directories that are read-only in every sandbox, even inside writable ones."""
     found = set()
     for path in (*python.paths, _PACKAGE):
         try:
@@ -106,10 +106,10 @@ def _own(python: Interpreter) -> frozenset[tuple[int, int]]:
 
 
 def owner_paths(python: Interpreter, programs: Programs, *, isolated: bool) -> Iterator[Shown]:
-    """Yield what sandboxes see of the owner's Python, read-only.
+    """Yield the read-only paths of the owner's Python.
 
-    This package is shown if it lies where sandboxed code could write to it otherwise. What
-    editable installs refer to is shown unless sandboxed code can write there by the caller's wish.
+    This package is mounted read-only if it lies in a directory that sandboxed code can write.
+    Targets of editable installs are mounted unless the caller made them writable.
     """
     places = programs.others
     if not places.writable:
@@ -128,19 +128,19 @@ def owner_paths(python: Interpreter, programs: Programs, *, isolated: bool) -> I
         try:
             item, _ = host.pinned(path, places)
             if not _lies_in(path, Places(programs.own)):
-                yield item  # else it is visible already, and writable by the caller's wish
+                yield item  # otherwise the caller has made it visible and writable
         except (OSError, SandboxUsageError):
-            _log.debug("an editable install is not shown: %s", path, exc_info=True)
+            _log.debug("an editable install is not visible in sandboxes: %s", path, exc_info=True)
 
 
 def _lies_in(path: str, places: Places) -> bool:
-    """Return whether a directory lies in a writable one, whatever is shown of it."""
+    """Return whether a directory lies in a writable one, however it is mounted."""
     with pin(path, Places(places.writable)) as found:
         return found.is_writable_place
 
 
 def _check_python(python: Interpreter, places: Places) -> None:
-    """Raise if sandboxed code could put another Python in the place of the running one."""
+    """Raise if sandboxed code could replace the running Python."""
     base = getattr(sys, "_base_executable", "") or sys.executable
     for path in dict.fromkeys(filter(None, (sys.executable, base, *python.paths))):
         try:
@@ -155,8 +155,8 @@ def _check_python(python: Interpreter, places: Places) -> None:
 def _through_link(path: str, exc: LinkInWritablePlaceError) -> BackendUnavailableError:
     return BackendUnavailableError(
         f"the running Python ({path}) is reached through {exc.link}, a link in a directory that "
-        "sandboxed code can write, so sandboxed code could put another Python in its place",
+        "sandboxed code can write, so sandboxed code could replace it",
         missing=("interpreter",),
-        hint=f"replace the link by what it leads to ({exc.target}), start Python by a path without "
-        "it, or choose a work dir that does not hold the link",
+        hint=f"replace the link by its target ({exc.target}), start Python by a path without "
+        "it, or choose a work dir that does not contain the link",
     )

@@ -1,7 +1,7 @@
-"""Pythons that were started ahead of their script and wait for it, inside their sandboxes.
+"""Pythons that are started ahead of their script and wait for it inside their sandboxes.
 
-What such a Python runs then is indistinguishable from a script it was started with: it waits in the
-middle of its own start (see ``_start_hook``), before the packages of the venv are looked at.
+A waiting Python stops in the middle of its own start (see ``_start_hook``), before it reads the
+packages of the venv. Its script runs exactly as if it had been on the command line.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 __all__ = ["WaitingPythons", "can_wait"]
 
-_MOST_BYTES: Final = 60 * 1024
-"""What a pipe takes at once; a longer script is started with."""
+_MAX_SCRIPT_BYTES: Final = 60 * 1024
+"""The size that fits into a pipe at once; for a longer script a new Python is started."""
 _BEFORE_START: Final = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "TZ", "SSL_")
-"""Variables that act while a program starts: with one of these it cannot be started ahead."""
+"""Prefixes of variables that take effect at start: such a command gets a new Python."""
 
 
 def can_wait(spec: RunSpec) -> bool:
-    """Whether a script can be given to a Python that is already there."""
+    """Return whether a waiting Python can run this script."""
     return (
         spec.kind == "python"
         and spec.stdin is None
         and spec.pty is None
-        and len(spec.text) < _MOST_BYTES
+        and len(spec.text) < _MAX_SCRIPT_BYTES
         and not any(name.startswith(_BEFORE_START) for name, _ in spec.env)
     )
 
 
 class _Waiting:
-    """One waiting Python; whoever claims its ticket owns it."""
+    """One waiting Python; its ticket in the budget is claimed exactly once."""
 
     def __init__(self, run: LocalRun, go: int, fingerprint: object) -> None:
         self.run = run
@@ -53,12 +53,12 @@ class _Waiting:
         os.close(self._go)
         self.run.discard()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if Budget.claim(self._ticket):
             self._discard()
 
     def start(self, payload: bytes, fingerprint: object) -> bool:
-        """Hands the script over; False if this one cannot be used (then it is gone)."""
+        """Send the script; return False if this Python was discarded instead."""
         if not Budget.claim(self._ticket):
             return False
         if fingerprint != self.fingerprint:
@@ -84,8 +84,8 @@ class WaitingPythons:
         self._waiting: defaultdict[Posture, deque[_Waiting]] = defaultdict(deque)
 
     @property
-    def are_any(self) -> bool:
-        """Whether one waits, and may do what earlier runs left in the venv for it."""
+    def has_any(self) -> bool:
+        """Whether one waits; it may still execute what earlier runs left in the venv."""
         return any(self._waiting.values())
 
     def wants(self, posture: Posture) -> bool:
@@ -94,7 +94,7 @@ class WaitingPythons:
     def add(
         self, posture: Posture, sandbox: Sandbox, command: Command, fingerprint: object
     ) -> LocalRun:
-        """Starts one in a sandbox. ``command`` is the same as with a script, but without it."""
+        """Start a Python in a sandbox; ``command`` is that of a script, without the script."""
         run = LocalRun(sandbox, isolation=posture.isolation)
         far, go = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(far, True)
@@ -109,13 +109,13 @@ class WaitingPythons:
         return run
 
     def take(self, posture: Posture, command: Command, fingerprint: object) -> LocalRun | None:
-        """A Python that has begun with this script; None if there is none to be had."""
+        """Return a Python that has started this script, or None if none was available."""
         waiting = self._waiting[posture]
         if not waiting or command.script is None:
             return None
         environment = dict(item.split("=", 1) for item in command.env)
         payload = marshal.dumps((command.script, environment, command.cwd))
-        if len(payload) > _MOST_BYTES:
+        if len(payload) > _MAX_SCRIPT_BYTES:
             return None
         while waiting:
             one = waiting.popleft()
@@ -123,8 +123,8 @@ class WaitingPythons:
                 return one.run
         return None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         for waiting in self._waiting.values():
             while waiting:
-                waiting.popleft().let_go()
+                waiting.popleft().release()
         self._waiting.clear()

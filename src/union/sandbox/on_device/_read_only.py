@@ -1,13 +1,13 @@
-"""Read-only paths in places that sandboxed code writes: kept where they are, and watched.
+"""Read-only paths inside directories that sandboxed code can write: pinned and watched.
 
 A read-only mount alone protects a file or directory, not its name. If a directory above it can be
 renamed, sandboxed code puts another one in its place, and the caller uses that. So every directory
 between a writable mount and a read-only path becomes a mount of its own: the kernel refuses to
 rename, replace or remove a mount point from inside (EBUSY).
 
-From outside the caller may replace what is shown. The kernel then drops the mount, in every
-sandbox. Each sandbox therefore checks its mounts when it is made, and the session compares what is
-there before each command; see ``ReadOnly.is_intact``.
+From outside, the caller may replace such a file. The kernel then drops its mount in every sandbox.
+Each sandbox therefore checks its mounts when it is prepared, and the session compares identities
+before each command; see ``ReadOnlyPaths.is_intact``.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from union.sandbox.errors import PolicyError, SandboxExecutionError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from union.sandbox._core.view import Shown
+    from union.sandbox._plan.rootfs import Shown
 
-__all__ = ["ReadOnly"]
+__all__ = ["ReadOnlyPaths"]
 
 _PIN: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class ReadOnly:
-    """What is shown read-only where sandboxed code can write. Owns its descriptors.
+class ReadOnlyPaths:
+    """Read-only paths inside writable directories. Owns its file descriptors.
 
-    A descriptor is held of everything that is compared later: the inode of something that was
-    removed is then not given to something new.
+    It keeps everything open that it compares later: an inode in use is never assigned to a new
+    file, so an identity cannot be reused.
     """
 
     def __init__(self) -> None:
         self.sources: set[str] = set()
-        """Places on the host of what is read-only."""
+        """Host paths of the read-only files and directories."""
         self.kept: set[tuple[int, int]] = set()
         """Identities of these and of the directories above them, up to the writable mount."""
         self._fds: list[int] = []
         self._watched: list[tuple[int, str, tuple[int, ...]]] = []
 
     def __del__(self) -> None:
-        # Between the look at the host and the posture that takes this over, something may fail.
+        # An error may occur between the inspection of the host and the posture that owns this.
         self.close()
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class ReadOnly:
         self._watched.clear()
 
     def is_intact(self) -> bool:
-        """Return whether everything is still there under its name; no link is followed."""
+        """Return whether every path still has its identity; no link is followed."""
         for parent, name, stamp in self._watched:
             try:
                 found = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -67,22 +67,22 @@ class ReadOnly:
         return True
 
     def protect(self, added: Iterable[Shown], *, strict: bool) -> list[Shown]:
-        """Return what is shown, with the mounts that keep read-only paths in their places.
+        """Return the mounts, with those added that keep read-only paths in place.
 
         Args:
-            added: the caller's paths, the interpreter and the work dir; one for each place.
-            strict: refuse a read-only file, whose mount is lost when the caller replaces it.
+            added: the caller's paths, the interpreter and the work dir; one for each path.
+            strict: refuse a single read-only file: its mount is lost when the caller replaces it.
 
         """
         out = {item.path: item for item in added}
         held: dict[str, int] = {}
         writable = [item for item in out.values() if item.writable and item.is_dir]
         read_only = [item for item in out.values() if not item.writable]
-        # From the top: what lies in another read-only path needs nothing of its own.
+        # From the top: a path below another read-only path needs no mounts of its own.
         read_only.sort(key=lambda item: item.source.count("/"))
         for root in writable:
             for item in read_only:
-                # By its real place: the caller may have named either of them through a link.
+                # Compared by real path: the caller may have named either of them through a link.
                 if not item.source.startswith(root.source + "/"):
                     continue
                 place = root.path + item.source[len(root.source) :]
@@ -90,9 +90,9 @@ class ReadOnly:
                 if around is None or not around.writable:
                     continue
                 if around.source + place[len(around.path) :] != item.source:
-                    continue  # something else is shown there
+                    continue  # something else is mounted there
                 if place in out and out[place].writable and not out[place].guard:
-                    continue  # the caller asked for that by name
+                    continue  # the caller made it writable by name
                 if strict and not item.is_dir:
                     raise _not_strict(item, root)
                 for one in self._mounts(around, item, place, held):
@@ -151,10 +151,10 @@ class ReadOnly:
 
 
 def _stamp(found: os.stat_result) -> tuple[int, ...]:
-    """Return what changes when something is replaced, and for a file when it gets a new name.
+    """Return a value that changes when a path is replaced, and when a file is linked anew.
 
     A file that is unlinked and linked again is the same inode without its mount. The times of a
-    directory say what happens in it, which is no concern here.
+    directory change with its entries, which is irrelevant here.
     """
     if stat.S_ISDIR(found.st_mode):
         return found.st_dev, found.st_ino
@@ -162,7 +162,7 @@ def _stamp(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _nearest(path: str, out: dict[str, Shown]) -> Shown | None:
-    """Return what is shown around ``path``, leaving out the mounts that were added here."""
+    """Return the mount that contains ``path``, ignoring the mounts added here."""
     parent = path.rpartition("/")[0]
     while parent:
         item = out.get(parent)

@@ -1,4 +1,4 @@
-"""Makes the sandboxes of one session, and keeps some ready."""
+"""Prepare the sandboxes of one session and keep some of them ready."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from union.sandbox.errors import SandboxExecutionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from union.sandbox._linux.launcher import Channel
+    from union.sandbox._linux.channel import Channel
     from union.sandbox.on_device._posture import Posture
 
 __all__ = ["Sandboxes"]
 
-_AGAIN_S: Final = 0.02
-_SELDOM_S: Final = 5.0
-_GONE_WITHIN_S: Final = 10.0
-"""For processes that were killed to leave their group, when no launcher is there to say so."""
+_RETRY_S: Final = 0.02
+_MAX_RETRY_S: Final = 5.0
+_REMOVAL_TIMEOUT_S: Final = 10.0
+"""How long killed processes may take to leave their control group after the launcher died."""
 
 
 class _Spare:
-    """A prepared sandbox that waits; whoever claims its ticket owns it."""
+    """A prepared sandbox without a command; its ticket in the budget is claimed exactly once."""
 
     def __init__(self, run: LocalRun) -> None:
         self._run = run
         self._ticket = Budget.add(run.discard)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if Budget.claim(self._ticket):
             self._run.discard()
 
     def take(self) -> LocalRun | None:
-        """The run to be, if it is still ours; a sandbox that died takes no command, and says so."""
+        """Return the run, or None if the budget has discarded it."""
         return self._run if Budget.claim(self._ticket) else None
 
 
 class Sandboxes:
-    """Prepares sandboxes through a channel; ``keep`` of each posture are kept ready."""
+    """Prepare sandboxes through a channel and keep ``keep`` of each posture ready."""
 
-    def __init__(self, line: Callable[[], Channel], *, keep: int) -> None:
-        self._line = line
+    def __init__(self, channel: Callable[[], Channel], *, keep: int) -> None:
+        self._channel = channel
         self._keep = keep
         self._spares: defaultdict[Posture, deque[_Spare]] = defaultdict(deque)
         self._expiry: asyncio.TimerHandle | None = None
-        self._also: Callable[[], None] | None = None
+        self._on_expiry: Callable[[], None] | None = None
         self._closed = False
         self._watched: WeakSet[LocalRun] = WeakSet()
-        self._held: set[cgroup.Group] = set()
-        self._without_groups: asyncio.Future[None] | None = None
+        self._groups: set[cgroup.Group] = set()
+        self._groups_removed: asyncio.Future[None] | None = None
 
     def prepare(self, posture: Posture, *, terminals: bool = False) -> Sandbox:
-        """Begins a sandbox now; once more with a new launcher if the old one has just died."""
+        """Prepare a sandbox now; retry once with a new launcher if the old one has just died."""
         try:
             return self._prepare(posture, terminals=terminals)
         except (BrokenPipeError, ConnectionResetError):
@@ -74,7 +74,7 @@ class Sandboxes:
         if group is None and posture.limits.memory_bytes is not None:
             pid = asyncio.get_running_loop().create_future()
         try:
-            channel = self._line()
+            channel = self._channel()
             number, sock = posture.prepare(
                 channel,
                 cgroups=group.procs if group else (),
@@ -87,16 +87,16 @@ class Sandboxes:
                 group.release_procs()
                 group.remove()
             raise
-        sandbox = Sandbox(number, sock, line=channel, owner=posture.owner, first_pid=pid)
+        sandbox = Sandbox(number, sock, channel=channel, owner=posture.owner, first_pid=pid)
         if group is not None:
-            self._held.add(group)
+            self._groups.add(group)
             group.release_procs()
             sandbox.was_out_of_memory = group.was_out_of_memory
             sandbox.peak_memory = group.peak_memory
         return sandbox
 
     def take(self, posture: Posture) -> LocalRun:
-        """A sandbox that is ready for a command, or one that is begun now."""
+        """Return a spare sandbox, or prepare one now."""
         waiting = self._spares[posture]
         while waiting:
             run = waiting.popleft().take()
@@ -105,25 +105,25 @@ class Sandboxes:
         return self.begin(posture)
 
     def begin(self, posture: Posture, *, terminals: bool = False) -> LocalRun:
-        """The same, always begun now."""
+        """Prepare a sandbox now, without using a spare."""
         sandbox = self.prepare(posture, terminals=terminals)
         return LocalRun(sandbox, isolation=posture.isolation)
 
     def fill(self, posture: Posture) -> None:
-        """Has as many ready for next time as are wanted."""
+        """Prepare spares up to the number to keep."""
         while len(self._spares[posture]) < self._keep and not self._closed:
             self.keep(posture, self.prepare(posture))
 
     def keep(self, posture: Posture, sandbox: Sandbox) -> None:
-        """Keeps this one for next time, unless there are enough."""
+        """Keep this sandbox as a spare, or release it if there are enough."""
         waiting = self._spares[posture]
         if self._closed or len(waiting) >= self._keep:
-            sandbox.let_go()
+            sandbox.release()
             return
         try:
-            sandbox.lay_pipes()
+            sandbox.make_pipes()
         except OSError:
-            sandbox.let_go()
+            sandbox.release()
             raise
         waiting.append(_Spare(LocalRun(sandbox, isolation=posture.isolation)))
         self.touch()
@@ -132,52 +132,51 @@ class Sandboxes:
     def is_open(self) -> bool:
         return not self._closed
 
-    def touch(self, also: Callable[[], None] | None = None) -> None:
-        """The session is in use: what waits may wait longer, until ``also`` is called too."""
-        self._also = also or self._also
+    def touch(self, on_expiry: Callable[[], None] | None = None) -> None:
+        """Restart the idle timer; ``on_expiry`` is called in addition when it expires."""
+        self._on_expiry = on_expiry or self._on_expiry
         if self._expiry is not None:
             self._expiry.cancel()
         self._expiry = asyncio.get_running_loop().call_later(IDLE_S, self._expire)
 
     def _expire(self) -> None:
-        self.let_go()
-        if self._also is not None:
-            self._also()
+        self.release()
+        if self._on_expiry is not None:
+            self._on_expiry()
 
-    def let_go(self) -> None:
-        """Lets every spare go."""
+    def release(self) -> None:
+        """Release every spare."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
         for waiting in self._spares.values():
             while waiting:
-                waiting.popleft().let_go()
+                waiting.popleft().release()
         self._spares.clear()
 
     def close(self) -> None:
         self._closed = True
-        self.let_go()
+        self.release()
 
-    def without_groups(self, *, patience_s: float | None = None) -> asyncio.Future[None]:
-        """Done when the last control group is removed, or with an error if that does not happen."""
+    def groups_removed(self, *, timeout_s: float | None = None) -> asyncio.Future[None]:
+        """Return a future that completes when the last control group is removed, or fails."""
         loop = asyncio.get_running_loop()
-        done = self._without_groups = loop.create_future()
-        if self._held:
-            wait_s = _GONE_WITHIN_S if patience_s is None else patience_s
-            patience = loop.call_later(wait_s, self._give_up, done)
-            done.add_done_callback(lambda _: patience.cancel())
+        done = self._groups_removed = loop.create_future()
+        if self._groups:
+            wait_s = _REMOVAL_TIMEOUT_S if timeout_s is None else timeout_s
+            timer = loop.call_later(wait_s, self._time_out, done)
+            done.add_done_callback(lambda _: timer.cancel())
         else:
             done.set_result(None)
         return done
 
-    def _give_up(self, done: asyncio.Future[None]) -> None:
+    def _time_out(self, done: asyncio.Future[None]) -> None:
         if done.done():
             return
-        paths = ", ".join(sorted(path for group in self._held for path in group.paths))
+        paths = ", ".join(sorted(path for group in self._groups for path in group.paths))
         done.set_exception(
             SandboxExecutionError(
-                f"processes of the session are still there although they were killed; control "
-                f"groups left: {paths}",
+                f"killed processes of the session are still there; control groups left: {paths}",
                 stage="stream",
                 code="close-incomplete",
                 hint="cgroup.procs in these directories lists the processes; one in state D waits "
@@ -185,22 +184,22 @@ class Sandboxes:
             )
         )
 
-    def _remove(self, group: cgroup.Group, after_s: float = _AGAIN_S) -> None:
-        """Removes a group whose processes are gone, or soon will be if the launcher died."""
+    def _remove(self, group: cgroup.Group, after_s: float = _RETRY_S) -> None:
+        """Remove a group; retry while its processes, killed with the launcher, still exit."""
         try:
             group.remove()
         except OSError as exc:
             if exc.errno != errno.EBUSY:
                 raise
             loop = asyncio.get_running_loop()
-            loop.call_later(after_s, self._remove, group, min(after_s * 1.1, _SELDOM_S))
+            loop.call_later(after_s, self._remove, group, min(after_s * 1.1, _MAX_RETRY_S))
             return
-        self._held.discard(group)
-        if not self._held and self._without_groups and not self._without_groups.done():
-            self._without_groups.set_result(None)
+        self._groups.discard(group)
+        if not self._groups and self._groups_removed and not self._groups_removed.done():
+            self._groups_removed.set_result(None)
 
     def watch_memory(self, run: LocalRun, limit: int | None) -> None:
-        """Enforces the memory limit by looking, where there is no control group to do it."""
+        """Enforce the memory limit by polling, where no control group does."""
         sandbox = run.sandbox
         if sandbox.first_pid is None or limit is None or run in self._watched:
             return

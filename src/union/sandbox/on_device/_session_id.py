@@ -1,4 +1,4 @@
-"""The id on the host under which a session's code runs, where the caller is root."""
+"""The host id that a session's code runs as, where the caller is root."""
 
 from __future__ import annotations
 

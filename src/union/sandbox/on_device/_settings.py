@@ -1,4 +1,4 @@
-"""From a session's spec and this host to what plans depend on: view, identity, limits."""
+"""Derive the inputs of a plan from a session's spec and this host: view, identity, limits."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Identity
-from union.sandbox._core.view import Shown, View
 from union.sandbox._linux import cgroup, gpu, host, inherited, kernel
 from union.sandbox._linux.ids import id_range
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.pinning import LinkInWritablePlaceError, Places, identity_of, pin
+from union.sandbox._plan.rootfs import Shown, View
 from union.sandbox.errors import PolicyError, SandboxUsageError
 from union.sandbox.on_device._kernel_files import counters, guarded_proc, hidden_proc
 from union.sandbox.on_device._network import resolv_conf
 from union.sandbox.on_device._programs import owner_paths
-from union.sandbox.on_device._read_only import ReadOnly
+from union.sandbox.on_device._read_only import ReadOnlyPaths
 from union.sandbox.on_device._session_id import SessionId
 from union.sandbox.on_device._workdir import not_allowed
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.spec import Limits, SessionSpec
-    from union.sandbox.on_device._probe import Facts
+    from union.sandbox.on_device._probe import HostFeatures
     from union.sandbox.on_device._programs import Programs
     from union.sandbox.on_device._workdir import WorkDir
 
-__all__ = ["HostSetting", "gather", "identity_of_caller", "limit_report", "named_paths"]
+__all__ = ["HostSetting", "identity_of_caller", "inspect_host", "limit_report", "named_paths"]
 
 _INSIDE_ID: Final = 1000
-"""Who a caller that is root becomes inside."""
+"""The id inside of a sandbox whose caller is root."""
 _HOSTS: Final = b"127.0.0.1\tlocalhost sandbox\n::1\tlocalhost sandbox\n"
 _NSSWITCH: Final = b"passwd: files\ngroup: files\nhosts: files dns\n"
 _WORK_MOUNT_POINTS: Final = ("/tmp", "/var", "/proc", "/usr")  # noqa: S108 - any directory does
@@ -41,21 +41,21 @@ _WORK_MOUNT_POINTS: Final = ("/tmp", "/var", "/proc", "/usr")  # noqa: S108 - an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSetting:
-    """What this host gives to one session."""
+    """The view, identity and variables of one session on this host."""
 
     identity: Identity
     view: View
     fds: tuple[int, ...]
-    """What binds refer to by index; the receiver owns them."""
-    carried: dict[str, str]
-    """Variables of every command that depend on this host."""
+    """File descriptors that binds refer to by index; the receiver owns them."""
+    host_env: dict[str, str]
+    """Environment variables of every command that depend on this host."""
     python: host.Interpreter
-    read_only: ReadOnly
-    """What is read-only in writable places; the caller of ``gather`` closes it."""
+    read_only: ReadOnlyPaths
+    """Read-only paths in writable directories; the caller of ``inspect_host`` closes it."""
 
 
 def identity_of_caller() -> Identity:
-    """Who sandboxed code of this process is, where the file system is not in the way."""
+    """Return the identity of this process's sandboxes, if every file system supports it."""
     own = SessionId()
     try:
         return _identity(own, isolated=True, idmap=True, own_everything=True)
@@ -64,11 +64,11 @@ def identity_of_caller() -> Identity:
 
 
 def _identity(own: SessionId, *, isolated: bool, idmap: bool, own_everything: bool) -> Identity:
-    """Who the sandboxed code is. For root: an id that owns nothing here, wherever that can be.
+    """Return the identity of sandboxed code; for root an id that owns nothing, if possible.
 
-    Then the caller's trees are either shown to that id as its own (id-mapped mounts), or, where
-    the kernel or the file system does not do that and all writable trees are the session's, given
-    to it.
+    The caller's trees are then mapped to that id by id-mapped mounts. Where the kernel or the file
+    system does not support these and all writable trees are the session's own, their owner is
+    changed instead.
     """
     uid, gid = os.geteuid(), os.getegid()
     if uid != 0 or not isolated:
@@ -101,7 +101,7 @@ def _identity(own: SessionId, *, isolated: bool, idmap: bool, own_everything: bo
 
 
 class _Mapper:
-    """Gives the caller's writable trees to the sandbox's id, by id-mapped mounts."""
+    """Map the owner of writable trees to the sandbox's id by id-mapped mounts."""
 
     def __init__(self, identity: Identity, *, idmap: bool) -> None:
         self._identity = identity
@@ -125,26 +125,28 @@ class _Mapper:
             os.close(fd)
 
 
-def gather(
+def inspect_host(
     spec: SessionSpec,
     work: WorkDir,
     network: NetworkShape,
     *,
-    facts: Facts,
+    features: HostFeatures,
     programs: Programs,
     own: SessionId,
 ) -> HostSetting:
-    """Looks at the host once. Raises when a path the caller named is missing or makes no sense."""
+    """Inspect the host once. Raises if a path of the caller is missing or refused."""
     isolated = spec.backend != "none"
-    own_everything = work.is_ours and not spec.read_write_paths
-    identity = _identity(own, isolated=isolated, idmap=facts.idmap, own_everything=own_everything)
-    mapper = _Mapper(identity, idmap=facts.idmap)
+    own_everything = work.is_private and not spec.read_write_paths
+    identity = _identity(
+        own, isolated=isolated, idmap=features.idmap, own_everything=own_everything
+    )
+    mapper = _Mapper(identity, idmap=features.idmap)
     try:
-        return _gather(
+        return _inspect_host(
             spec,
             work,
             network,
-            facts=facts,
+            features=features,
             programs=programs,
             identity=identity,
             mapper=mapper,
@@ -154,21 +156,21 @@ def gather(
         raise
 
 
-def _gather(
+def _inspect_host(
     spec: SessionSpec,
     work: WorkDir,
     network: NetworkShape,
     *,
-    facts: Facts,
+    features: HostFeatures,
     programs: Programs,
     identity: Identity,
     mapper: _Mapper,
 ) -> HostSetting:
     isolated = spec.backend != "none"
     if identity.kind == "unprivileged" and not mapper.enabled:
-        work.give_to(identity.host_uid, identity.host_gid)
+        work.chown(identity.host_uid, identity.host_gid)
     python = host.interpreter()
-    carried, ca_paths = host.ca_environment()
+    host_env, ca_paths = host.ca_environment()
     binds, links = host.system_view()
     places = programs.places
     added = [
@@ -179,10 +181,10 @@ def _gather(
     gpus = _gpus(spec, identity, places)
     added += gpus.libraries
     if gpus.library_path:
-        carried["LD_LIBRARY_PATH"] = ":".join(gpus.library_path)
+        host_env["LD_LIBRARY_PATH"] = ":".join(gpus.library_path)
     for item, owner in named_paths(spec, work, places):
-        # Without its identity, another file put in its place could lie on a file system without
-        # id-mapped mounts, and would pass for a reason to do without them.
+        # Without its identity, a replacement on a file system without id-mapped mounts would
+        # disable them for the session.
         is_unchecked = mapper.enabled and item.identity == (0, 0)
         found = (owner.st_dev, owner.st_ino) if is_unchecked else item.identity
         pinned = dataclasses.replace(item, identity=found)
@@ -195,11 +197,11 @@ def _gather(
         ("/etc/nsswitch.conf", _NSSWITCH),
     ]
     if network == "open":
-        binds = (*binds, *_open_names())
+        binds = (*binds, *_host_name_files())
     else:
         files += [("/etc/hosts", _HOSTS), ("/etc/resolv.conf", resolv_conf(network))]
-    read_only = ReadOnly()
-    shown = _once(added)
+    read_only = ReadOnlyPaths()
+    shown = _deduplicated(added)
     if isolated:
         try:
             shown = read_only.protect(shown, strict=spec.strict)
@@ -213,18 +215,18 @@ def _gather(
             links=links,
             files=tuple(files),
             added=tuple(shown),
-            fresh_proc=facts.fresh_proc,
+            fresh_proc=features.fresh_proc,
             guarded_proc=guarded_proc(identity),
             hidden_proc=hidden_proc(identity),
             staging=next(p for p in _WORK_MOUNT_POINTS if os.path.isdir(p)),
-            pivot=facts.pivot,
+            pivot=features.pivot,
             tmp_bytes=spec.limits.tmp_bytes,
             shm_bytes=spec.limits.shm_bytes,
             nodes=gpus.nodes,
-            counters=counters(identity) if facts.counters and facts.fresh_proc else (),
+            counters=counters(identity) if features.counters and features.fresh_proc else (),
         ),
         fds=mapper.fds,
-        carried=carried,
+        host_env=host_env,
         python=python,
         read_only=read_only,
     )
@@ -233,7 +235,7 @@ def _gather(
 def named_paths(
     spec: SessionSpec, work: WorkDir, places: Places
 ) -> Iterator[tuple[Shown, os.stat_result]]:
-    """Yield what the caller's paths lead to. Raises for one that is missing or refused."""
+    """Yield the caller's paths, resolved. Raises for one that is missing or refused."""
     for argument, paths, writable in (
         ("read_only_paths", spec.read_only_paths, False),
         ("read_write_paths", spec.read_write_paths, True),
@@ -255,7 +257,7 @@ def _gpus(spec: SessionSpec, identity: Identity, places: Places) -> gpu.Gpus:
 
 
 def _safe_library_path(places: Places) -> str:
-    """The directories of LD_LIBRARY_PATH in which sandboxed code cannot have put links."""
+    """Return the directories of LD_LIBRARY_PATH that sandboxed code cannot write."""
     return ":".join(
         path
         for path in os.environ.get("LD_LIBRARY_PATH", "").split(":")
@@ -272,22 +274,22 @@ def _is_safe(path: str, places: Places) -> bool:
 
 
 def _ca_files(paths: dict[str, str], places: Places) -> Iterator[Shown]:
-    """What variables such as SSL_CERT_FILE name, under the rules of ``read_only_paths``."""
+    """Yield the paths in variables such as SSL_CERT_FILE, checked like ``read_only_paths``."""
     for path, variable in paths.items():
         try:
             yield host.pinned(path, places, argument=variable)[0]
         except LinkInWritablePlaceError as exc:
             raise _through_link(path, variable, exc) from exc
         except SandboxUsageError:
-            continue  # it does not exist, or is closed to the caller as well
+            continue  # it does not exist, or the caller cannot read it either
 
 
-def _once(added: list[Shown]) -> list[Shown]:
-    """The last of several at one place wins: a caller's path over the interpreter's."""
+def _deduplicated(added: list[Shown]) -> list[Shown]:
+    """Keep the last of several at one path: a caller's path replaces the interpreter's."""
     return list({item.path: item for item in added}.values())
 
 
-def _open_names() -> list[Shown]:
+def _host_name_files() -> list[Shown]:
     names = ("/etc/hosts", "/etc/resolv.conf")
     return [host.shown(path) for path in names if os.path.exists(path)]
 
@@ -304,16 +306,18 @@ def _passwd(identity: Identity, home: str) -> bytes:
 def _named(
     path: str, work: WorkDir, places: Places, *, writable: bool, argument: str
 ) -> tuple[Shown, os.stat_result]:
-    """What the caller named. Where sandboxed code could have put a link, none is followed.
+    """Resolve a path of the caller without following links that sandboxed code may have made.
 
-    On a server, whose clients may name few paths, the mount must be of the very thing that was
-    looked at.
+    On a server, whose clients may name few paths, the mount must have the identity that was
+    checked here.
     """
     try:
         item, found = host.pinned(path, places, writable=writable, argument=argument)
     except LinkInWritablePlaceError as exc:
         if work.allowed is not None:
-            raise not_allowed(argument, path) from exc  # where the link leads is not the client's
+            raise not_allowed(
+                argument, path
+            ) from exc  # the target of the link is not shown to a client
         raise _through_link(path, argument, exc) from exc
     work.check_allowed(path, item.source, argument)
     if work.allowed is not None:
@@ -326,7 +330,7 @@ def _through_link(path: str, argument: str, exc: LinkInWritablePlaceError) -> Po
         f"{argument}: {path} leads through a link in the work dir, or in another directory that "
         f"sandboxed code can write: {exc.link} -> {exc.target}",
         argument=argument,
-        hint="sandboxed code may have made the link; name a path without one",
+        hint="sandboxed code may have created the link; pass a path without one",
     )
 
 
@@ -334,13 +338,15 @@ def _refuse_overlap(item: Shown, work: WorkDir, argument: str) -> None:
     for path in (item.path, item.source):
         if path == "/" or path in {"/proc", "/sys", "/dev", "/run", "/etc"}:
             raise PolicyError(
-                f"{argument}: {path} cannot be shown to a sandbox",
+                f"{argument}: {path} cannot be made visible in a sandbox",
                 argument=argument,
-                hint="name the files or directories below it that are needed",
+                hint="pass the files or directories below it that are needed",
             )
     if work.path == item.path or work.path.startswith(item.path + "/"):
         raise PolicyError(
-            f"{argument}: {item.path} holds the work dir {work.path}", argument=argument
+            f"{argument}: {item.path} contains the work dir {work.path}",
+            argument=argument,
+            hint="pass the directories beside the work dir that are needed",
         )
 
 
@@ -352,18 +358,22 @@ def limit_report(
     shared: bool,
     counted: bool,
 ) -> dict[str, str]:
-    """Limit -> what enforces it on this host.
+    """Return the mechanism that enforces each limit on this host.
 
-    ``shared``: sandboxes of the session begin with a copy, and share a user namespace above them.
-    ``counted``: that namespace, or an id of the session's own, limits what it takes of the
-    kernel's counters.
+    Args:
+        limits: the limits of the session.
+        identity: the identity of its sandboxes.
+        where: the cgroup hierarchy, if control groups are used.
+        shared: the sandboxes share a user namespace above their own.
+        counted: that namespace, or a host id of the session's own, limits kernel counters.
+
     """
     group = f"cgroup-v{where.version}" if where else ""
     has_cpu = where is not None and "cpu" in where.controllers
     has_pids = where is not None and "pids" in where.controllers
     isolated = identity.kind != "host"
-    # A limit by user counts the sandbox alone only in its own user namespace, and the kernel
-    # exempts the host's own root from it.
+    # A per-user limit counts only the sandbox in its own user namespace, and the kernel exempts
+    # the host's root from it.
     by_user = isolated and identity.host_uid != 0
     scratch = "tmpfs" if isolated else "none"
     report = {

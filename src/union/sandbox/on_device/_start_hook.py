@@ -1,8 +1,8 @@
-"""Runs inside the sandbox, while Python starts there; this file is copied into the session venv.
+"""Start hook of the sandbox's Python; this file is copied into the session venv.
 
-It does two things for a script of run(): what lies in the working directory can be imported, and a
-Python that was started ahead of its script waits here for the script, the environment and the
-working directory. Everything after that is Python's own start, as if nothing had happened.
+For a script of run() it puts the working directory on ``sys.path``. In a Python that was started
+ahead of its script it waits for the script, the environment and the working directory. Afterwards
+Python continues its normal start.
 """
 
 import os
@@ -15,16 +15,16 @@ PRELOAD = "_UNION_SANDBOX_PRELOAD"
 
 
 def begin(run_dir: str, site_dirs: list[str]) -> None:
-    """Called from the venv's .pth file, by every Python that starts there.
+    """Run from the venv's .pth file in every Python that starts there.
 
-    Twice, in fact, since Python reads the file twice; once is enough.
+    Python reads the file twice; the second call does nothing.
     """
     if _begun:
         sys.modules.pop(__name__, None)
         return
     _begun.append(True)
     for site_dir in site_dirs:
-        # As site directories, not just paths, so that their own .pth files count too.
+        # As site directories, so that their own .pth files are read too.
         site.addsitedir(site_dir)
     if os.path.dirname([*sys.orig_argv, "", ""][1]) != run_dir:
         return
@@ -43,13 +43,13 @@ def _wait() -> None:
 
     for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
         __import__(name)
-    _settle_down()
+    _warm_up()
     received = b""
     while chunk := os.read(WAIT_FD, 1 << 20):
         received += chunk
     os.close(WAIT_FD)
     if not received:
-        os._exit(0)  # let go unused
+        os._exit(0)  # discarded without a script
     source, environment, cwd = marshal.loads(received)  # noqa: S302 - from the host, our owner
     while source:
         source = source[os.write(SLOT_FD, source) :]
@@ -57,24 +57,23 @@ def _wait() -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
-    _renew_main()
+    _replace_main_module()
 
 
-def _renew_main() -> None:
-    """Makes the script's own module anew, in the collector's sight.
+def _replace_main_module() -> None:
+    """Create ``__main__`` again, so that the garbage collector tracks it.
 
-    What a script leaves there must be found when the program ends, or its ``__del__`` never runs.
+    Objects that a script leaves there must be found at exit, or their ``__del__`` never runs.
     """
     main = type(sys)("__main__")
     main.__dict__.update(sys.modules["__main__"].__dict__, __annotations__={})
     sys.modules["__main__"] = main
 
 
-def _settle_down() -> None:
-    """Does ahead what every start does anyway: looks into the directories of sys.path.
+def _warm_up() -> None:
+    """Do ahead what every start does: read the directories of ``sys.path``.
 
-    And takes what is there by now out of the collector's sight, so that the end of the program does
-    not go through all of it again.
+    Existing objects are frozen, so that the garbage collector does not traverse them at exit.
     """
     known = "gc" in sys.modules
     import gc

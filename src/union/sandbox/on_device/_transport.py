@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from union.sandbox._backends import registry
 from union.sandbox._core.paths import work_path
 from union.sandbox._session import threads
+from union.sandbox._session.async_files import AsyncFiles
 from union.sandbox._session.threads import until_done
-from union.sandbox._session.tree_files import TreeFiles
 from union.sandbox.on_device import _programs
 from union.sandbox.on_device._bring_up import Postures
 from union.sandbox.on_device._network import SessionNetwork, shape_of
@@ -20,7 +20,7 @@ from union.sandbox.on_device._pool import Pool
 from union.sandbox.on_device._runner import Runner
 from union.sandbox.on_device._workdir import (
     WorkDir,
-    make_owned,
+    make_private_dir,
     start_removal,
     sweep_in_background,
 )
@@ -40,7 +40,7 @@ __all__ = ["LocalTransport"]
 
 
 class _Parts(NamedTuple):
-    """What an open session consists of, besides its pool."""
+    """The parts of an open session, besides its pool."""
 
     work: WorkDir
     postures: Postures
@@ -48,7 +48,7 @@ class _Parts(NamedTuple):
 
 
 class LocalTransport:
-    """Runs commands as sandboxed child processes beside the caller.
+    """Run commands as sandboxed child processes on this machine.
 
     The work is done by three parts: ``Postures`` (bring-up and probing), ``Pool`` (prepared
     sandboxes and Pythons) and ``Runner`` (commands).
@@ -63,7 +63,7 @@ class LocalTransport:
     ) -> None:
         self._spec = spec
         self._network = network or SessionNetwork()
-        # A backend that isolates nothing can show nothing under another name.
+        # A backend without isolation cannot mount the work dir under another path.
         bare_place = place and dataclasses.replace(place, shown_at=None)
         self._place = bare_place if spec.backend == "none" else place
         self._backend = registry.get(spec.backend)
@@ -76,11 +76,11 @@ class LocalTransport:
     async def open(self) -> None:
         pool = self.pool
         try:
-            # First: if there is no descriptor for what comes next, this one is free to clean up.
+            # First: if file descriptors run out later, this one is available for the clean-up.
             pool.reserve()
             scratch = None
             if pool.is_bare:
-                self._scratch = make_owned(tempfile.gettempdir())
+                self._scratch = make_private_dir(tempfile.gettempdir())
                 scratch = self._scratch.path
                 sweep_in_background(os.path.dirname(scratch))
             work = WorkDir(self._spec.host_work_dir, self._place)
@@ -94,24 +94,24 @@ class LocalTransport:
                 network=self._network,
             )
             self._parts = _Parts(work, postures, runner)
-            if work.is_ours:
+            if work.is_private:
                 sweep_in_background(os.path.dirname(work.source))
-            # The launcher first: where it cannot start, that explains more than a program that is
-            # missing. No sandboxed code runs before the programs are resolved.
+            # The launcher first: its error explains more than one about a missing program. No
+            # sandboxed code runs before the programs are resolved.
             pool.connect()
             postures.programs = _programs.resolve(self._spec, work)
             if not pool.is_bare:
-                await postures.try_out(shape_of(self._spec.network))
+                await postures.probe(shape_of(self._spec.network))
         except OSError as exc:
             raise pool.spawn_failed("the session could not be opened", exc) from exc
 
     async def aclose(self) -> None:
-        """Ends everything; once begun, it is finished also if the caller is cancelled."""
+        """End everything; runs to completion even if the caller is cancelled."""
         pool, parts = self.pool, self._parts
         pool.sandboxes.close()
         if parts is not None:
             await parts.postures.stop()
-        pool.pythons.let_go()
+        pool.pythons.release()
         stuck: BaseException | None = None
         if parts is not None:
             parts.runner.end_all()
@@ -123,8 +123,8 @@ class LocalTransport:
         pool.disconnect()
         if parts is not None:
             parts.runner.close_postures()
-        # If the launcher was killed, nothing has waited for the processes that it had started.
-        groups = pool.sandboxes.without_groups(patience_s=None if stuck is None else 0.0)
+        # If the launcher was killed, its processes may still be exiting.
+        groups = pool.sandboxes.groups_removed(timeout_s=None if stuck is None else 0.0)
         await until_done(groups)
         if parts is not None and stuck is None and groups.exception() is None:
             parts.postures.release_id()
@@ -147,7 +147,7 @@ class LocalTransport:
     def postures(self) -> Postures:
         return self._opened().postures
 
-    # Facts.
+    # Properties.
 
     @property
     def is_known(self) -> bool:
@@ -159,7 +159,7 @@ class LocalTransport:
 
     @property
     def host_dir(self) -> str:
-        """Where the work dir is on this host; a sandbox may see it under another name."""
+        """The path of the work dir on this host; a sandbox may see it under another path."""
         return self._opened().work.source
 
     @property
@@ -182,12 +182,12 @@ class LocalTransport:
 
     # Files.
 
-    def _files(self) -> TreeFiles:
-        return TreeFiles(self._opened().work.tree, work_dir=self.work_dir)
+    def _files(self) -> AsyncFiles:
+        return AsyncFiles(self._opened().work.tree, work_dir=self.work_dir)
 
     @contextlib.contextmanager
-    def _changing(self, path: str) -> Iterator[TreeFiles]:
-        """What the caller changes may be the venv: the next command has to check it."""
+    def _changing(self, path: str) -> Iterator[AsyncFiles]:
+        """Yield the files for a change; afterwards the next command verifies the venv."""
         self._opened().work.check_changeable(path)
         try:
             yield self._files()

@@ -1,9 +1,9 @@
-"""The session venv: a few files in the work dir, made without running anything.
+"""The session venv: a few files in the work dir, created without running anything.
 
-Everything in the work dir belongs to sandboxed code, so this module writes there only through the
-descriptors of the work tree, and what it reads back it only compares: nothing of the venv is
-executed, imported or believed by the host. What sandboxed code did to it is put right before the
-next command.
+Everything in the work dir belongs to sandboxed code. This module writes there only through the
+file descriptors of the work tree, and only compares what it reads: the host never executes,
+imports or trusts anything in the venv. Changes by sandboxed code are repaired before the next
+command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.files import VENV_DIR
-from union.sandbox._core.view import RUN_DIR
+from union.sandbox._plan.rootfs import RUN_DIR
 from union.sandbox.errors import SandboxError
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Venv"]
 
-_MOST_BYTES: Final = 65536
-_MOST_NAMES: Final = 4096
-"""More than this in site-packages is not looked at before each run: sandboxed code could make a
-million, and keep the host busy with them. Then every Python is started afresh."""
+_MAX_FILE_BYTES: Final = 65536
+_MAX_NAMES: Final = 4096
+"""Limit on entries of site-packages that are read before a run: sandboxed code could create a
+million of them. Above it, no waiting Python is used."""
 _OWNER: Final = 0o700
 _log = logging.getLogger("union.sandbox")
 
@@ -35,7 +35,7 @@ _HOOK_FILE: Final = Path(__file__).with_name("_start_hook.py")
 
 
 def _files(python: Interpreter, run_dir: str) -> dict[str, str]:
-    """Relative path -> content of every regular file of the venv."""
+    """Return the regular files of the venv, as relative path -> content."""
     home = os.path.dirname(python.executable)
     arguments = f"{run_dir!r}, {list(python.site_dirs)!r}"
     hook = f"import _union_sandbox; _union_sandbox.begin({arguments})\n"
@@ -62,7 +62,7 @@ def _links(python: Interpreter) -> dict[str, str]:
 
 
 class Venv:
-    """The venv of one session; it is looked at before each use, which costs a few stats."""
+    """The venv of one session; verified before each use by a few stat calls."""
 
     def __init__(
         self,
@@ -84,17 +84,17 @@ class Venv:
         self._pth: tuple[str, ...] | None = ()
 
     def fingerprint(self) -> object:
-        """Changes whenever packages are installed or anything that starts Python changes.
+        """Return a value that changes when packages or start-up files of Python change.
 
-        As far as directories go, this is what the last ``ensure()`` saw.
+        Directories count as the last ``ensure()`` found them.
         """
         if self._pth is None:
-            return object()  # equal to no other: too much to tell whether it changed
+            return object()  # unequal to any other: too many entries to compare
         return self._seen, self._tree.fingerprint(self._pth)
 
     def _pth_files(self) -> tuple[str, ...] | None:
         site = f"{VENV_DIR}/lib/python{self._python.version}/site-packages"
-        names = self._tree.names(site, suffix=".pth", most=_MOST_NAMES)
+        names = self._tree.names(site, suffix=".pth", most=_MAX_NAMES)
         if names is None:
             return None
         found = (f"{site}/{name}" for name in names)
@@ -102,34 +102,35 @@ class Venv:
 
     @property
     def is_new(self) -> bool:
-        """Whether this session has not looked at it yet."""
+        """Whether this session has not verified it yet."""
         return self._seen is None
 
-    def is_as_seen(self) -> bool:
-        """Whether nothing was done to it since ``ensure()``; a few stats."""
+    def is_unchanged(self) -> bool:
+        """Return whether it is unchanged since ``ensure()``; a few stat calls."""
         seen = self._tree.fingerprint(self._watched)
         return seen is not None and seen == self._seen
 
     def ensure(self) -> None:
-        """Makes the venv where it is missing, repairs it where it is not as it was made.
+        """Create the venv if it is missing, repair it if it was changed.
 
-        That may be to remove a tree of any size, so it is no work for the event loop.
+        A repair may remove a tree of any size, so it must not run in the event loop.
         """
         with self._lock:
-            if self.is_as_seen():
+            if self.is_unchanged():
                 return
-            if not self._is_whole():
+            if not self._is_intact():
                 self._repair()
             self._seen = self._tree.fingerprint(self._watched)
-            # A name that comes or goes changes the directory, and that is watched.
+            # Adding or removing a name changes the directory, which is watched.
             self._pth = self._pth_files()
 
-    def _is_whole(self) -> bool:
-        """Compared with what was made; nothing that is read here is used."""
+    def _is_intact(self) -> bool:
+        """Compare the venv with its expected content; nothing that is read is used otherwise."""
         try:
             return (
                 all(
-                    self._tree.get(f"{VENV_DIR}/{name}", max_bytes=_MOST_BYTES) == content.encode()
+                    self._tree.get(f"{VENV_DIR}/{name}", max_bytes=_MAX_FILE_BYTES)
+                    == content.encode()
                     for name, content in self._files.items()
                 )
                 and all(
@@ -142,10 +143,10 @@ class Venv:
             return False
 
     def _repair(self) -> None:
-        """First what is wrong, so that installed packages stay; if that fails, from nothing."""
+        """Rewrite changed files, which keeps installed packages; if that fails, start over."""
         try:
             self._write()
-            if self._is_whole():
+            if self._is_intact():
                 return
         except (OSError, SandboxError):
             _log.debug("the venv cannot be repaired in place", exc_info=True)
@@ -156,7 +157,7 @@ class Venv:
     def _write(self) -> None:
         for name, content in self._files.items():
             self._tree.put(f"{VENV_DIR}/{name}", content.encode())
-        # Made now, or the first import of the hook would make it and look like an installation.
+        # Created now, or the first import of the hook would create it and look like a change.
         cache = f"{VENV_DIR}/lib/python{self._python.version}/site-packages/__pycache__"
         self._tree.make_dir(cache, exist_ok=True)
         for name, target in self._links.items():

@@ -1,4 +1,4 @@
-"""The work dir: made private, or pinned by the caller and then never removed."""
+"""The work dir: a private one that is removed, or one of the caller that is kept."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from union.sandbox.errors import PolicyError, SandboxUsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from union.sandbox.on_device._read_only import ReadOnly
+    from union.sandbox.on_device._read_only import ReadOnlyPaths
 
 __all__ = [
     "WorkDir",
     "WorkPlace",
     "is_allowed",
-    "make_owned",
+    "make_private_dir",
     "not_allowed",
     "sweep_in_background",
 ]
@@ -40,49 +40,49 @@ _RESERVED: Final = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
     "/etc", "/proc", "/sys", "/dev", "/run", "/boot", "/tmp",  # noqa: S108 - a name, not a file
 )  # fmt: skip
-"""Directories with a meaning of their own inside; a work dir may lie below, not stand for one."""
+"""Directories with a purpose inside; a work dir may lie below one, but not replace it."""
 _PREFERRED: Final = "/var/tmp"  # noqa: S108 - made private by mkdtemp
-"""Not below /tmp if it can be helped: that is empty inside. else it is the system's choice."""
+"""Preferred over the system's temporary directory, since /tmp is a private tmpfs inside."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkPlace:
-    """Where private work dirs are made, and where a sandbox sees its own, if not there."""
+    """Where private work dirs are created, and the path under which a sandbox sees its own."""
 
     directory: str
     shown_at: str | None = None
     allowed: tuple[str, ...] | None = None
-    """The paths that a session may name, with all below them; None is any."""
+    """Paths that a session may name, with everything below them; None means any."""
 
 
 class WorkDir:
-    """A directory, held by a descriptor from open to close.
+    """A directory, kept open from open to close of the session.
 
-    ``path`` is its name inside, ``source`` where it is on this host: usually the same.
+    ``path`` is its path inside, ``source`` its path on this host: usually the same.
     """
 
     def __init__(self, pinned: str | None, place: WorkPlace | None = None) -> None:
-        self.is_ours = pinned is None
+        self.is_private = pinned is None
         self._owned: OwnedDir | None = None
         if pinned is None:
-            self._owned = make_owned(None if place is None else place.directory)
+            self._owned = make_private_dir(None if place is None else place.directory)
             path = self._owned.path
             self.path = path if place is None or place.shown_at is None else place.shown_at
         else:
-            path = self.path = _checked(pinned)
+            path = self.path = _validated(pinned)
         self._read_only: tuple[str, ...] = ()
-        self._kept: ReadOnly | None = None
-        self._kept_by_calls: list[ReadOnly] = []
+        self._kept: ReadOnlyPaths | None = None
+        self._kept_by_calls: list[ReadOnlyPaths] = []
         self.allowed = None if place is None else place.allowed
         self.source = os.path.realpath(path)
         try:
             self.tree = WorkTree(self.source)
             try:
-                # What is held is what counts: a name may have come to mean something else.
+                # The open directory counts: its name may refer to something else by now.
                 self.source, found = self.tree.where()
                 if pinned is not None:
                     self.check_allowed(self.path, self.source, "host_work_dir")
-                    _keep_pinned(self.source)
+                    _exempt_from_sweep(self.source)
             except BaseException:
                 self.tree.close()
                 raise
@@ -92,20 +92,20 @@ class WorkDir:
             raise
         self.identity = (found.st_dev, found.st_ino)
         self.owner = (found.st_uid, found.st_gid)
-        self._tell_tree()
+        self._set_tree_owner()
 
     def check_allowed(self, path: str, source: str, argument: str) -> None:
-        """Raises if ``source``, the real place of ``path``, is not the caller's to name."""
+        """Raise if the caller may not name ``source``, the real path of ``path``."""
         if self.allowed is not None and not is_allowed(source, self.allowed):
             raise not_allowed(argument, path)
 
-    def keep(self, read_only: ReadOnly) -> None:
-        """Never change or remove what the session shows read-only below this directory."""
+    def keep(self, read_only: ReadOnlyPaths) -> None:
+        """Protect the session's read-only paths below this directory from changes."""
         self._kept = read_only
         self._update_kept()
 
-    def keep_during_call(self, read_only: ReadOnly) -> Callable[[], None]:
-        """Do the same for one call; return the function that ends it."""
+    def keep_during_call(self, read_only: ReadOnlyPaths) -> Callable[[], None]:
+        """Protect the read-only paths of one call; return the function that ends it."""
         self._kept_by_calls.append(read_only)
         self._update_kept()
 
@@ -123,9 +123,9 @@ class WorkDir:
         self.tree.kept = frozenset(identity for one in kept for identity in one.kept)
 
     def check_changeable(self, path: str) -> None:
-        """Raise if ``path`` is, or lies below, something that is shown read-only.
+        """Raise if ``path`` is, or lies below, a read-only path.
 
-        To replace it would remove its mount from the sandboxes that are running.
+        Replacing it would remove its mount from running sandboxes.
         """
         if not self._read_only:
             return
@@ -133,23 +133,22 @@ class WorkDir:
         for kept in self._read_only:
             if f"{below}/".startswith(f"{kept}/"):
                 raise SandboxPathError(
-                    f"{shown_path(path)} is shown read-only in this session ({kept}); it is not "
-                    "changed",
+                    f"{shown_path(path)} is read-only in this session ({kept})",
                     path=path,
                     code="path-read-only",
                     hint=f"change {self.source}/{below} with the host's own tools, or open the "
                     "session without it in read_only_paths",
                 )
 
-    def give_to(self, uid: int, gid: int) -> None:
-        """Makes the whole tree belong to another id; only for a directory of the session's own."""
+    def chown(self, uid: int, gid: int) -> None:
+        """Change the owner of the whole tree; only for a private directory."""
         if self.owner != (uid, gid):
             self.tree.give_to(uid, gid)
             self.owner = (uid, gid)
-            self._tell_tree()
+            self._set_tree_owner()
 
-    def _tell_tree(self) -> None:
-        # Only root can give files away; of anybody else they are the right owner's already.
+    def _set_tree_owner(self) -> None:
+        # Only root can change owners; files of other callers have the right owner already.
         self.tree.owner = self.owner if kernel.is_root() else None
 
     def remove(self) -> None:
@@ -171,33 +170,33 @@ def is_allowed(path: str, allowed: Iterable[str]) -> bool:
 
 def not_allowed(argument: str, path: str) -> PolicyError:
     return PolicyError(
-        f"{argument}: {path} is not among the paths that this server lets clients use",
+        f"{argument}: {path} is not among the paths that this server allows",
         argument=argument,
         hint="start the server with --allow-path for it, or for a directory above it",
     )
 
 
-def _place() -> str:
-    """Return the directory below which private work dirs are made."""
+def _default_parent() -> str:
+    """Return the directory in which private work dirs are created."""
     return _PREFERRED if os.access(_PREFERRED, os.W_OK | os.X_OK) else tempfile.gettempdir()
 
 
-def make_owned(place: str | None) -> OwnedDir:
-    """Make a private directory in ``place``, or where this system has room for temporary files."""
+def make_private_dir(place: str | None) -> OwnedDir:
+    """Create a private directory in ``place``, or in the default directory."""
     try:
-        return OwnedDir.make(place or _place())
+        return OwnedDir.make(place or _default_parent())
     except OSError as exc:
         if exc.errno in {errno.EMFILE, errno.ENFILE}:
             raise
         raise SandboxUsageError(
-            f"no work dir could be made: {exc.strerror}",
+            f"no work dir could be created: {exc.strerror}",
             argument="host_work_dir",
-            hint="pass host_work_dir=, or set TMPDIR to a directory that can be written",
+            hint="pass host_work_dir=, or set TMPDIR to a writable directory",
         ) from exc
 
 
 def start_removal(key: object, directory: WorkDir | OwnedDir) -> asyncio.Future[None]:
-    """Remove a directory of a session that closes, off the event loop."""
+    """Remove a directory of a closing session in a thread."""
     try:
         return threads.removal.start(key, directory.remove)
     except threads.PoolFullError as exc:
@@ -207,15 +206,15 @@ def start_removal(key: object, directory: WorkDir | OwnedDir) -> asyncio.Future[
         return failed
 
 
-def _keep_pinned(path: str) -> None:
+def _exempt_from_sweep(path: str) -> None:
     try:
         disown(path)
     except BlockingIOError as exc:
         raise SandboxUsageError(
-            f"host_work_dir: {path} is the work dir of a session that has ended, and is being "
+            f"host_work_dir: {path} is the private work dir of an ended session, and is being "
             "removed",
             argument="host_work_dir",
-            hint="use a directory of its own",
+            hint="use another directory",
         ) from exc
 
 
@@ -223,9 +222,9 @@ _swept: Final[set[str]] = set()
 
 
 def sweep_in_background(place: str) -> None:
-    """Remove the work dirs that a killed process left in ``place``, in a thread of its own pool.
+    """Remove the work dirs that a killed process left in ``place``, in a thread.
 
-    Once per process and place. How long it takes depends on what sandboxed code has left there, so
+    Runs once per process and directory. Its duration depends on what sandboxed code left there, so
     neither the event loop nor an opening session waits for it.
     """
     if place in _swept:
@@ -240,7 +239,7 @@ def _log_failure(sweeping: asyncio.Future[None]) -> None:
         _log.warning("left-over work dirs were not removed", exc_info=exc)
 
 
-def _checked(path: str) -> str:
+def _validated(path: str) -> str:
     path = os.path.normpath(path)
     try:
         found = os.stat(path)
@@ -248,7 +247,7 @@ def _checked(path: str) -> str:
         raise SandboxUsageError(
             f"host_work_dir: {path}: {exc.strerror}",
             argument="host_work_dir",
-            hint="it must be an existing directory",
+            hint="pass an existing directory",
         ) from exc
     if not stat.S_ISDIR(found.st_mode):
         raise SandboxUsageError(
@@ -259,6 +258,6 @@ def _checked(path: str) -> str:
             raise PolicyError(
                 f"host_work_dir={path!r} is a system directory; it cannot be a work dir",
                 argument="host_work_dir",
-                hint="use a directory of its own",
+                hint="use another directory",
             )
     return path

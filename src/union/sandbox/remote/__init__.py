@@ -1,11 +1,11 @@
-"""Sessions on a server: the same session, run by ``sandbox-server`` on another machine."""
+"""Sessions on a server: the same API, with commands run by ``sandbox-server``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from union.sandbox._core.extras import require
-from union.sandbox._core.resolve import resolve_session, settled_timeout
+from union.sandbox._core.optional_deps import require
+from union.sandbox._core.resolve import resolve_session, validate_timeout
 from union.sandbox._session.session import Session
 from union.sandbox.errors import SandboxUsageError
 
@@ -46,33 +46,53 @@ def session(
     lazy: bool = True,
     **unknown: Never,
 ) -> Session:
-    """Describes a session on the server at ``endpoint``. Does no I/O.
+    """Return a session on the server at ``endpoint``. Does no I/O.
 
-    ``endpoint`` is ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``; with
-    ``#sha256=...`` behind an https one, only the certificate with that fingerprint is accepted.
-    ``cert`` is such a fingerprint (``sha256:...``), or a file of certificates to trust. Paths are
-    paths of the server's machine, and it may refuse them. ``network_mode`` and
-    its lists are the default and the ceiling of every run; without ``network_mode`` a run is
-    blocked unless its call asks for more, up to what the server allows. ``network_denylist``
-    applies to every run. The server refuses an upstream proxy that its operator has not named.
+    Args:
+        endpoint: ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``. With
+            ``#sha256=...`` after an https URL, only the certificate with that fingerprint is
+            accepted.
+        token: The server's token, printable ASCII. Default: none is sent.
+        cert: For an https endpoint: a fingerprint (``sha256:...``), or the path of a file with
+            certificates to trust. Default: the system's trust store.
+        backend: The isolation backend on the server. Default: ``"default"``, the server's choice.
+        host_work_dir: A directory of the server's machine to use as the work dir. Default: a new
+            one. The server may refuse any path.
+        network_mode: ``"blocked"``, ``"allowlist"`` or ``"open"``: the default and the ceiling of
+            every run. Default None: a run is blocked unless its call requests more, up to the
+            limit of the server.
+        network_allowlist: The hosts that ``"allowlist"`` allows. Default: none.
+        network_denylist: Hosts that no run may reach. Default: none.
+        network_proxy_url: An upstream HTTP proxy. The server refuses one that its operator has not
+            named. Default: none.
+        network_socks_url: An upstream SOCKS proxy, under the same rule. Default: none.
+        timeout_s: Seconds after which the session ends. Default: no limit.
+        env: Variables of every command. Default: none.
+        read_only_paths: Paths of the server's machine to show read-only. Default: none.
+        read_write_paths: Paths of the server's machine to show writable. Default: none.
+        resources: Limits of every command, as ``Resources``. Default: those of the server.
+        strict: True refuses to open where a layer would be weaker than usual. Default: False.
+        warm: The number of sandboxes kept ready; 0 keeps none. Default True: a few.
+        preload: Modules that a waiting Python imports ahead, inside its sandbox. Default: none.
+        connect_timeout_s: Seconds to wait for the server. Default: 30.
+        lazy: True connects at the first call, False when the session is opened. Default: True.
+        **unknown: Not accepted; the error suggests the closest name.
 
-    The server is reached at the first call, and waited for up to ``connect_timeout_s``; with
-    ``lazy=False`` already when the session is opened.
     """
     if unknown:
         from union.sandbox._core.suggestions import unknown_argument
 
         raise unknown_argument(session, unknown)
     require("aiohttp", extra="remote", what="a remote session")
-    from union.sandbox.remote._access import access_from
+    from union.sandbox.remote._access import resolve_access
 
     if not isinstance(lazy, bool):
         raise SandboxUsageError(f"lazy must be True or False, not {lazy!r}", argument="lazy")
-    access = access_from(
+    access = resolve_access(
         endpoint,
         token=token,
         cert=cert,
-        connect_timeout_s=settled_timeout("connect_timeout_s", connect_timeout_s),
+        connect_timeout_s=validate_timeout("connect_timeout_s", connect_timeout_s),
         lazy=lazy,
     )
     spec = resolve_session(

@@ -1,4 +1,4 @@
-"""How a server is reached: endpoint, token and certificate, checked before anything is sent."""
+"""The access to a server: endpoint, token and certificate, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import dataclasses
 import warnings
 from typing import TYPE_CHECKING
 
-from union.sandbox._core.endpoint import parse_endpoint, parse_fingerprint
+from union.sandbox._wire.endpoint import parse_endpoint, parse_fingerprint
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
     import socket
 
-    from union.sandbox._core.endpoint import Endpoint
+    from union.sandbox._wire.endpoint import Endpoint
 
-__all__ = ["Access", "access_from"]
+__all__ = ["Access", "resolve_access"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """One server, and the way in."""
+    """One server, and the credentials for it."""
 
     endpoint: Endpoint
     token: str | None = dataclasses.field(default=None, repr=False)
     ca: str | None = None
-    """A file of certificates to trust."""
+    """The path of a file with certificates to trust."""
     connect_timeout_s: float
     lazy: bool
-    line: socket.socket | None = None
-    """To a server that was started here: for the first connection to it."""
+    owner_socket: socket.socket | None = None
+    """The socket to a server that this process started, used for the first connection."""
 
 
-def access_from(
+def resolve_access(
     endpoint: object,
     *,
     token: object,
@@ -39,12 +39,12 @@ def access_from(
     connect_timeout_s: float | None,
     lazy: bool,
 ) -> Access:
-    """Checks the arguments of ``remote.session()`` that are about the server."""
+    """Check the arguments of ``remote.session()`` that concern the server."""
     parsed = parse_endpoint(endpoint)
     if token is not None and (
         not isinstance(token, str) or not token or not token.isascii() or not token.isprintable()
     ):
-        # Not shown: it is a secret, if a malformed one.
+        # The value is not shown, because even a malformed token is a secret.
         raise SandboxUsageError("token must be printable ASCII text", argument="token")
     ca = None
     if cert is not None:
@@ -61,7 +61,7 @@ def access_from(
             ca = cert
     if token is not None and not parsed.is_secure:
         warnings.warn(
-            f"the token goes to {parsed} in the clear; use https",
+            f"the token is sent to {parsed} without encryption; use https",
             UserWarning,
             stacklevel=3,
         )

@@ -17,11 +17,11 @@ __all__ = ["Admission", "Slot"]
 MAX_STARTING: Final = 64
 """Runs that were sent, and that the server has neither started nor refused yet."""
 _FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 2.0
+_MAX_PAUSE_S: Final = 2.0
 
 
 class Slot:
-    """The place of one run that was sent; given back once, however it ends."""
+    """The slot of one run that was sent; released once, however the run ends."""
 
     __slots__ = ("_admission", "_state")
 
@@ -30,27 +30,27 @@ class Slot:
         self._state = "starting"
 
     def started(self) -> None:
-        """The server has started the run."""
+        """Record that the server has started the run."""
         if self._state == "starting":
             self._state = "started"
             self._admission.note_start()
 
-    def leave(self) -> None:
-        """The run is over, or was refused."""
+    def release(self) -> None:
+        """Return the slot: the run has ended, or was refused."""
         if self._state != "left":
             was_started, self._state = self._state == "started", "left"
             self._admission.note_end(was_started=was_started)
 
 
 class Admission:
-    """The queue of one session. All in one event loop."""
+    """The admission queue of one session. All calls must come from one event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._starting = 0
         self._active = 0
         self._limit = float("inf")
-        """How many runs the server has room for, as far as it is known."""
+        """How many runs the server has room for, as far as this client has observed."""
         self._pause_s = _FIRST_PAUSE_S
         self._probe: asyncio.TimerHandle | None = None
         self._queue: deque[asyncio.Future[None]] = deque()
@@ -58,26 +58,26 @@ class Admission:
         """When the server last started or ended a run of this session."""
         self._closed = False
 
-    async def enter(self, patience_s: float) -> Slot | None:
+    async def enter(self, max_wait_s: float) -> Slot | None:
         """Wait until a run may be sent; return its slot.
 
-        None: the server has made no room for any run of this session for ``patience_s``.
+        Return None if the server has made room for no run of this session for ``max_wait_s``.
         """
         if not self._queue:
             if self._active == 0:
                 self._progress = self._loop.time()
             if self._starting < MAX_STARTING and self._active < self._limit:
-                self._take()
+                self._reserve()
                 return Slot(self)
-        return await self._wait(patience_s, first=False)
+        return await self._wait(max_wait_s, first=False)
 
-    async def enter_again(self, patience_s: float) -> Slot | None:
-        """``enter()`` for a run that the server has refused as ``busy``; it stays the first."""
+    async def enter_again(self, max_wait_s: float) -> Slot | None:
+        """Like ``enter()``, for a run that the server refused as ``busy``; it stays the first."""
         self._limit = max(1.0, float(self._active - self._starting))
-        return await self._wait(patience_s, first=True)
+        return await self._wait(max_wait_s, first=True)
 
     def note_start(self) -> None:
-        """The server has started a run."""
+        """Record that the server has started a run."""
         self._starting -= 1
         self._limit += 1 / max(self._limit, 1.0)
         self._pause_s = _FIRST_PAUSE_S
@@ -85,7 +85,7 @@ class Admission:
         self._admit()
 
     def note_end(self, *, was_started: bool) -> None:
-        """A run is over, or was never started; the next may take its slot."""
+        """Record that a run has ended or was never started; the next may take its slot."""
         self._active -= 1
         if was_started:
             self._progress = self._loop.time()
@@ -94,16 +94,16 @@ class Admission:
             self._starting -= 1
 
     def close(self) -> None:
-        """The session is over: let every waiting call find that out."""
+        """Wake all waiting calls, because the session has ended."""
         self._closed = True
         if self._probe is not None:
             self._probe.cancel()
         while self._queue:
             self._grant()
 
-    async def _wait(self, patience_s: float, *, first: bool) -> Slot | None:
+    async def _wait(self, max_wait_s: float, *, first: bool) -> Slot | None:
         if self._closed:
-            self._take()
+            self._reserve()
             return Slot(self)
         turn: asyncio.Future[None] = self._loop.create_future()
         if first:
@@ -113,7 +113,7 @@ class Admission:
         self._arm()
         try:
             while not turn.done():
-                left_s = self._progress + patience_s - self._loop.time()
+                left_s = self._progress + max_wait_s - self._loop.time()
                 if left_s <= 0:
                     self._queue.remove(turn)
                     return None
@@ -127,12 +127,12 @@ class Admission:
             raise
         return Slot(self)
 
-    def _take(self) -> None:
+    def _reserve(self) -> None:
         self._starting += 1
         self._active += 1
 
     def _grant(self) -> None:
-        self._take()
+        self._reserve()
         self._queue.popleft().set_result(None)
 
     def _admit(self) -> None:
@@ -141,7 +141,7 @@ class Admission:
 
     def _arm(self) -> None:
         if self._probe is None:
-            # Many clients of a full server must not come back at the same moment.
+            # Clients of a full server must not all try again at the same moment.
             pause_s = self._pause_s * random.uniform(0.5, 1.0)  # noqa: S311
             self._probe = self._loop.call_later(pause_s, self._try)
 
@@ -151,7 +151,7 @@ class Admission:
         if not self._queue:
             return
         if self._starting < MAX_STARTING:
-            self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+            self._pause_s = min(self._pause_s * 2, _MAX_PAUSE_S)
             self._grant()
         if self._queue:
             self._arm()

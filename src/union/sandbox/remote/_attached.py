@@ -1,4 +1,4 @@
-"""AttachedTransport: joins a session that is there already, and shares it with others."""
+"""AttachedTransport: attaches to an existing session, which it shares with other clients."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._core.wire import VERSION, WireError, parse_json, to_json
-from union.sandbox._session.line import Line
+from union.sandbox._wire.frames import VERSION, WireError, parse_json, to_json
+from union.sandbox._wire.message_stream import SocketStream
 from union.sandbox.errors import SandboxConnectionError
 from union.sandbox.remote._transport import RemoteTransport
 
@@ -20,109 +20,110 @@ if TYPE_CHECKING:
 
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox.remote._access import Access
-    from union.sandbox.remote._http import Http
-    from union.sandbox.remote._link import Link
+    from union.sandbox.remote._connection import ClientConnection
+    from union.sandbox.remote._http import HttpClient
 
 __all__ = ["AttachedTransport"]
 
 _CLOSE_S: Final = 2.0
-_ASKS_EVERY_S: Final = 7.5
-_GONE: Final = (
+_PING_EVERY_S: Final = 7.5
+_ENDED: Final = (
     "the session has ended: its owner has closed it, its timeout has passed, or its server was "
     "stopped"
 )
-_OUTSIDE: Final = (
-    f"{_GONE}. If it has not: the address of a pod can be reached from the pods of its cluster, so "
-    "open the session in a task that runs there, and look whether a NetworkPolicy is in the way"
+_UNREACHABLE: Final = (
+    f"{_ENDED}. Otherwise: a pod can be reached only from pods of its cluster, so open the session "
+    "in a task that runs there, and check for a NetworkPolicy that blocks it"
 )
 
 
 class AttachedTransport(RemoteTransport):
     """One client of a shared session.
 
-    Where the server is may not be known yet: ``reach`` is asked at the first call. With
-    ``ends_session`` its end is the session's; otherwise only what was started here ends.
+    The address of the server may not be available yet: ``locate`` is called at the first use. With
+    ``ends_session``, closing ends the session; otherwise it ends only the runs of this client.
     """
 
     def __init__(
         self,
         spec: SessionSpec,
-        reach: Callable[[], Awaitable[Access]],
+        locate: Callable[[], Awaitable[Access]],
         *,
         session: str,
         ends_session: bool,
     ) -> None:
         super().__init__(spec, None)
-        self._reach = reach
+        self._locate = locate
         self._name = session
         self._ends_session = ends_session
 
     async def open(self) -> None:
-        """Nothing yet: the first call reaches the server."""
+        """Do nothing: the first call connects to the server."""
 
     async def _connect(self) -> None:
         if self._access is None:
-            self._access = await self._reach()
-        line = self._access.line
-        if line is not None:
-            self._access = dataclasses.replace(self._access, line=None)
-            if await self._join_by(line):
+            self._access = await self._locate()
+        sock = self._access.owner_socket
+        if sock is not None:
+            self._access = dataclasses.replace(self._access, owner_socket=None)
+            if await self._join_over_socket(sock):
                 return
         try:
             await super()._connect()
         except BaseException as exc:
-            # A reference need not be closed: what is left of a failed attempt goes now.
+            # A reference need not be closed, so a failed attempt cleans up at once.
             http, self._http = self._http, None
             if http is not None:
                 await http.close()
             if isinstance(exc, SandboxConnectionError) and exc.code == "connection":
-                exc.hint = _GONE if exc.sent or self._access.endpoint.socket else _OUTSIDE
+                exc.hint = _ENDED if exc.sent or self._access.endpoint.socket else _UNREACHABLE
             raise
 
     def _is_gone(self, exc: SandboxConnectionError) -> bool:
-        """A server of this machine is gone with its directory, or when its socket refuses."""
-        path = self._way.endpoint.socket
+        """Whether a local server has ended: its socket refuses, or its directory is removed."""
+        path = self._required_access.endpoint.socket
         if path is None or exc.sent:
             return False
         cause = getattr(exc.__cause__, "os_error", exc.__cause__)
         return isinstance(cause, ConnectionRefusedError) or not os.path.isdir(os.path.dirname(path))
 
-    async def _join_by(self, sock: socket.socket) -> bool:
-        """Joins over the line. Whatever is against it, a request finds out and says better."""
-        line = await Line.over(sock, asks_every_s=_ASKS_EVERY_S)
-        hello = {"protocol": VERSION, "session": self._name, "token": self._way.token}
+    async def _join_over_socket(self, sock: socket.socket) -> bool:
+        """Attach over the owner's socket. On failure, an HTTP request reports the reason."""
+        stream = await SocketStream.from_socket(sock, ping_every_s=_PING_EVERY_S)
+        access = self._required_access
+        request = {"protocol": VERSION, "session": self._name, "token": access.token}
         try:
-            async with asyncio.timeout(self._way.connect_timeout_s):
-                await line.send((to_json(hello),))
-                told = parse_json(await anext(line, b""))
-            if "error" not in told:
-                self._carry(line, self._facts_in(told))
+            async with asyncio.timeout(access.connect_timeout_s):
+                await stream.send((to_json(request),))
+                payload = parse_json(await anext(stream, b""))
+            if "error" not in payload:
+                self._use_stream(stream, self._checked_info(payload))
         except (WireError, TimeoutError, SandboxConnectionError):
             pass
         finally:
-            if self._link is None:
-                await line.close()
-        return self._link is not None
+            if self._connection is None:
+                await stream.close()
+        return self._connection is not None
 
-    async def _requests(self) -> Http:
-        path = self._way.endpoint.socket
+    async def _http_client(self) -> HttpClient:
+        path = self._required_access.endpoint.socket
         if self._http is None and path is not None and "aiohttp" not in sys.modules:
-            # The server may have to load what answers requests, too: both at the same time.
+            # The server imports its HTTP part at the first connection: have both import at once.
             with contextlib.suppress(OSError):
-                _, knock = await asyncio.open_unix_connection(path)
-                knock.close()
-        return await super()._requests()
+                _, writer = await asyncio.open_unix_connection(path)
+                writer.close()
+        return await super()._http_client()
 
-    async def _join(self, http: Http) -> dict[str, Any]:
+    async def _join(self, http: HttpClient) -> dict[str, Any]:
         return await http.call("GET", self._path())
 
     async def aclose(self) -> None:
-        link: Link | None = self._link
+        connection: ClientConnection | None = self._connection
         try:
-            if link is not None and self._ends_session:
-                await link.close(within_s=_CLOSE_S)
-            elif link is not None:
-                await link.end_runs(within_s=_CLOSE_S)
-                await link.leave()
+            if connection is not None and self._ends_session:
+                await connection.close(within_s=_CLOSE_S)
+            elif connection is not None:
+                await connection.end_runs(within_s=_CLOSE_S)
+                await connection.disconnect()
         finally:
-            await self._let_go()
+            await self._release()

@@ -1,4 +1,4 @@
-"""Requests to a server: sent with the token, answered or turned into the error it returned.
+"""The HTTP client of a remote session.
 
 The server is not trusted. Every reply has a size limit and a deadline, no redirect is followed, no
 reply is decompressed and no cookie is kept. A reply that breaks a rule is a
@@ -16,10 +16,10 @@ from urllib.parse import quote_from_bytes
 import aiohttp
 from yarl import URL
 
-from union.sandbox._core.wire import MAX_MESSAGE, PROTOCOL, WireError, parse_json, to_json
-from union.sandbox._core.wire_errors import error_from
+from union.sandbox._wire.errors import decode_error
+from union.sandbox._wire.frames import MAX_MESSAGE, PROTOCOL, WireError, parse_json, to_json
 from union.sandbox.errors import SandboxConnectionError, SandboxError, SandboxUsageError
-from union.sandbox.remote._upload import LAST, PIECE, Upload, finished
+from union.sandbox.remote._upload import LAST, PIECE, Upload, wait_finished
 from union.sandbox.remote._websocket import WebSocket
 
 if TYPE_CHECKING:
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 
     from aiohttp import ClientTimeout as _Timeout
 
-    from union.sandbox._core.endpoint import Endpoint
+    from union.sandbox._wire.endpoint import Endpoint
 
-__all__ = ["MAX_LISTING", "Http"]
+__all__ = ["MAX_LISTING", "HttpClient"]
 
 _CONNECT_S: Final = 10.0
 _HANDSHAKE_S: Final = 30.0
 CALL_S: Final = 60.0
 """How long one request may take, its reply included."""
 IDLE_S: Final = 60.0
-"""How long a transfer of a file may make no progress."""
+"""How long the transfer of a file may make no progress."""
 MAX_REPLY: Final = 4 * 1024 * 1024
 MAX_LISTING: Final = 64 * 1024 * 1024
-"""A directory of the most entries that are listed, with long names."""
+"""Enough for a directory with the maximum number of entries and long names."""
 MAX_TAIL: Final = 64 * 1024
 """The outcome of a download, which follows its last piece."""
 _GIVE_UP_S: Final = 10.0
-_MOST_PIECE: Final = 16 * 1024 * 1024
+_MAX_PIECE: Final = 16 * 1024 * 1024
 _HEARTBEAT_S: Final = 10.0
-_FORGETS_TLS: Final = sys.version_info < (3, 12, 7) or sys.version_info[:3] == (3, 13, 0)
-"""Whether this Python leaves a TLS connection open that was closed while the other side was too."""
-_GOODBYE_S: Final = 2.0
-"""How long a server may take to answer that a connection ends."""
+_LEAKS_TLS_CONNECTIONS: Final = sys.version_info < (3, 12, 7) or sys.version_info[:3] == (3, 13, 0)
+"""Whether this Python leaks a TLS connection that both sides close at the same time."""
+_WS_CLOSE_S: Final = 2.0
+"""How long a server may take to confirm the end of a connection."""
 _NOT_SENT: Final = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
@@ -61,7 +61,7 @@ class ProtocolViolationError(aiohttp.ClientPayloadError):
 
 
 class _Response(aiohttp.ClientResponse):
-    """A reply; a redirect is refused before anything is sent to where it points."""
+    """A reply; a redirect is refused before anything is sent to its target."""
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         await super().start(connection)
@@ -70,8 +70,8 @@ class _Response(aiohttp.ClientResponse):
         return self
 
 
-class Http:
-    """One server, for one event loop. Owns its connections."""
+class HttpClient:
+    """The HTTP client for one server, in one event loop. It owns its connections."""
 
     def __init__(self, endpoint: Endpoint, *, token: str | None, ca: str | None) -> None:
         self.endpoint = endpoint
@@ -79,14 +79,14 @@ class Http:
         if endpoint.socket is not None:
             connector = aiohttp.UnixConnector(endpoint.socket, limit=0)
         else:
-            connector = aiohttp.TCPConnector(limit=0, enable_cleanup_closed=_FORGETS_TLS)
+            connector = aiohttp.TCPConnector(limit=0, enable_cleanup_closed=_LEAKS_TLS_CONNECTIONS)
         self._ssl: Any = True
         if endpoint.fingerprint is not None:
             self._ssl = aiohttp.Fingerprint(endpoint.fingerprint)
         elif ca is not None:
-            self._ssl = _trusting(ca)
+            self._ssl = _tls_context(ca)
         self.deadline: float | None = None
-        """By the clock of the event loop: when the session's own timeout has passed."""
+        """When the session's own timeout passes, by the clock of the event loop."""
         self._auth = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -99,7 +99,7 @@ class Http:
         )
 
     def _timeout(self, within_s: float | None, *, idle_s: float | None = None) -> _Timeout:
-        """The limits of one request; none outlasts the session."""
+        """Return the time limits of one request; none outlasts the session."""
         if self.deadline is not None:
             left_s = max(0.001, self.deadline - asyncio.get_running_loop().time())
             within_s = left_s if within_s is None else min(within_s, left_s)
@@ -117,8 +117,8 @@ class Http:
             text += "?" + "&".join(pairs)
         return URL(text, encoded=True)
 
-    def lost(self, exc: BaseException) -> SandboxConnectionError:
-        """What a failed exchange is to the caller."""
+    def _failed(self, exc: BaseException) -> SandboxConnectionError:
+        """Return the error that a failed request raises."""
         sent = not isinstance(exc, _NOT_SENT)
         hint, code = "", "connection"
         if isinstance(exc, aiohttp.ServerFingerprintMismatch):
@@ -130,9 +130,9 @@ class Http:
         elif isinstance(exc, TimeoutError) and sent:
             code, hint = "no-answer", "the server is overloaded, stuck or hostile"
         elif not sent:
-            hint = "is the server running, and is this its address?"
+            hint = "check that the server is running and that this is its address"
         return SandboxConnectionError(
-            f"{self.endpoint}: {_words(exc)}",
+            f"{self.endpoint}: {_describe(exc)}",
             endpoint=str(self.endpoint),
             sent=sent,
             code=code,
@@ -143,15 +143,15 @@ class Http:
         self,
         method: str,
         path: str,
-        told: dict[str, Any] | None = None,
+        payload: dict[str, Any] | None = None,
         *,
         within_s: float = CALL_S,
         max_bytes: int = MAX_REPLY,
     ) -> dict[str, Any]:
         """Send one request; return its whole reply, which must come within ``within_s``."""
-        body = None if told is None else to_json(told)
+        body = None if payload is None else to_json(payload)
         headers = {} if body is None else {"Content-Type": "application/json"}
-        if path != "health":  # which needs no token, and may be another server's
+        if path != "health":  # It needs no token, and the server is not verified yet.
             headers |= self._auth
         try:
             async with self._session.request(
@@ -162,28 +162,28 @@ class Http:
                 ssl=self._ssl,
                 timeout=self._timeout(within_s),
             ) as response:
-                return await self._answer(response, max_bytes=max_bytes)
+                return await self._decode_reply(response, max_bytes=max_bytes)
         except SandboxError:
-            raise  # some of ours are OSErrors too
+            raise  # Some of our own errors are OSErrors as well.
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise self.lost(exc) from exc
+            raise self._failed(exc) from exc
 
-    async def _answer(
+    async def _decode_reply(
         self, response: aiohttp.ClientResponse, *, max_bytes: int = MAX_REPLY
     ) -> dict[str, Any]:
-        data = await _limited(response.content, max_bytes)
+        data = await _read_limited(response.content, max_bytes)
         try:
-            told = parse_json(data, most=max_bytes)
+            payload = parse_json(data, max_bytes=max_bytes)
         except WireError as exc:
             raise ProtocolViolationError(
-                f"status {response.status}, and a reply that is not of this protocol"
+                f"status {response.status}, and a reply that violates the protocol"
             ) from exc
-        if isinstance(error := told.get("error"), dict):
-            raise error_from(error)
-        return told
+        if isinstance(error := payload.get("error"), dict):
+            raise decode_error(error)
+        return payload
 
     async def connect(self, session: str) -> WebSocket:
-        """The connection that carries the runs of one session."""
+        """Open the WebSocket that carries the runs of one session."""
         try:
             async with asyncio.timeout(_HANDSHAKE_S):
                 return WebSocket(
@@ -193,16 +193,16 @@ class Http:
                         headers=self._auth,
                         max_msg_size=MAX_MESSAGE,
                         heartbeat=_HEARTBEAT_S,
-                        timeout=aiohttp.ClientWSTimeout(ws_close=_GOODBYE_S),
+                        timeout=aiohttp.ClientWSTimeout(ws_close=_WS_CLOSE_S),
                         ssl=self._ssl,
                     )
                 )
         except aiohttp.WSServerHandshakeError as exc:
-            # The refusal's reason is not in the handshake; a plain request tells it.
+            # The handshake does not carry the reason of a refusal; a plain request returns it.
             await self.call("GET", f"sessions/{session}")
-            raise self.lost(exc) from exc
+            raise self._failed(exc) from exc
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise self.lost(exc) from exc
+            raise self._failed(exc) from exc
 
     # Files.
 
@@ -215,9 +215,9 @@ class Http:
         mode: int,
         overwrite: bool,
     ) -> int:
-        """PUT: pieces become a file. What ``chunks`` raises comes out as it is.
+        """Upload a file in pieces. An exception of ``chunks`` is raised unchanged.
 
-        Then, and if this is cancelled, the server is told to give the file up, and has done so when
+        After such an exception, or when this is cancelled, the server has discarded the file when
         this returns.
         """
         query = {"path": path, "mode": f"{mode:o}", "overwrite": str(int(overwrite)), "framed": "1"}
@@ -226,29 +226,29 @@ class Http:
             self._put(self._url(f"sessions/{session}/file", query), body)
         )
         try:
-            await self._sent(sending, body)
+            await self._wait_for_upload(sending, body)
             return sending.result()
         except asyncio.CancelledError:
-            body.give_up()
-            await finished(sending, within_s=_GIVE_UP_S)
+            body.cancel()
+            await wait_finished(sending, within_s=_GIVE_UP_S)
             raise
         except SandboxError:
-            if body.fault is not None:
-                raise body.fault from None
+            if body.error is not None:
+                raise body.error from None
             raise
 
-    async def _sent(self, sending: asyncio.Task[int], body: Upload) -> None:
-        """Wait for an upload; end one whose server takes nothing for ``IDLE_S``."""
+    async def _wait_for_upload(self, sending: asyncio.Task[int], body: Upload) -> None:
+        """Wait for an upload; end one whose server accepts no data for ``IDLE_S``."""
         loop = asyncio.get_running_loop()
-        taken, since = -1, loop.time()
+        sent, since = -1, loop.time()
         while not sending.done():
             await asyncio.wait({sending}, timeout=IDLE_S / 4)
-            if body.taken != taken or body.waits_for_caller:
-                taken, since = body.taken, loop.time()
+            if body.sent != sent or body.waits_for_caller:
+                sent, since = body.sent, loop.time()
             elif loop.time() - since >= IDLE_S:
                 sending.cancel()
                 await asyncio.wait({sending})
-                raise self.lost(TimeoutError(f"the server took no data for {IDLE_S:g} s"))
+                raise self._failed(TimeoutError(f"the server accepted no data for {IDLE_S:g} s"))
 
     async def _put(self, url: URL, body: Upload) -> int:
         headers = {"Content-Type": "application/octet-stream", **self._auth}
@@ -260,20 +260,20 @@ class Http:
                 ssl=self._ssl,
                 timeout=self._timeout(None),
             ) as response:
-                told = await self._answer(response)
+                payload = await self._decode_reply(response)
         except SandboxError:
             raise
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise self.lost(exc) from exc
-        found = told.get("size")
+            raise self._failed(exc) from exc
+        found = payload.get("size")
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            raise self.lost(ProtocolViolationError(f"a size of {found!r:.40} in the reply"))
+            raise self._failed(ProtocolViolationError(f"invalid size {found!r:.40} in the reply"))
         return found
 
     async def fetch(
         self, session: str, path: str, *, max_bytes: int
     ) -> AsyncGenerator[bytes, None]:
-        """GET: a file in pieces; that it was the last one is said, not guessed."""
+        """Download a file in pieces; the server marks the last one explicitly."""
         query = {"path": path, "max_bytes": str(max_bytes), "framed": "1"}
         left = max_bytes
         try:
@@ -284,36 +284,37 @@ class Http:
                 timeout=self._timeout(None, idle_s=IDLE_S),
             ) as response:
                 if response.status != 200:
-                    await self._answer(response)
+                    await self._decode_reply(response)
                     raise ProtocolViolationError(f"status {response.status}")
                 while True:
                     (size,) = PIECE.unpack(await response.content.readexactly(PIECE.size))
                     if size == LAST:
                         break
-                    if not 0 < size <= _MOST_PIECE:
+                    if not 0 < size <= _MAX_PIECE:
                         raise ProtocolViolationError(f"a piece of {size} bytes")
                     left -= size
                     if left < 0:
                         raise ProtocolViolationError(f"more than {max_bytes} bytes were sent")
                     yield await response.content.readexactly(size)
-                outcome = parse_json(await _limited(response.content, MAX_TAIL), most=MAX_TAIL)
+                tail = await _read_limited(response.content, MAX_TAIL)
+                outcome = parse_json(tail, max_bytes=MAX_TAIL)
         except SandboxError:
             raise
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise self.lost(exc) from exc
+            raise self._failed(exc) from exc
         except (asyncio.IncompleteReadError, WireError) as exc:
-            raise self.lost(exc) from exc
+            raise self._failed(exc) from exc
         if isinstance(error := outcome.get("error"), dict):
-            raise error_from(error)
+            raise decode_error(error)
         if outcome.get("done") is not True:
-            raise self.lost(ProtocolViolationError("a download without its outcome"))
+            raise self._failed(ProtocolViolationError("the download has no outcome"))
 
     async def close(self) -> None:
         await self._session.close()
 
 
-async def _limited(content: aiohttp.StreamReader, max_bytes: int) -> bytes:
-    """Read to the end, which must come within ``max_bytes``."""
+async def _read_limited(content: aiohttp.StreamReader, max_bytes: int) -> bytes:
+    """Read to the end, and refuse more than ``max_bytes``."""
     data = bytearray()
     async for chunk in content.iter_any():
         data += chunk
@@ -322,18 +323,22 @@ async def _limited(content: aiohttp.StreamReader, max_bytes: int) -> bytes:
     return bytes(data)
 
 
-def _trusting(ca: str) -> ssl.SSLContext:
+def _tls_context(ca: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as exc:
-        raise SandboxUsageError(f"cert={ca!r} cannot be read: {exc}", argument="cert") from exc
+        raise SandboxUsageError(
+            f"cert={ca!r} cannot be read: {exc}",
+            argument="cert",
+            hint="pass the path of a PEM file, or 'sha256:...'",
+        ) from exc
 
 
-def _words(exc: BaseException) -> str:
+def _describe(exc: BaseException) -> str:
     if isinstance(exc, aiohttp.ServerFingerprintMismatch):
         return f"its certificate is sha256:{exc.got.hex()}, not the one that was pinned"
     if isinstance(exc, asyncio.IncompleteReadError):
-        return "the answer was cut off"
+        return "the reply was truncated"
     if isinstance(exc, TimeoutError):
         return str(exc) or "no reply in time"
     return str(exc) or type(exc).__name__

@@ -1,4 +1,4 @@
-"""One command on a server: what arrives goes to the sink, in order and once, whatever happens."""
+"""A command on a server: delivers output and events to the sink in order and exactly once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import errno
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._core import wire
 from union.sandbox._core.events import Failed
-from union.sandbox._core.wire import MAX_CHUNK, STDIN_WINDOW, WINDOW, Kind, Offsets, WireError
-from union.sandbox._core.wire_errors import error_from
-from union.sandbox._core.wire_values import event_from, isolation_from
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.errors import decode_error
+from union.sandbox._wire.frames import MAX_CHUNK, STDIN_WINDOW, WINDOW, Kind, Offsets, WireError
+from union.sandbox._wire.values import decode_event, decode_isolation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,52 +21,52 @@ if TYPE_CHECKING:
     from union.sandbox._session.transport import Sink
     from union.sandbox.errors import SandboxError
     from union.sandbox.remote._admission import Slot
-    from union.sandbox.remote._link import Link
+    from union.sandbox.remote._connection import ClientConnection
 
 __all__ = ["RemoteRun"]
 
 _ACK_EVERY: Final = WINDOW // 4
-"""Each costs both sides a system call and a wake-up. A server that keeps less gets one later."""
+"""Each ACK costs both sides a system call and a wake-up, so they are rare while output flows."""
 _ACK_FRAMES: Final = 256
 DEADLINE_GRACE_S: Final = 15.0
-"""How long after its timeout a command may take to be reported as ended."""
-REST_S: Final = 30.0
+"""How long after its timeout the server may take to report the end of a command."""
+REMAINING_OUTPUT_S: Final = 30.0
 """How long the output of a command that has ended may make no progress."""
 MAX_EVENTS: Final = 10_100
 """A run has at most 10,000 network decisions, and few other events."""
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 """All events of one run together."""
 _SMALL: Final = 2048
-_MOST_WAITING: Final = 2 * WINDOW
-"""What a server may send of a stream that is not read; an honest one stops at the window."""
+_MAX_WAITING: Final = 2 * WINDOW
+"""The most bytes of an unread stream that are accepted; an honest server stops at the window."""
 
 
-class _Inlet:
-    """One stream on its way to the sink, which may ask for a pause."""
+class _OutputStream:
+    """One output stream on its way to the sink, which may pause it."""
 
     def __init__(self) -> None:
         self.received = 0
-        self.passed = 0
-        """What the sink has, and does not object to."""
+        self.delivered = 0
+        """How many bytes the sink has accepted."""
         self.acked = 0
-        self.frames = 0
+        self.unacked_frames = 0
         self.paused = False
         self.closed = False
-        self.over = False
-        """The sink was told of the end."""
+        self.end_delivered = False
+        """Whether the sink was notified of the end."""
         self.waiting: deque[memoryview | bytes] = deque()
         self.held = 0
-        """How much waits."""
+        """How many bytes wait."""
 
     @property
     def wants_ack(self) -> bool:
-        return self.passed - self.acked >= _ACK_EVERY or (
-            self.frames >= _ACK_FRAMES and self.passed > self.acked
+        return self.delivered - self.acked >= _ACK_EVERY or (
+            self.unacked_frames >= _ACK_FRAMES and self.delivered > self.acked
         )
 
 
 class RemoteRun:
-    """A command in flight (the Run protocol), carried by a link that may break and come back."""
+    """A command in flight (the Run protocol), over a connection that may break and resume."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RemoteRun:
         body: bytes,
         sink: Sink,
         *,
-        link: Link,
+        connection: ClientConnection,
         isolation: Isolation,
         fds: set[int],
         timeout_s: float | None = None,
@@ -85,8 +85,8 @@ class RemoteRun:
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._body = body
         self._sink = sink
-        self._link = link
-        self._inlets = {fd: _Inlet() for fd in fds}
+        self._connection = connection
+        self._streams = {fd: _OutputStream() for fd in fds}
         self._slot = slot
         self._was_started = False
         self._limit_s = None if timeout_s is None else timeout_s + DEADLINE_GRACE_S
@@ -96,7 +96,7 @@ class RemoteRun:
         self._ended = False
         self._sent = 0
         self._unconfirmed: deque[tuple[int, bytes]] = deque()
-        """Upstream frames that the server has not said it got."""
+        """Upstream frames that the server has not confirmed."""
         self._stdin: deque[bytes] = deque()
         self._stdin_queued = 0
         self._stdin_sent = 0
@@ -108,14 +108,14 @@ class RemoteRun:
     # The deadline.
 
     def watch(self) -> None:
-        """Begin to count: a server that does not report the end in time is not waited for."""
+        """Start the deadline: a server that does not report the end in time is given up."""
         if self._deadline is not None:
             self._deadline.cancel()
         if self._limit_s is not None:
             loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(self._limit_s, self._overdue)
+            self._deadline = loop.call_later(self._limit_s, self._on_deadline)
 
-    def _overdue(self) -> None:
+    def _on_deadline(self) -> None:
         self.end("timeout")
         limit_s = (self._limit_s or 0.0) - DEADLINE_GRACE_S
         self.fail(
@@ -125,168 +125,171 @@ class RemoteRun:
             hint="the server is overloaded, stuck or hostile; the command may still run there",
         )
 
-    def _await_rest(self) -> None:
-        """The command has ended: what is left of its output must come, and come steadily."""
+    def _watch_remaining_output(self) -> None:
+        """Require steady progress of the output that remains after the command has ended."""
         if self._deadline is not None:
             self._deadline.cancel()
         loop = asyncio.get_running_loop()
-        received = sum(inlet.received for inlet in self._inlets.values())
-        self._deadline = loop.call_later(REST_S, self._check_rest, received)
+        received = sum(stream.received for stream in self._streams.values())
+        self._deadline = loop.call_later(REMAINING_OUTPUT_S, self._check_remaining_output, received)
 
-    def _check_rest(self, before: int) -> None:
-        received = sum(inlet.received for inlet in self._inlets.values())
-        if received != before or any(inlet.paused for inlet in self._inlets.values()):
-            self._await_rest()
+    def _check_remaining_output(self, before: int) -> None:
+        received = sum(stream.received for stream in self._streams.values())
+        if received != before or any(stream.paused for stream in self._streams.values()):
+            self._watch_remaining_output()
             return
         self.fail(
-            f"the command has ended, and the rest of its output did not come within {REST_S:g} s",
+            "the command has ended, and no more of its output was received for "
+            f"{REMAINING_OUTPUT_S:g} s",
             code="no-answer",
         )
 
-    def _leave(self) -> None:
-        """The run is over for this side."""
+    def _release(self) -> None:
+        """Release the deadline, the connection and the slot: the run has ended on this side."""
         if self._deadline is not None:
             self._deadline.cancel()
-        self._link.forget(self)
+        self._connection.forget(self)
         if self._slot is not None:
-            self._slot.leave()
+            self._slot.release()
 
-    # The link.
+    # The connection.
 
-    def opening_frames(self) -> Iterator[bytes]:
-        """What makes a server that may or may not know this run carry on with it."""
+    def resume_frames(self) -> Iterator[bytes]:
+        """Yield the frames that resume this run on a server that may or may not have it."""
         if not self.started.done():
-            yield from wire.parts(self.number, self._body)
-        known = {fd: inlet.received for fd, inlet in self._inlets.items()}
-        yield wire.offsets(
+            yield from wire.encode_start(self.number, self._body)
+        known = {fd: stream.received for fd, stream in self._streams.items()}
+        yield wire.encode_offsets(
             Kind.ATTACH, self.number, Offsets(known.get(1, 0), known.get(2, 0), self._events)
         )
         for _, frame in self._unconfirmed:
             yield frame
 
-    def first_frames(self) -> Iterator[bytes]:
-        """The start, on a connection that is known to be good."""
-        yield from wire.parts(self.number, self._body)
+    def start_frames(self) -> Iterator[bytes]:
+        """Yield the frames that start this run on a connection that works."""
+        yield from wire.encode_start(self.number, self._body)
 
     def receive(self, frame: wire.Frame) -> None:
         match frame.kind:
             case Kind.OUTPUT:
-                self._on_output(*wire.parse_output(frame.payload))
+                self._on_output(*wire.decode_output(frame.payload))
             case Kind.END_OF_OUTPUT:
-                fd, offset, _ = wire.parse_output(frame.payload)
+                fd, offset, _ = wire.decode_output(frame.payload)
                 self._on_end_of_output(fd, offset)
             case Kind.EVENT:
-                self._on_event(*wire.parse_numbered(frame.payload))
+                self._on_event(*wire.decode_numbered(frame.payload))
             case Kind.TAKEN:
-                self._on_taken(wire.parse_taken(frame.payload))
+                self._on_taken(wire.decode_taken(frame.payload))
             case Kind.UNKNOWN:
-                self.fail("the server does not know the command any more", code="run-lost")
+                self.fail("the server no longer has the command", code="run-lost")
             case _:
-                raise WireError(f"{frame.kind.name} is not for a client")
+                raise WireError(f"a server must not send {frame.kind.name}")
 
     def fail(self, reason: str, *, code: str = "connection", hint: str = "") -> None:
-        """No end of this command will ever be seen, or not all of its output."""
+        """Fail the run: its end, or part of its output, will never arrive."""
         if self.has_ended:
             return
         self._ended = True
-        for inlet in self._inlets.values():
-            inlet.over = True
+        for stream in self._streams.values():
+            stream.end_delivered = True
         self._sink.event(Failed("transport", reason, code, hint))
-        self._settle()
+        self._resolve_started()
         self._wake_drainers()
-        self._leave()
+        self._release()
 
     @property
     def has_ended(self) -> bool:
-        """Whether all that there is to be told about it has come: its exit may overtake output."""
-        return self._ended and all(inlet.closed or inlet.over for inlet in self._inlets.values())
+        """Whether its end and all its output have arrived; the exit may overtake output."""
+        return self._ended and all(
+            stream.closed or stream.end_delivered for stream in self._streams.values()
+        )
 
     # Output.
 
-    def _inlet(self, fd: int) -> _Inlet:
+    def _stream(self, fd: int) -> _OutputStream:
         try:
-            return self._inlets[fd]
+            return self._streams[fd]
         except KeyError:
-            raise WireError(f"output of a stream that was not asked for: {fd}") from None
+            raise WireError(f"output of stream {fd}, which was not requested") from None
 
     def _on_output(self, fd: int, offset: int, data: memoryview) -> None:
-        inlet = self._inlet(fd)
-        if offset > inlet.received:
-            raise WireError(f"output at {offset}; {inlet.received} bytes came before")
-        data = data[inlet.received - offset :] if offset < inlet.received else data
-        if not data or inlet.closed:
+        stream = self._stream(fd)
+        if offset > stream.received:
+            raise WireError(f"output at offset {offset}, but {stream.received} bytes were received")
+        data = data[stream.received - offset :] if offset < stream.received else data
+        if not data or stream.closed:
             return
-        inlet.received += len(data)
-        self._link.is_useful = True
-        # A piece that is most of its message is kept with it; any other would keep too much.
+        stream.received += len(data)
+        self._connection.made_progress = True
+        # A small view would keep its whole message in memory, so it is copied.
         kept = data if 2 * len(data) > len(data.obj) else bytes(data)  # type: ignore[arg-type]  # of bytes
-        if inlet.paused:
-            if len(kept) < _SMALL and inlet.waiting and len(inlet.waiting[-1]) < _SMALL:
-                # Bytes that come one by one must not cost an object each.
-                inlet.waiting[-1] = bytes(inlet.waiting[-1]) + kept
+        if stream.paused:
+            if len(kept) < _SMALL and stream.waiting and len(stream.waiting[-1]) < _SMALL:
+                # Bytes that arrive one by one must not cost an object each.
+                stream.waiting[-1] = bytes(stream.waiting[-1]) + kept
             else:
-                inlet.waiting.append(kept)
-            inlet.held += len(kept)
-            if inlet.held > _MOST_WAITING:
-                raise WireError(f"{inlet.held} bytes of output beyond the window")
+                stream.waiting.append(kept)
+            stream.held += len(kept)
+            if stream.held > _MAX_WAITING:
+                raise WireError(f"{stream.held} bytes of output beyond the window")
         else:
-            self._pass_on(fd, inlet, kept)
-            self._ack_if_due(inlet)
+            self._deliver(fd, stream, kept)
+            self._ack_if_due(stream)
 
-    def _pass_on(self, fd: int, inlet: _Inlet, data: bytes | memoryview) -> None:
-        inlet.frames += 1
-        if inlet.over:
+    def _deliver(self, fd: int, stream: _OutputStream, data: bytes | memoryview) -> None:
+        stream.unacked_frames += 1
+        if stream.end_delivered:
             return
         if self._sink.output(fd, data):
-            inlet.passed += len(data)
+            stream.delivered += len(data)
         else:
-            inlet.paused = True
+            stream.paused = True
 
     def _on_end_of_output(self, fd: int, offset: int) -> None:
-        inlet = self._inlet(fd)
-        if offset != inlet.received:
-            raise WireError(f"a stream of {inlet.received} bytes cannot end at {offset}")
-        inlet.closed = True
-        self._end_if_all_passed(fd, inlet)
+        stream = self._stream(fd)
+        if offset != stream.received:
+            raise WireError(f"stream ends at {offset}, but {stream.received} bytes were received")
+        stream.closed = True
+        self._end_if_delivered(fd, stream)
 
-    def _end_if_all_passed(self, fd: int, inlet: _Inlet) -> None:
-        if inlet.closed and not inlet.waiting and not inlet.over:
-            inlet.over = True
-            inlet.passed = inlet.received
+    def _end_if_delivered(self, fd: int, stream: _OutputStream) -> None:
+        if stream.closed and not stream.waiting and not stream.end_delivered:
+            stream.end_delivered = True
+            stream.delivered = stream.received
             self._sink.end_of_output(fd)
             self._finish_if_over()
 
     def resume(self, fd: int) -> None:
-        # Not now: whoever makes room is in the middle of taking what came before.
-        if self._inlets[fd].paused:
-            asyncio.get_running_loop().call_soon(self._go_on, fd)
+        # Deferred, because the caller is still processing earlier output.
+        if self._streams[fd].paused:
+            asyncio.get_running_loop().call_soon(self._continue, fd)
 
-    def _go_on(self, fd: int) -> None:
-        inlet = self._inlets[fd]
-        if not inlet.paused:
+    def _continue(self, fd: int) -> None:
+        stream = self._streams[fd]
+        if not stream.paused:
             return
-        inlet.paused = False
-        inlet.passed = inlet.received - inlet.held
-        while inlet.waiting and not inlet.paused:
-            data = inlet.waiting.popleft()
-            inlet.held -= len(data)
-            self._pass_on(fd, inlet, data)
-        self._ack_if_due(inlet)
-        self._end_if_all_passed(fd, inlet)
+        stream.paused = False
+        stream.delivered = stream.received - stream.held
+        while stream.waiting and not stream.paused:
+            data = stream.waiting.popleft()
+            stream.held -= len(data)
+            self._deliver(fd, stream, data)
+        self._ack_if_due(stream)
+        self._end_if_delivered(fd, stream)
 
-    def _ack_if_due(self, inlet: _Inlet) -> None:
-        if inlet.wants_ack:
-            self._link.ack_now(self)
-        elif inlet.passed > inlet.acked:
-            self._link.ack_later(self)
+    def _ack_if_due(self, stream: _OutputStream) -> None:
+        if stream.wants_ack:
+            self._connection.ack_now(self)
+        elif stream.delivered > stream.acked:
+            self._connection.ack_later(self)
 
     def ack(self) -> bytes:
-        """Says what the server need not keep any more."""
-        for inlet in self._inlets.values():
-            inlet.acked = inlet.passed
-            inlet.frames = 0
-        known = {fd: inlet.passed for fd, inlet in self._inlets.items()}
-        return wire.offsets(
+        """Return an ACK frame for everything that was delivered."""
+        for stream in self._streams.values():
+            stream.acked = stream.delivered
+            stream.unacked_frames = 0
+        known = {fd: stream.delivered for fd, stream in self._streams.items()}
+        return wire.encode_offsets(
             Kind.ACK, self.number, Offsets(known.get(1, 0), known.get(2, 0), self._events)
         )
 
@@ -294,83 +297,83 @@ class RemoteRun:
 
     def _on_event(self, number: int, data: bytes) -> None:
         if number > self._events:
-            raise WireError(f"event {number} of a run follows {self._events - 1}")
+            raise WireError(f"expected event {self._events}, got {number}")
         if number < self._events:
             return
         self._events += 1
         self._event_bytes += len(data)
         if self._events > MAX_EVENTS or self._event_bytes > MAX_EVENT_BYTES:
             raise WireError(f"{self._events} events of {self._event_bytes} bytes for one run")
-        self._link.is_useful = True
-        name, value = event_from(data)
+        self._connection.made_progress = True
+        name, value = decode_event(data)
         if self._ended:
-            # The end is the last event: a second one would change how it was said to have ended.
-            raise WireError(f"{name} after the end of a run")
+            # The end is the last event: a second one would change the reported outcome.
+            raise WireError(f"event {name} after the end of a run")
         if self._was_started and name in {"started", "refused"}:
-            raise WireError(f"{name} after the start of a run")
+            raise WireError(f"event {name} after the start of a run")
         match name:
             case "started":
                 self._on_started(*value)
             case "decision":
                 self._sink.decision(value)
             case "refused":
-                self._refused(error_from(value))
+                self._refused(decode_error(value))
             case _:
                 self._on_end(name, value)
 
     def _on_started(self, event: Started, isolation: object) -> None:
         if isinstance(isolation, dict):
-            self.isolation = isolation_from(isolation)
+            self.isolation = decode_isolation(isolation)
         self._was_started = True
         if self._slot is not None:
             self._slot.started()
         self.watch()
         self._sink.event(event)
-        self._settle()
+        self._resolve_started()
 
     def _on_end(self, name: str, event: Exited | Failed) -> None:
         self._ended = True
         if name == "failed":
-            for inlet in self._inlets.values():
-                inlet.over = True
+            for stream in self._streams.values():
+                stream.end_delivered = True
         self._sink.event(event)
-        self._settle()
+        self._resolve_started()
         self._wake_drainers()
-        self._await_rest()
+        self._watch_remaining_output()
         self._finish_if_over()
 
     def _refused(self, error: SandboxError) -> None:
         self._ended = True
-        for inlet in self._inlets.values():
-            inlet.over = True
+        for stream in self._streams.values():
+            stream.end_delivered = True
         if not self.started.done():
             self.started.set_exception(error)
         self._finish_if_over()
 
-    def _settle(self) -> None:
+    def _resolve_started(self) -> None:
         self._body = b""
         if not self.started.done():
             self.started.set_result(None)
 
     def _finish_if_over(self) -> None:
-        """Everything has arrived and was passed on: the server may forget the run."""
-        if self._ended and all(inlet.over for inlet in self._inlets.values()):
-            for inlet in self._inlets.values():
-                inlet.passed = inlet.received
-            self._link.ack_later(self)
-            self._leave()
+        """Release the run once everything has arrived and was delivered."""
+        if self._ended and all(stream.end_delivered for stream in self._streams.values()):
+            for stream in self._streams.values():
+                stream.delivered = stream.received
+            self._connection.ack_later(self)
+            self._release()
 
     # Upstream.
 
     def _send(self, kind: Kind, data: bytes) -> None:
         self._sent += 1
-        frame = wire.numbered(kind, self.number, self._sent, data)
+        frame = wire.encode_numbered(kind, self.number, self._sent, data)
         self._unconfirmed.append((self._sent, frame))
-        self._link.send(frame)
+        self._connection.send(frame)
 
-    def _control(self, **told: Any) -> None:
+    def _control(self, **payload: Any) -> None:
         if not self._ended:
-            self._send(Kind.CONTROL, wire.to_json(told))
+            self._send(Kind.CONTROL, wire.to_json(payload))
 
     def signal(self, signum: int) -> None:
         self._control(op="signal", signum=int(signum))
@@ -383,7 +386,7 @@ class RemoteRun:
 
     def _on_taken(self, taken: wire.Taken) -> None:
         if taken.number > self._sent or taken.stdin > self._stdin_sent:
-            raise WireError("a server cannot have taken more than it was sent")
+            raise WireError("TAKEN confirms more than was sent")
         while self._unconfirmed and self._unconfirmed[0][0] <= taken.number:
             self._unconfirmed.popleft()
         self._stdin_taken = max(self._stdin_taken, taken.stdin)
@@ -419,7 +422,7 @@ class RemoteRun:
             self._drainers.append(waiter)
             await waiter
         if self._stdin_broken or self._ended:
-            raise BrokenPipeError(errno.EPIPE, "the command does not read its stdin any more")
+            raise BrokenPipeError(errno.EPIPE, "the command no longer reads its stdin")
 
     def _wake_drainers(self) -> None:
         for waiter in self._drainers:

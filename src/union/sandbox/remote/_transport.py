@@ -1,4 +1,4 @@
-"""RemoteTransport: a session on a server."""
+"""RemoteTransport: runs the commands of a session on a server."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from union.sandbox._core.paths import work_path
-from union.sandbox._core.wire import VERSION, WireError
-from union.sandbox._core.wire_values import (
+from union.sandbox._files.writer import as_byte_view, check_mode
+from union.sandbox._wire.frames import VERSION, WireError
+from union.sandbox._wire.values import (
     MAX_START,
-    Facts,
-    facts_from,
-    file_from,
-    run_to,
-    session_to,
+    SessionInfo,
+    decode_file,
+    decode_session_info,
+    encode_run,
+    encode_session,
 )
-from union.sandbox._files.new_file import bytes_of, check_mode
 from union.sandbox.constants import MAX_DIR_ENTRIES
 from union.sandbox.errors import (
     SandboxConnectionError,
@@ -28,7 +28,7 @@ from union.sandbox.errors import (
     SessionClosedError,
 )
 from union.sandbox.remote._admission import Admission
-from union.sandbox.remote._link import Link, pauses
+from union.sandbox.remote._connection import Backoff, ClientConnection
 from union.sandbox.remote._run import RemoteRun
 
 if TYPE_CHECKING:
@@ -37,41 +37,41 @@ if TYPE_CHECKING:
     from union.sandbox._core.files import FileInfo
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec, SessionSpec
-    from union.sandbox._session.line import Carrier
     from union.sandbox._session.transport import Sink
+    from union.sandbox._wire.message_stream import MessageStream
     from union.sandbox.remote._access import Access
-    from union.sandbox.remote._http import Http
+    from union.sandbox.remote._http import HttpClient
 
 __all__ = ["RemoteTransport"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.remote")
 _T = TypeVar("_T")
-_LEAST_S: Final = 1.0
+_MIN_HEALTH_S: Final = 1.0
 _PIECE: Final = 256 * 1024
-_MOST_INLINE_STDIN: Final = 1024 * 1024
+_MAX_INLINE_STDIN: Final = 1024 * 1024
 _CLOSE_S: Final = 20.0
 _DELETE_S: Final = 10.0
 _REMOVE_S: Final = 300.0
 """How long a server may take to remove a tree."""
 _SESSION_GRACE_S: Final = 15.0
-"""How long after the session's timeout a call may take to be answered."""
-_PATIENCE_S: Final = 30.0
-"""How long a run without a timeout waits for a server that has no room for any of this session."""
+"""How long after the session's timeout the server may take to reply to a call."""
+_MAX_BUSY_WAIT_S: Final = 30.0
+"""How long a run without a timeout waits for a server that starts no run of this session."""
 
 
 class RemoteTransport:
-    """Runs commands on a server, over one connection that many runs share."""
+    """Runs commands on a server over one connection that many runs share."""
 
     def __init__(self, spec: SessionSpec, access: Access | None) -> None:
         self._spec = spec
         self._access = access
         self._name = secrets.token_hex(16)
-        self._http: Http | None = None
-        self._link: Link | None = None
-        self._facts: Facts | None = None
+        self._http: HttpClient | None = None
+        self._connection: ClientConnection | None = None
+        self._info: SessionInfo | None = None
         self._connecting = asyncio.Lock()
         self._admission = Admission()
-        self._asked = False
+        self._is_requested = False
         self._is_over = False
 
     # Opening and closing.
@@ -80,235 +80,237 @@ class RemoteTransport:
         if self._access is not None and not self._access.lazy:
             await self._connected()
 
-    async def _connected(self) -> Link:
-        """The link, made at the first call."""
-        if self._link is None:
+    async def _connected(self) -> ClientConnection:
+        """Return the connection; the first call opens it."""
+        if self._connection is None:
             async with self._connecting:
-                if self._link is None:
+                if self._connection is None:
                     await self._connect()
-        link = self._link
-        if link is None:
+        connection = self._connection
+        if connection is None:
             raise RuntimeError("the transport was closed")
-        if link.lost is not None:
+        if connection.lost is not None:
             raise SandboxConnectionError(
-                f"the session was lost: {link.lost.args[0]}",
+                f"the session was lost: {connection.lost.args[0]}",
                 endpoint="" if self._access is None else str(self._access.endpoint),
                 code="session-lost",
                 hint="open a new session",
             )
-        if link.closed.is_set():
+        if connection.closed.is_set():
             raise SessionClosedError("the server has ended the session", code="session-lost")
-        return link
+        return connection
 
     @property
-    def _way(self) -> Access:
+    def _required_access(self) -> Access:
         if self._access is None:
-            raise RuntimeError("nobody has said where the server is")
+            raise RuntimeError("the address of the server is not set")
         return self._access
 
-    async def _requests(self) -> Http:
-        """What makes requests; loaded when the first of them is to be made."""
+    async def _http_client(self) -> HttpClient:
+        """Return the HTTP client; the first request imports it."""
         if self._http is None:
-            from union.sandbox.remote._http import Http
+            from union.sandbox.remote._http import HttpClient
 
             if self._is_over:
                 raise SessionClosedError("the session is closed")
-            access = self._way
-            self._http = Http(access.endpoint, token=access.token, ca=access.ca)
+            access = self._required_access
+            self._http = HttpClient(access.endpoint, token=access.token, ca=access.ca)
             if self._spec.timeout_s is not None:
                 now = asyncio.get_running_loop().time()
                 self._http.deadline = now + self._spec.timeout_s + _SESSION_GRACE_S
         return self._http
 
     async def _connect(self) -> None:
-        http = await self._requests()
-        await self._check_health(http, self._way.connect_timeout_s)
-        facts = self._facts_in(await self._join(http))
-        self._carry(await http.connect(self._name), facts)
+        http = await self._http_client()
+        await self._check_health(http, self._required_access.connect_timeout_s)
+        info = self._checked_info(await self._join(http))
+        self._use_stream(await http.connect(self._name), info)
 
-    def _facts_in(self, told: dict[str, Any]) -> Facts:
-        facts = self._decoded(facts_from, told)
-        if facts.session != self._name:
-            raise self._malformed(f"it describes the session {facts.session!r:.80}")
-        return facts
+    def _checked_info(self, payload: dict[str, Any]) -> SessionInfo:
+        info = self._decode(decode_session_info, payload)
+        if info.session != self._name:
+            raise self._protocol_error(f"it describes another session, {info.session!r:.80}")
+        return info
 
-    def _malformed(self, why: object) -> SandboxConnectionError:
-        endpoint = str(self._way.endpoint)
+    def _protocol_error(self, why: object) -> SandboxConnectionError:
+        endpoint = str(self._required_access.endpoint)
         return SandboxConnectionError(
-            f"{endpoint}: a reply that is not of this protocol: {why}",
+            f"{endpoint}: the reply violates the protocol: {why}",
             endpoint=endpoint,
             sent=True,
             code="protocol",
             hint="the server is faulty or hostile: do not use it",
         )
 
-    def _decoded(self, decode: Callable[[Any], _T], value: object) -> _T:
-        """What a server sent, checked; no error of a decoder reaches a caller as it is."""
+    def _decode(self, decode: Callable[[Any], _T], value: object) -> _T:
+        """Decode a reply; an error of the decoder becomes a ``SandboxConnectionError``."""
         try:
             return decode(value)
         except (WireError, TypeError, LookupError, ArithmeticError, RecursionError) as exc:
-            raise self._malformed(exc) from exc
+            raise self._protocol_error(exc) from exc
 
-    def _carry(self, carrier: Carrier, facts: Facts) -> None:
-        """The session is there, and a connection to it."""
+    def _use_stream(self, stream: MessageStream, info: SessionInfo) -> None:
+        """Use ``stream`` as the first connection to the session."""
 
-        async def connect() -> Carrier:
-            return await (await self._requests()).connect(self._name)
+        async def connect() -> MessageStream:
+            return await (await self._http_client()).connect(self._name)
 
-        self._facts = facts
-        self._link = Link(
-            carrier,
-            self._way.endpoint,
+        self._info = info
+        self._connection = ClientConnection(
+            stream,
+            self._required_access.endpoint,
             connect=connect,
-            let_go=self._let_go,
-            grace_s=facts.grace_s,
+            release=self._release,
+            grace_s=info.grace_s,
         )
-        if facts.isolation.backend == "none":
+        if info.isolation.backend == "none":
             warnings.warn(
-                "backend='none' isolates nothing: commands run with all of the server's rights",
+                "backend='none' isolates nothing: commands run with all privileges of the server",
                 UserWarning,
                 stacklevel=5,
             )
 
-    async def _join(self, http: Http) -> dict[str, Any]:
-        """Opens the session; returns what the server says of it."""
-        self._asked = True
-        return await http.call("PUT", self._path(), session_to(self._spec))
+    async def _join(self, http: HttpClient) -> dict[str, Any]:
+        """Open the session; return the description that the server sends."""
+        self._is_requested = True
+        return await http.call("PUT", self._path(), encode_session(self._spec))
 
-    async def _check_health(self, http: Http, within_s: float) -> None:
-        """Waits for a server that is not there yet, or too busy; not for one that says no."""
-        attempts = pauses(within_s)
-        told: dict[str, Any] = {}
-        while told.get("status") != "ok":
+    async def _check_health(self, http: HttpClient, within_s: float) -> None:
+        """Wait for a server that is starting or busy, but not for one that refuses."""
+        backoff = Backoff(within_s)
+        payload: dict[str, Any] = {}
+        while payload.get("status") != "ok":
             try:
-                left_s = max(attempts.left_s, _LEAST_S)
-                told = await http.call("GET", "health", within_s=left_s)
+                left_s = max(backoff.left_s, _MIN_HEALTH_S)
+                payload = await http.call("GET", "health", within_s=left_s)
+                status = payload.get("status")
                 problem = SandboxConnectionError(
-                    f"{http.endpoint}: the server is {told.get('status')!r:.100}", code="draining"
+                    f"{http.endpoint}: the server is {status!r:.100}", code="draining"
                 )
             except SandboxConnectionError as exc:
                 if exc.code in {"unauthorized", "certificate", "protocol"} or self._is_gone(exc):
                     raise
                 problem = exc
-            if told.get("status") != "ok" and not await attempts.wait():
+            if payload.get("status") != "ok" and not await backoff.wait():
                 raise problem
-        if told.get("protocol") != VERSION:
+        version = payload.get("protocol")
+        if version != VERSION:
             raise SandboxConnectionError(
-                f"{http.endpoint}: the server speaks version {told.get('protocol')!r:.100} of the "
-                f"protocol, this client {VERSION}",
+                f"{http.endpoint}: the server uses version {version!r:.100} of the protocol, this "
+                f"client version {VERSION}",
                 code="version",
                 hint="use the same version of unionai-sandbox on both sides",
             )
 
-    def _is_gone(self, exc: SandboxConnectionError) -> bool:  # noqa: ARG002 - for others
-        """Whether no server will ever answer here, so that there is nothing to wait for."""
+    def _is_gone(self, exc: SandboxConnectionError) -> bool:  # noqa: ARG002 - for subclasses
+        """Whether no server will ever reply at this address, so that waiting is useless."""
         return False
 
     def _path(self, rest: str = "") -> str:
         return f"sessions/{self._name}{rest}"
 
     async def aclose(self) -> None:
-        ended = not self._asked
-        if self._link is not None:
-            ended = await self._link.close(within_s=_CLOSE_S)
+        ended = not self._is_requested
+        if self._connection is not None:
+            ended = await self._connection.close(within_s=_CLOSE_S)
         if self._http is not None and not ended:
             await self._delete(self._http)
-        await self._let_go()
+        await self._release()
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         self._is_over = True
         self._admission.close()
         if self._http is not None:
             await self._http.close()
 
-    async def _delete(self, http: Http) -> None:
+    async def _delete(self, http: HttpClient) -> None:
         try:
             http.deadline = None
             await http.call("DELETE", self._path(), within_s=_DELETE_S)
         except SandboxError as exc:
-            # Its lease runs out: the server ends it by itself.
+            # The server ends the session itself when the grace period is over.
             _LOGGER.warning("the server did not confirm the end of a session: %s", exc)
 
-    async def _live(self) -> Http:
+    async def _connected_http(self) -> HttpClient:
         await self._connected()
-        return await self._requests()
+        return await self._http_client()
 
-    # Facts.
+    # Session information.
 
     @property
     def is_known(self) -> bool:
-        return self._facts is not None
+        return self._info is not None
 
     @property
-    def _known(self) -> Facts:
-        if self._facts is None:
+    def _required_info(self) -> SessionInfo:
+        if self._info is None:
             raise SandboxUsageError(
-                "the server was not reached yet",
+                "the session is not connected to its server yet",
                 code="not-connected",
-                hint="it is at the first call, or with lazy=False when the session is opened",
+                hint="make a call first, or open with lazy=False",
             )
-        return self._facts
+        return self._info
 
     @property
     def work_dir(self) -> str:
-        return self._known.work_dir
+        return self._required_info.work_dir
 
     @property
     def isolation(self) -> Isolation:
-        return self._known.isolation
+        return self._required_info.isolation
 
     def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
-        return dict(self._known.fs_allowlist)
+        return dict(self._required_info.fs_allowlist)
 
     # Running.
 
     async def start(self, spec: RunSpec, sink: Sink) -> RemoteRun:
         await self._connected()
         stdin = spec.stdin
-        if isinstance(stdin, bytes) and len(stdin) > _MOST_INLINE_STDIN:
-            # Fed as the command takes it, so that neither side holds a second copy.
+        if isinstance(stdin, bytes) and len(stdin) > _MAX_INLINE_STDIN:
+            # Fed as the command reads it, so that neither side holds a second copy.
             spec = spec._replace(stdin="pipe")
-        body = run_to(spec, self._spec)
+        body = encode_run(spec, self._spec)
         if len(body) > MAX_START:
             raise SandboxUsageError(
-                f"cmd and env take {len(body)} bytes; a server accepts {MAX_START}",
+                f"cmd and env must have at most {MAX_START} bytes, got {len(body)}",
                 argument="cmd",
-                hint="put it into a file with put_bytes()",
+                hint="put the data into a file with put_bytes()",
             )
-        run = await self._admitted(spec, body, sink)
-        if isinstance(stdin, bytes) and len(stdin) > _MOST_INLINE_STDIN:
+        run = await self._start_admitted(spec, body, sink)
+        if isinstance(stdin, bytes) and len(stdin) > _MAX_INLINE_STDIN:
             run.feed_stdin(stdin)
             run.close_stdin()
         return run
 
-    async def _admitted(self, spec: RunSpec, body: bytes, sink: Sink) -> RemoteRun:
-        """Send a run when there is room for it; send it again while the server is busy."""
-        patience_s = _PATIENCE_S if spec.timeout_s is None else spec.timeout_s
-        slot = await self._admission.enter(patience_s)
+    async def _start_admitted(self, spec: RunSpec, body: bytes, sink: Sink) -> RemoteRun:
+        """Send a run when it is admitted; send it again while the server is busy."""
+        max_wait_s = _MAX_BUSY_WAIT_S if spec.timeout_s is None else spec.timeout_s
+        slot = await self._admission.enter(max_wait_s)
         refusal: SandboxError = SandboxExecutionError(
-            f"the server has started no command of this session for {patience_s:g} s",
+            f"the server has started no command of this session for {max_wait_s:g} s",
             stage="transport",
             code="busy",
             hint="end commands that run in this session, or try again later",
         )
         while slot is not None:
             try:
-                link = await self._connected()
+                connection = await self._connected()
             except BaseException:
-                slot.leave()
+                slot.release()
                 raise
             run = RemoteRun(
                 secrets.randbits(63),
                 body,
                 sink,
-                link=link,
-                isolation=self._known.isolation,
+                connection=connection,
+                isolation=self._required_info.isolation,
                 fds={fd for fd, mode in ((1, spec.stdout), (2, spec.stderr)) if mode != "devnull"},
                 timeout_s=spec.timeout_s,
                 slot=slot,
             )
             run.watch()
-            link.begin(run)
+            connection.begin(run)
             try:
                 await asyncio.shield(run.started)
             except asyncio.CancelledError:
@@ -318,20 +320,20 @@ class RemoteTransport:
                 if exc.code != "busy":
                     raise
                 refusal = exc
-                slot = await self._admission.enter_again(patience_s)
+                slot = await self._admission.enter_again(max_wait_s)
             else:
                 return run
         raise refusal
 
     # Files.
 
-    def _below(self, path: str, *, allow_root: bool = False) -> str:
+    def _work_path(self, path: str, *, allow_root: bool = False) -> str:
         return work_path(path, work_dir=self.work_dir, allow_root=allow_root)
 
     async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
         check_mode(mode)
-        view = bytes_of(data)
-        http = await self._live()
+        view = as_byte_view(data)
+        http = await self._connected_http()
 
         async def pieces() -> AsyncIterator[bytes]:
             for at in range(0, len(view), _PIECE):
@@ -339,7 +341,7 @@ class RemoteTransport:
 
         return await http.store(
             self._name,
-            self._below(path),
+            self._work_path(path),
             pieces(),
             mode=mode,
             overwrite=overwrite,
@@ -353,14 +355,14 @@ class RemoteTransport:
         self, path: str, chunks: AsyncIterable[bytes], *, mode: int, overwrite: bool
     ) -> int:
         check_mode(mode)
-        http = await self._live()
+        http = await self._connected_http()
         return await http.store(
-            self._name, self._below(path), chunks, mode=mode, overwrite=overwrite
+            self._name, self._work_path(path), chunks, mode=mode, overwrite=overwrite
         )
 
     async def read(self, path: str, *, max_bytes: int) -> AsyncGenerator[bytes, None]:
-        http = await self._live()
-        pieces = http.fetch(self._name, self._below(path), max_bytes=max_bytes)
+        http = await self._connected_http()
+        pieces = http.fetch(self._name, self._work_path(path), max_bytes=max_bytes)
         try:
             async for piece in pieces:
                 yield piece
@@ -370,11 +372,11 @@ class RemoteTransport:
     async def list_dir(self, path: str) -> tuple[FileInfo, ...]:
         from union.sandbox.remote._http import MAX_LISTING
 
-        told = await self._file_call("list", path, max_bytes=MAX_LISTING)
-        return self._decoded(_listing, told)
+        payload = await self._file_call("list", path, max_bytes=MAX_LISTING)
+        return self._decode(_listing, payload)
 
     async def stat(self, path: str) -> FileInfo:
-        return self._decoded(file_from, await self._file_call("stat", path))
+        return self._decode(decode_file, await self._file_call("stat", path))
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
         await self._file_call("mkdir", path, parents=parents, exist_ok=exist_ok)
@@ -385,17 +387,17 @@ class RemoteTransport:
     async def _file_call(
         self, action: str, path: str, *, max_bytes: int | None = None, **options: Any
     ) -> dict[str, Any]:
-        http = await self._live()
-        below = self._below(path, allow_root=action != "remove")
-        told = {"path": below, **options}
+        http = await self._connected_http()
+        below = self._work_path(path, allow_root=action != "remove")
+        payload = {"path": below, **options}
         limits: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
         if action == "remove":
             limits["within_s"] = _REMOVE_S
-        return await http.call("POST", self._path(f"/files/{action}"), told, **limits)
+        return await http.call("POST", self._path(f"/files/{action}"), payload, **limits)
 
 
-def _listing(told: dict[str, Any]) -> tuple[FileInfo, ...]:
-    entries = told["entries"]
+def _listing(payload: dict[str, Any]) -> tuple[FileInfo, ...]:
+    entries = payload["entries"]
     if not isinstance(entries, list) or len(entries) > MAX_DIR_ENTRIES:
-        raise WireError(f"a listing must be at most {MAX_DIR_ENTRIES} entries")
-    return tuple(file_from(entry) for entry in entries)
+        raise WireError(f"a listing must be a list of at most {MAX_DIR_ENTRIES} entries")
+    return tuple(decode_file(entry) for entry in entries)

@@ -1,4 +1,4 @@
-"""A WebSocket as what carries the runs of a session from its server."""
+"""The client's end of a WebSocket, as a ``MessageStream``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 import aiohttp
 
-from union.sandbox._core.wire import WireError
+from union.sandbox._wire.frames import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ __all__ = ["WebSocket"]
 
 
 class WebSocket:
-    """The client's end of one (a ``Carrier``)."""
+    """The client's end of a WebSocket (a ``MessageStream``)."""
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         self._ws = ws
@@ -26,7 +26,7 @@ class WebSocket:
     async def __anext__(self) -> bytes:
         message = await anext(self._ws)
         if message.type is not aiohttp.WSMsgType.BINARY:
-            raise WireError("a message that is not binary")
+            raise WireError(f"expected a binary message, got {message.type.name}")
         data: bytes = message.data
         return data
 
@@ -37,9 +37,9 @@ class WebSocket:
             return False
         return True
 
-    async def close(self, why: str = "") -> None:  # noqa: ARG002 - a client gives no reasons
+    async def close(self, why: str = "") -> None:  # noqa: ARG002 - a client sends no reason
         await self._ws.close()
 
     @property
-    def end(self) -> str:
+    def close_reason(self) -> str:
         return str(self._ws.exception() or f"closed with {self._ws.close_code}")

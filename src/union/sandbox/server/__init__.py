@@ -1,4 +1,4 @@
-"""``sandbox-server``: sessions for clients on other machines; the same engine, behind a wire."""
+"""``sandbox-server``: sessions for clients on other machines, over HTTP."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Runs the server until it is told to end; the console script ``sandbox-server``."""
+    """Run the server until a signal or a request ends it; the console script ``sandbox-server``."""
     import gc
     import sys
 
-    from union.sandbox._core.extras import MissingExtraError, require
+    from union.sandbox._core.optional_deps import MissingExtraError, require
 
     try:
         require("aiohttp", extra="remote", what="sandbox-server")
     except MissingExtraError as exc:
         sys.stderr.write(f"sandbox-server: {exc}\n")
         return 2
-    # What modules make stays: to look for garbage among it costs time, and finds nothing.
+    # Objects created by imports live as long as the process, so collecting among them is wasted.
     gc.disable()
     from union.sandbox.server._main import main as run
 

@@ -1,4 +1,4 @@
-"""Requests: who asks, what for, and the answer, also when it is no."""
+"""The HTTP API: routes, access checks and error responses."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from union.sandbox._core.file_errors import (
     SandboxFileNotFoundError,
     SandboxFileTooLargeError,
 )
-from union.sandbox._core.wire import MAX_MESSAGE, PROTOCOL, VERSION, WireError, to_json
-from union.sandbox._core.wire_errors import error_to
-from union.sandbox._core.wire_values import facts_to
 from union.sandbox._version import __version__
+from union.sandbox._wire.errors import encode_error
+from union.sandbox._wire.frames import MAX_MESSAGE, PROTOCOL, VERSION, WireError
+from union.sandbox._wire.values import encode_session_info
 from union.sandbox.errors import (
     BackendUnavailableError,
     PolicyError,
@@ -28,13 +28,12 @@ from union.sandbox.errors import (
     SandboxUsageError,
     SessionClosedError,
 )
-from union.sandbox.server import _console, _files, _http_runs
-from union.sandbox.server._bodies import HEADERS, read_json
-from union.sandbox.server._gate import malformed
-from union.sandbox.server._link import Link
+from union.sandbox.server import _console_page, _files, _http_runs
+from union.sandbox.server._console_api import ConsoleApi
+from union.sandbox.server._http import HEADERS, json_response, malformed, read_json
 from union.sandbox.server._metrics import render
-from union.sandbox.server._observe import Observatory
-from union.sandbox.server._sessions import short
+from union.sandbox.server._server_connection import ServerConnection
+from union.sandbox.server._sessions import short_id
 from union.sandbox.server._websocket import WebSocket
 
 if TYPE_CHECKING:
@@ -42,7 +41,8 @@ if TYPE_CHECKING:
 
     from union.sandbox.server._auth import Authority, Grant
     from union.sandbox.server._config import Config
-    from union.sandbox.server._sessions import ServerSession, Sessions
+    from union.sandbox.server._server_session import ServerSession
+    from union.sandbox.server._sessions import Sessions
 
 __all__ = ["App"]
 
@@ -52,12 +52,7 @@ _HOST: Final = re.compile(
 )
 _SESSION_NAME: Final = re.compile(r"[0-9a-f]{32}")
 _HEARTBEAT_S: Final = 10.0
-_LONGEST_CAPABILITY_S: Final = 24 * 3600.0
-
-
-def answer(told: dict[str, Any], status: int = 200) -> web.Response:
-    body = to_json(told) + b"\n"
-    return web.Response(body=body, status=status, content_type="application/json", headers=HEADERS)
+_MAX_CAPABILITY_S: Final = 24 * 3600.0
 
 
 def _status(error: SandboxError) -> int:
@@ -87,8 +82,9 @@ def _status(error: SandboxError) -> int:
     return 500
 
 
-def refusal(error: SandboxError) -> web.Response:
-    response = answer({"error": error_to(error)}, _status(error))
+def error_response(error: SandboxError) -> web.Response:
+    """Return the response that reports an error."""
+    response = json_response({"error": encode_error(error)}, _status(error))
     if response.status == 503:
         response.headers["Retry-After"] = "1"
     if response.status == 401:
@@ -97,37 +93,39 @@ def refusal(error: SandboxError) -> web.Response:
 
 
 class App:
-    """Routes a request; before the token was seen, health and the console's empty page is all."""
+    """Routes requests. Without a valid token, only health and the console's files are served."""
 
     def __init__(self, config: Config, sessions: Sessions, authority: Authority) -> None:
         self._config = config
         self._sessions = sessions
         self._authority = authority
-        self._observatory = Observatory(sessions)
+        self._console_api = ConsoleApi(sessions)
         self.shut_down: Callable[[], None] = lambda: None
         self.admit: Callable[[web.BaseRequest, Grant], None] = lambda _, __: None
-        """Called for every request with a valid key; raises if there is no room for it."""
+        """Called for every request with a valid key; raises if a connection limit is reached."""
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answers one request; what goes wrong is an answer too."""
+        """Return the response to one request, also if the request fails."""
         try:
             return await self._route(request)
         except SandboxError as exc:
             self._sessions.metrics.refused[exc.code] += 1
-            return refusal(exc)
+            return error_response(exc)
         except WireError as exc:
             self._sessions.metrics.refused["malformed"] += 1
-            return refusal(SandboxUsageError(str(exc), code="malformed"))
+            return error_response(SandboxUsageError(str(exc), code="malformed"))
         except web.HTTPException:
-            # The library's own refusals repeat headers.
+            # The error responses of the library repeat headers of the request.
             self._sessions.metrics.refused["malformed"] += 1
-            return refusal(malformed())
+            return error_response(malformed())
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
-            _LOGGER.exception("a request failed", extra={"method": _method(request)})
-            error = SandboxExecutionError("the server failed", stage="transport", code="server")
-            return refusal(error)
+            _LOGGER.exception("request failed", extra={"method": _method(request)})
+            error = SandboxExecutionError(
+                "internal error of the server", stage="transport", code="server"
+            )
+            return error_response(error)
         finally:
             if (charge := request.pop("charge", None)) is not None:
                 charge.release()
@@ -138,12 +136,12 @@ class App:
         except ValueError as exc:
             raise malformed() from exc
         self._check_caller(request)
-        grant = self._judge(request)
+        grant = self._authenticate(request)
         if grant is not None:
             self.admit(request, grant)
         if path == "/v1/health":
             return self._health(request)
-        if (page := _console.page(request)) is not None:
+        if (page := _console_page.page(request)) is not None:
             return page
         if grant is None:
             raise SandboxConnectionError(
@@ -157,10 +155,10 @@ class App:
         if parts[0] == "sessions" and len(parts) > 1:
             return await self._route_session(request, grant, parts[1:])
         if not grant.is_full:
-            raise _too_little()
+            raise _not_permitted()
         request["charge"] = self._sessions.bytes.charge(grant, None)
         if parts[0] == "console":
-            return await self._observatory.handle(request, parts[1:])
+            return await self._console_api.handle(request, parts[1:])
         handlers: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[Any]]] = {
             ("GET", "metrics"): self._metrics,
             ("GET", "sessions"): self._list,
@@ -173,23 +171,26 @@ class App:
         response: web.StreamResponse = await handler(request)
         return response
 
-    def _judge(self, request: web.BaseRequest) -> Grant | None:
-        """What the key of a request allows; one that is sent twice, or oddly, is no key."""
+    def _authenticate(self, request: web.BaseRequest) -> Grant | None:
+        """Return the grant of a request; more than one ``Authorization`` header is not valid."""
         found = request.headers.getall("Authorization", [])
-        return self._authority.judge(found[0] if found else None) if len(found) < 2 else None
+        return self._authority.authenticate(found[0] if found else None) if len(found) < 2 else None
 
     def _check_caller(self, request: web.BaseRequest) -> None:
-        """A page of another origin, or a name that was made to point here, gets nothing."""
+        """Refuse requests of pages of other origins, and Host names that are not this server's.
+
+        The second is the protection against DNS rebinding.
+        """
         host = request.headers.get("Host", "")
         found = _HOST.fullmatch(host)
         if found is None and host:
             raise malformed()
         name = "" if found is None else (found["v6"] or found["name"]).lower()
-        if not self._is_ours(name):
+        if not self._is_own_name(name):
             raise PolicyError(
-                "the Host header does not name this server",
+                f"the Host header does not name this server: {name!r}",
                 code="origin",
-                hint="start it with --allow-host for this name",
+                hint="use the address of the server, or start it with --allow-host NAME",
             )
         origin = request.headers.get("Origin")
         own = f"{'https' if self._config.is_tls else 'http'}://{host}"
@@ -198,9 +199,9 @@ class App:
             "none",
         }
         if foreign or (origin is not None and origin != own):
-            raise PolicyError("requests from pages of other origins are refused", code="origin")
+            raise PolicyError("requests of web pages of other origins are refused", code="origin")
 
-    def _is_ours(self, name: str) -> bool:
+    def _is_own_name(self, name: str) -> bool:
         if name == "localhost" or name in self._config.allow_hosts:
             return True
         if any(bind.host == name for bind in self._config.binds):
@@ -209,8 +210,8 @@ class App:
             address = ip_address(name)
         except ValueError:
             return False
-        # Without a token, what came by a name was made for loopback alone.
-        return self._authority.asks or address.is_loopback
+        # A server without a token listens on loopback only.
+        return self._authority.requires_token or address.is_loopback
 
     # The server as a whole.
 
@@ -218,19 +219,21 @@ class App:
         if request.method not in {"GET", "HEAD"}:
             raise _not_found(request)
         status = "draining" if self._sessions.draining else "ok"
-        told = {"status": status, "version": __version__, "protocol": VERSION}
-        return answer(told, 503 if self._sessions.draining else 200)
+        payload = {"status": status, "version": __version__, "protocol": VERSION}
+        return json_response(payload, 503 if self._sessions.draining else 200)
 
     async def _metrics(self, _: web.BaseRequest) -> web.Response:
         text = render(self._sessions.metrics, self._sessions)
         return web.Response(text=text, content_type="text/plain", headers=HEADERS)
 
     async def _list(self, _: web.BaseRequest) -> web.Response:
-        return answer({"sessions": [_described(session) for session in self._sessions.all()]})
+        return json_response(
+            {"sessions": [_described(session) for session in self._sessions.all()]}
+        )
 
     async def _shutdown(self, _: web.BaseRequest) -> web.Response:
         self.shut_down()
-        return answer({"status": "draining"}, 202)
+        return json_response({"status": "draining"}, 202)
 
     async def _run_once(self, request: web.BaseRequest) -> web.StreamResponse:
         return await _http_runs.run_once(request, self._sessions)
@@ -242,9 +245,12 @@ class App:
     ) -> web.StreamResponse:
         name, action = parts[0], "/".join(parts[1:])
         if not _SESSION_NAME.fullmatch(name):
-            raise SandboxUsageError("a session's name is 32 hexadecimal digits", argument="session")
+            raise SandboxUsageError(
+                f"a session name must be 32 hexadecimal digits, got {name[:40]!r}",
+                argument="session",
+            )
         if not grant.covers(name):
-            raise _too_little()
+            raise _not_permitted()
         if not action and request.method in {"PUT", "DELETE"}:
             request["charge"] = self._sessions.bytes.charge(grant, None)
             return await self._open_or_close(request, grant, name)
@@ -260,19 +266,19 @@ class App:
         self, request: web.BaseRequest, grant: Grant, name: str
     ) -> web.Response:
         if not grant.is_full:
-            raise _too_little()
+            raise _not_permitted()
         if request.method == "DELETE":
             await self._sessions.close_by_name(name)
-            return answer({"closed": True})
+            return json_response({"closed": True})
         session = await self._sessions.open(name, await read_json(request))
-        return answer(facts_to(session.facts()))
+        return json_response(encode_session_info(session.info()))
 
     async def _in_session(
         self, request: web.BaseRequest, grant: Grant, session: ServerSession, action: str
     ) -> web.StreamResponse:
         match request.method, action:
             case "GET", "":
-                return answer(facts_to(session.facts()))
+                return json_response(encode_session_info(session.info()))
             case "GET", "connect":
                 return await self._connect(request, grant, session)
             case "POST", "runs":
@@ -282,21 +288,25 @@ class App:
             case "PUT", "file":
                 return await _files.store(request, session.transport)
             case "POST", "files/list" | "files/stat" | "files/mkdir" | "files/remove":
-                told = await read_json(request)
-                return answer(await _files.call(action, told, session.transport))
+                payload = await read_json(request)
+                return json_response(await _files.call(action, payload, session.transport))
             case "POST", "capability":
                 if not grant.is_full:
-                    raise _too_little()
-                return answer(self._capability(session.name, await read_json(request)))
+                    raise _not_permitted()
+                return json_response(self._capability(session.name, await read_json(request)))
         raise _not_found(request)
 
-    def _capability(self, name: str, told: dict[str, Any]) -> dict[str, Any]:
-        seconds = told.get("expires_s", 3600)
+    def _capability(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
+        seconds = payload.get("expires_s", 3600)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            raise SandboxUsageError("expires_s must be a number of seconds", argument="expires_s")
-        if not 0 < seconds <= _LONGEST_CAPABILITY_S:
             raise SandboxUsageError(
-                f"expires_s must be at most {_LONGEST_CAPABILITY_S:g}, not {seconds!r}",
+                f"expires_s must be a number of seconds, got {type(seconds).__name__}",
+                argument="expires_s",
+            )
+        if not 0 < seconds <= _MAX_CAPABILITY_S:
+            raise SandboxUsageError(
+                f"expires_s must be more than 0 and at most {_MAX_CAPABILITY_S:g} seconds, "
+                f"got {seconds!r}",
                 argument="expires_s",
             )
         return {"token": self._authority.make_capability(name, lifetime_s=seconds)}
@@ -313,20 +323,24 @@ class App:
             autoping=False,
         )
         if not ws.can_prepare(request):
-            raise SandboxUsageError("this address is for WebSockets", code="malformed")
+            raise SandboxUsageError(
+                "this path accepts WebSocket upgrades only",
+                code="malformed",
+                hint="use a WebSocket client, or POST /v1/sessions/ID/runs",
+            )
         offered = request.headers.get("Sec-WebSocket-Protocol", "")
         if PROTOCOL not in {item.strip() for item in offered.split(",")}:
             raise SandboxConnectionError(
-                f"this server accepts the WebSocket protocol {PROTOCOL}, the client offers another",
+                f"this server accepts the WebSocket protocol {PROTOCOL}, got {offered[:100]!r}",
                 code="version",
                 hint="use the same version of unionai-sandbox on both sides",
             )
         ws.headers.update(HEADERS)
         await ws.prepare(request)
-        _LOGGER.debug("connected", extra={"session": short(session.name)})
+        _LOGGER.debug("client connected", extra={"session": short_id(session.name)})
         budget = self._sessions.frames.of(grant.key)
-        carrier = WebSocket(ws, request, budget)
-        await Link(carrier, session, self._sessions, grant=grant).serve()
+        stream = WebSocket(ws, budget)
+        await ServerConnection(stream, session, self._sessions, grant=grant).serve()
         return ws
 
 
@@ -354,15 +368,18 @@ def _described(session: ServerSession) -> dict[str, Any]:
 
 
 def _method(request: web.BaseRequest) -> str:
-    """For logs: one of the methods there are, not what a stranger sends for one."""
+    """Return the method of a request for logs; unknown ones are not repeated."""
     return request.method if request.method in {"GET", "HEAD", "PUT", "POST", "DELETE"} else "other"
 
 
 def _not_found(request: web.BaseRequest) -> SandboxUsageError:
     return SessionClosedError(
-        f"there is no {request.method} {request.path[:100]}", code="not-found"
+        f"no such endpoint: {request.method} {request.path[:100]}", code="not-found"
     )
 
 
-def _too_little() -> PolicyError:
-    return PolicyError("this token may run commands in its own session, and nothing else")
+def _not_permitted() -> PolicyError:
+    return PolicyError(
+        "this token permits running commands and copying files in its own session only",
+        hint="use the token of the server",
+    )

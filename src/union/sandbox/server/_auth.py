@@ -1,9 +1,8 @@
-"""Who may do what: the token, and the smaller capabilities that its holder can hand on.
+"""Authentication and authorisation: the server's token, and capabilities for one session.
 
-The server keeps no token, only its digest: that is enough to recognise one. A capability is made
-by the server for one session, carries its own expiry and a code that only this server can make. It
-can run commands and move files in that session; it can not end it, open another, look at others or
-hand out more.
+The server stores the digest of its token, not the token. A capability is issued by the server for
+one session, with an expiry and a message authentication code. Its holder can run commands and copy
+files in that session, but not end it, open or list sessions, or issue capabilities.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from union.sandbox.errors import SandboxUsageError
 __all__ = ["Authority", "Grant", "Guest", "Verifier"]
 
 _PREFIX: Final = "cap1."
-_MOST: Final = 1024
+_MAX_CAPABILITY_CHARS: Final = 1024
 _HEX: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a request may do. ``session`` None: everything."""
+    """The rights of a request: all, or with ``session`` the use of that session."""
 
     session: str | None = None
     key: str = field(default="owner", compare=False)
-    """Whose key it is: what one caller began, another one cannot go on with."""
+    """Identity of the key: a run that one key started is invisible to the others."""
 
     @property
     def is_full(self) -> bool:
@@ -45,7 +44,7 @@ class Grant:
 
 
 class Verifier:
-    """Recognises one token without knowing it."""
+    """Checks a token against a stored digest."""
 
     def __init__(self, digest: bytes) -> None:
         self._digest = digest
@@ -58,7 +57,9 @@ class Verifier:
     def from_digest(cls, text: str, *, argument: str) -> Verifier:
         if not _HEX.fullmatch(text):
             raise SandboxUsageError(
-                f"{argument} must hold 64 hexadecimal digits", argument=argument
+                f"{argument} must be 64 hexadecimal digits, got {len(text)} characters",
+                argument=argument,
+                hint="printf %s TOKEN | sha256sum",
             )
         return cls(bytes.fromhex(text))
 
@@ -69,7 +70,7 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """A second token, known by its digest: for one session, and for a time."""
+    """A second token, for one session and a limited time."""
 
     verifier: Verifier
     session: str
@@ -78,23 +79,23 @@ class Guest:
 
 
 class Authority:
-    """Decides what the bearer of a token may do, and makes capabilities."""
+    """Decides what the bearer of a token may do, and issues capabilities."""
 
     def __init__(self, verifier: Verifier | None, guest: Guest | None = None) -> None:
         self._verifier = verifier
         self._guest = guest
-        self.owner_heard: float | None = None
-        """When the bearer of the server's own token was last heard, by the monotonic clock."""
-        # Lives as long as the process: a capability does not outlast the sessions it is for.
+        self.owner_last_seen: float | None = None
+        """Monotonic time of the last request with the server's own token."""
+        # The key is not stored: a capability is void after a restart, as its session is.
         self._key = secrets.token_bytes(32)
 
     @property
-    def asks(self) -> bool:
-        """Whether there is a token at all."""
+    def requires_token(self) -> bool:
+        """Whether requests need a token."""
         return self._verifier is not None
 
-    def judge(self, authorization: str | None) -> Grant | None:
-        """The grant of an ``Authorization`` header; None: none at all."""
+    def authenticate(self, authorization: str | None) -> Grant | None:
+        """Return the grant of an ``Authorization`` header; None if it is not valid."""
         scheme, _, token = (authorization or "").partition(" ")
         token = token.strip() if scheme.lower() == "bearer" else ""
         if token.startswith(_PREFIX):
@@ -104,7 +105,7 @@ class Authority:
         if not token:
             return None
         if self._verifier.accepts(token):
-            self.owner_heard = time.monotonic()
+            self.owner_last_seen = time.monotonic()
             return Grant()
         guest = self._guest
         if guest is not None and guest.verifier.accepts(token) and time.time() < guest.until:
@@ -112,6 +113,7 @@ class Authority:
         return None
 
     def make_capability(self, session: str, *, lifetime_s: float) -> str:
+        """Return a token for one session that is valid for ``lifetime_s`` seconds."""
         claims = json.dumps([session, round(time.time() + lifetime_s, 3)]).encode()
         body = base64.urlsafe_b64encode(claims).decode()
         return f"{_PREFIX}{body}.{self._code(body)}"
@@ -121,13 +123,13 @@ class Authority:
         return hmac.new(self._key, text, hashlib.sha256).hexdigest()
 
     def _capability(self, token: str) -> Grant | None:
-        body, _, code = token[len(_PREFIX) : _MOST].partition(".")
+        body, _, code = token[len(_PREFIX) : _MAX_CAPABILITY_CHARS].partition(".")
         if not hmac.compare_digest(self._code(body).encode(), code.encode("utf-8", "replace")):
             return None
         try:
             session, until = json.loads(base64.urlsafe_b64decode(body))
         except (ValueError, binascii.Error) as exc:
-            raise RuntimeError("a capability of ours cannot be read") from exc
+            raise RuntimeError("a capability with a valid code cannot be parsed") from exc
         if time.time() >= until:
             return None
         return Grant(session, f"capability:{hashlib.sha256(token.encode()).hexdigest()}")

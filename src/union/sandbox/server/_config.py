@@ -1,4 +1,4 @@
-"""What a server is told when it starts: checked once, then only read."""
+"""The configuration of a server: command line, environment, token files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends import registry
-from union.sandbox._core.resolve import resolve_session, settled_timeout
-from union.sandbox._core.upstream import parse_allowed_proxies
+from union.sandbox._core.resolve import resolve_session, validate_timeout
+from union.sandbox._policy.upstream import parse_allowed_proxies
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Verifier
 from union.sandbox.server._secret_files import read_secret
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping, Sequence
 
-    from union.sandbox._core.hosts import Entry
     from union.sandbox._core.spec import NetworkSpec
+    from union.sandbox._policy.rules import Entry
+    from union.sandbox._wire.launch import LaunchSpec
     from union.sandbox.server._auth import Guest
-    from union.sandbox.server._supervised import FixedSession
 
 __all__ = ["TOKEN_VARIABLE", "Bind", "Config", "config_from_arguments"]
 
 TOKEN_VARIABLE: Final = "SANDBOX_SERVER_TOKEN"  # noqa: S105 - the name, not the token
 VERIFIER_VARIABLE: Final = "SANDBOX_SERVER_TOKEN_SHA256"
 DEFAULT_WORK_DIR: Final = "/tmp/sandbox-work"  # noqa: S108 - made private, see _sessions
-_LEAST_TOKEN: Final = 16
+_MIN_TOKEN_CHARS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """One place to listen at: a host and a port, or the path of a Unix socket."""
+    """One listening address: a host and a port, or the path of a Unix socket."""
 
     host: str = ""
     port: int = 0
@@ -42,7 +42,7 @@ class Bind:
 
     @property
     def is_local(self) -> bool:
-        """Only this machine can reach it."""
+        """Whether only this machine can reach it."""
         if self.path or self.host == "localhost":
             return True
         try:
@@ -59,28 +59,28 @@ class Bind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One server."""
+    """The settings of one server."""
 
     binds: tuple[Bind, ...]
     verifier: Verifier | None = None
-    """How a token is recognised; None: none is asked for."""
+    """Checks tokens; None: no token is required."""
     backends: tuple[str, ...] = ("userns",)
-    """The first is the default, the others may be asked for."""
+    """Backends that clients may use; the first is the default."""
     work_dir: str = DEFAULT_WORK_DIR
     allow_paths: tuple[str, ...] = ()
-    """What clients may show to their sandboxes, or pin as a work dir: these, and below them."""
+    """Paths that clients may mount into sandboxes or use as work dirs, and everything below."""
     allow_hosts: tuple[str, ...] = ()
-    """Names besides its addresses by which the server may be called."""
+    """Accepted names in the Host header, besides the server's addresses."""
     ceiling: NetworkSpec
     allow_proxies: tuple[Entry, ...] = ()
-    """Upstream proxies that clients may name for their sessions."""
+    """Upstream proxies that clients may use for their sessions."""
     max_sessions: int = 64
     max_runs: int = 256
     max_connections: int = 512
     max_buffer_bytes: int = 256 * 1024 * 1024
-    """What is kept of all runs together before each of them gets less room."""
+    """Unread output that is kept for all runs before each of them gets less room."""
     max_session_s: float | None = None
-    """The most time a session may have, whatever its client asked for."""
+    """Longest duration of a session; a longer timeout of a client is reduced to it."""
     grace_s: float = 30.0
     drain_s: float = 30.0
     header_timeout_s: float = 10.0
@@ -89,12 +89,12 @@ class Config:
     tls_self_signed: bool = False
     log_level: str = "info"
     supervised: bool = False
-    """Whether the session and its tokens come through stdin (``_supervised.py``)."""
+    """Whether stdin holds a launch document (``_supervised.py``)."""
     guest: Guest | None = None
-    fixed: FixedSession | None = None
-    """The one session there is; None: clients open their own."""
-    line: socket.socket | None = None
-    """To whoever started this server, who made it."""
+    launch: LaunchSpec | None = None
+    """The one session of a supervised server; None: clients open their own."""
+    owner_socket: socket.socket | None = None
+    """A connected socket to the process that started this server."""
 
     @property
     def is_tls(self) -> bool:
@@ -104,9 +104,10 @@ class Config:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sandbox-server",
-        description="Sandbox sessions for remote clients. "
-        f"The token comes from --token-file, or from the variable {TOKEN_VARIABLE}.",
-        epilog="SIGTERM: no new sessions or runs; those that run may end; then the server does.",
+        description="Serve sandbox sessions to remote clients. "
+        f"The token is read from --token-file or from the variable {TOKEN_VARIABLE}.",
+        epilog="On SIGTERM the server refuses new sessions and runs, waits for running commands "
+        "(--drain) and exits. A second SIGTERM exits at once.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -114,151 +115,182 @@ def _parser() -> argparse.ArgumentParser:
         "--bind",
         action="append",
         metavar="HOST:PORT|unix:PATH",
-        help="where to listen; may be repeated (default 127.0.0.1:8080); port 0 picks one",
+        help="address to listen on; port 0 selects a free port; may be repeated "
+        "(default: 127.0.0.1:8080)",
     )
-    add("--token-file", metavar="FILE", help="a file that holds the token")
+    add("--token-file", metavar="FILE", help="file with the token")
     add(
         "--token-sha256-file",
         metavar="FILE",
-        help="a file that holds the SHA-256 of the token, in hexadecimal, instead of the token",
+        help="file with the SHA-256 of the token in hexadecimal, instead of the token",
     )
     add(
         "--backend",
         action="append",
         choices=registry.NAMES,
-        help="a backend that clients may use; the first is the default (userns)",
+        help="backend that clients may use; the first one is their default; may be repeated "
+        "(default: userns)",
     )
     add(
         "--work-dir",
         default=DEFAULT_WORK_DIR,
         metavar="DIR",
-        help="where work dirs are made, and where each session sees its own (%(default)s)",
+        help="directory for the work dirs, and path of the work dir inside each sandbox "
+        "(default: %(default)s)",
     )
     add(
         "--allow-path",
         action="append",
         default=[],
         metavar="PATH",
-        help="a path of this machine that clients may show to sandboxes; may be repeated",
+        help="host path that clients may mount into sandboxes; may be repeated (default: none)",
     )
     add(
         "--allow-host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a DNS name by which clients call this server; may be repeated",
+        help="DNS name of this server that is accepted in the Host header; may be repeated",
     )
     add(
         "--network-mode",
         choices=("blocked", "allowlist", "open"),
         default="open",
-        help="the most that a session may have (%(default)s)",
+        help="most permissive network mode that a session may use (default: %(default)s)",
     )
     add(
         "--network-allow",
         action="append",
         metavar="ENTRY",
-        help="with --network-mode allowlist: what a session's own list may hold at most",
+        help="with --network-mode allowlist: host that sessions may allow; may be repeated",
     )
     add(
         "--allow-proxy",
         action="append",
         default=[],
         metavar="URL|HOST[:PORT]",
-        help="an upstream proxy that clients may name; one on an internal network must be named "
-        "by its address as well; may be repeated (none)",
+        help="upstream proxy that clients may use; for one on an internal network also give its "
+        "address; may be repeated (default: none)",
     )
-    add("--max-sessions", type=int, default=64, metavar="N", help="(%(default)s)")
+    add(
+        "--max-sessions",
+        type=int,
+        default=64,
+        metavar="N",
+        help="limit of open sessions (default: %(default)s)",
+    )
     add(
         "--max-runs",
         type=int,
         default=256,
         metavar="N",
-        help="commands at once, shared by the sessions (%(default)s)",
+        help="limit of running commands, shared by all sessions (default: %(default)s)",
     )
-    add("--max-connections", type=int, default=512, metavar="N", help="(%(default)s)")
+    add(
+        "--max-connections",
+        type=int,
+        default=512,
+        metavar="N",
+        help="limit of open connections (default: %(default)s)",
+    )
     add(
         "--max-buffer-mib",
         type=int,
         default=256,
         metavar="N",
-        help="unread output of all runs that is kept (%(default)s)",
+        help="memory for unread output of all runs, in MiB (default: %(default)s)",
     )
     add(
         "--max-session-s",
         type=float,
         metavar="S",
-        help="how long a session may last, also where its client asks for more (no limit)",
+        help="longest duration of a session in seconds; reduces longer timeouts of clients "
+        "(default: no limit)",
     )
     add(
         "--grace",
         type=float,
         default=30.0,
         metavar="S",
-        help="how long a session waits for a client that it does not hear from (%(default)s)",
+        help="seconds that a session without connections and requests is kept "
+        "(default: %(default)s)",
     )
     add(
         "--drain",
         type=float,
         default=30.0,
         metavar="S",
-        help="how long commands may go on after SIGTERM (%(default)s)",
+        help="seconds to wait for running commands after SIGTERM (default: %(default)s)",
     )
     add(
         "--header-timeout",
         type=float,
         default=10.0,
         metavar="S",
-        help="how long a new connection may take to ask for something (%(default)s)",
+        help="seconds until a new connection must have sent a request (default: %(default)s)",
     )
-    add("--tls-cert", metavar="FILE", help="certificate chain, PEM")
-    add("--tls-key", metavar="FILE", help="its private key, PEM")
+    add("--tls-cert", metavar="FILE", help="certificate chain in PEM format")
+    add("--tls-key", metavar="FILE", help="private key of --tls-cert in PEM format")
     add(
         "--tls-self-signed",
         action="store_true",
-        help="make a certificate for this run; clients pin its fingerprint",
+        help="generate a certificate at every start; clients pin its fingerprint",
     )
     add(
         "--supervised",
         action="store_true",
-        help="one session, which the first line of stdin describes; ends when stdin does",
+        help="serve one session, described by a launch document on stdin; exit at end of stdin",
     )
-    add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    add(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="lowest level that is logged (default: %(default)s)",
+    )
     return parser  # fmt: skip
 
 
 def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]) -> Config:
-    """Reads the command line; raises ``SandboxUsageError`` for what makes no sense together."""
-    told = _parser().parse_args(argv)
-    backends = tuple(dict.fromkeys(told.backend or ["userns"]))
+    """Return the configuration of a command line and an environment.
+
+    Args:
+        argv: Arguments; None: those of this process.
+        environ: Variables; the token may be in one of them.
+
+    Raises:
+        SandboxUsageError: A value is invalid, or two options contradict each other.
+
+    """
+    parsed = _parser().parse_args(argv)
+    backends = tuple(dict.fromkeys(parsed.backend or ["userns"]))
     ceiling = resolve_session(
         backend=backends[0],
         backends=registry.NAMES,
-        network_mode=told.network_mode,
-        network_allowlist=told.network_allow,
+        network_mode=parsed.network_mode,
+        network_allowlist=parsed.network_allow,
     ).network
     config = Config(
-        binds=tuple(_bind(text) for text in told.bind or ["127.0.0.1:8080"]),
-        verifier=_verifier(told.token_file, told.token_sha256_file, environ),
+        binds=tuple(_bind(text) for text in parsed.bind or ["127.0.0.1:8080"]),
+        verifier=_verifier(parsed.token_file, parsed.token_sha256_file, environ),
         backends=backends,
-        work_dir=_absolute("--work-dir", told.work_dir),
-        allow_paths=tuple(_absolute("--allow-path", path) for path in told.allow_path),
-        allow_hosts=tuple(name.lower().rstrip(".") for name in told.allow_host),
+        work_dir=_absolute("--work-dir", parsed.work_dir),
+        allow_paths=tuple(_absolute("--allow-path", path) for path in parsed.allow_path),
+        allow_hosts=tuple(name.lower().rstrip(".") for name in parsed.allow_host),
         ceiling=ceiling,
-        allow_proxies=parse_allowed_proxies(told.allow_proxy, argument="--allow-proxy"),
-        max_sessions=_count("--max-sessions", told.max_sessions),
-        max_runs=_count("--max-runs", told.max_runs),
-        max_connections=_count("--max-connections", told.max_connections),
-        max_buffer_bytes=_count("--max-buffer-mib", told.max_buffer_mib) * 1024 * 1024,
-        max_session_s=settled_timeout("--max-session-s", told.max_session_s),
-        grace_s=settled_timeout("--grace", told.grace) or 0.0,
-        header_timeout_s=settled_timeout("--header-timeout", told.header_timeout) or 0.0,
-        drain_s=settled_timeout("--drain", told.drain) or 0.0,
-        tls_cert=told.tls_cert,
-        tls_key=told.tls_key,
-        tls_self_signed=told.tls_self_signed,
-        log_level=told.log_level,
-        supervised=told.supervised,
+        allow_proxies=parse_allowed_proxies(parsed.allow_proxy, argument="--allow-proxy"),
+        max_sessions=_count("--max-sessions", parsed.max_sessions),
+        max_runs=_count("--max-runs", parsed.max_runs),
+        max_connections=_count("--max-connections", parsed.max_connections),
+        max_buffer_bytes=_count("--max-buffer-mib", parsed.max_buffer_mib) * 1024 * 1024,
+        max_session_s=validate_timeout("--max-session-s", parsed.max_session_s),
+        grace_s=validate_timeout("--grace", parsed.grace) or 0.0,
+        header_timeout_s=validate_timeout("--header-timeout", parsed.header_timeout) or 0.0,
+        drain_s=validate_timeout("--drain", parsed.drain) or 0.0,
+        tls_cert=parsed.tls_cert,
+        tls_key=parsed.tls_key,
+        tls_self_signed=parsed.tls_self_signed,
+        log_level=parsed.log_level,
+        supervised=parsed.supervised,
     )
     _check_together(config)
     return config
@@ -267,36 +299,40 @@ def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]
 def _check_together(config: Config) -> None:
     if config.supervised and config.verifier is not None:
         raise SandboxUsageError(
-            "--supervised brings its own tokens, and there is another one", argument="--supervised"
+            "--supervised does not accept a token: the launch document brings its own tokens",
+            argument="--supervised",
+            hint=f"remove the token option and unset {TOKEN_VARIABLE}",
         )
     if config.verifier is None and not config.supervised:
         for bind in config.binds:
             if not bind.is_local:
                 raise SandboxUsageError(
-                    f"--bind {bind} can be reached from other machines, and there is no token",
+                    f"--bind {bind} is reachable from other machines and requires a token",
                     argument="--bind",
-                    hint=f"use --token-file, or set {TOKEN_VARIABLE}; or bind to 127.0.0.1 or "
-                    "to unix:PATH",
+                    hint=f"use --token-file, set {TOKEN_VARIABLE}, or bind to 127.0.0.1 or "
+                    "unix:PATH",
                 )
     if (config.tls_cert is None) != (config.tls_key is None):
-        raise SandboxUsageError("--tls-cert and --tls-key go together", argument="--tls-cert")
+        raise SandboxUsageError(
+            "--tls-cert and --tls-key must be given together", argument="--tls-cert"
+        )
     if config.tls_self_signed and config.tls_cert is not None:
         raise SandboxUsageError(
-            "--tls-self-signed makes a certificate; there is one in --tls-cert",
+            "--tls-self-signed and --tls-cert are mutually exclusive",
             argument="--tls-self-signed",
         )
 
 
 def _count(argument: str, value: int) -> int:
     if value < 1:
-        raise SandboxUsageError(f"{argument} must be at least 1, not {value}", argument=argument)
+        raise SandboxUsageError(f"{argument} must be at least 1, got {value}", argument=argument)
     return value
 
 
 def _absolute(argument: str, path: str) -> str:
     if not path.startswith("/"):
         raise SandboxUsageError(
-            f"{argument} must be an absolute path, not {path!r}", argument=argument
+            f"{argument} must be an absolute path, got {path!r}", argument=argument
         )
     return os.path.normpath(path)
 
@@ -307,7 +343,7 @@ def _bind(text: str) -> Bind:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise SandboxUsageError(
-            f"--bind must be HOST:PORT or unix:PATH, not {text!r}",
+            f"--bind must be HOST:PORT or unix:PATH, got {text!r}",
             argument="--bind",
             hint="for example 127.0.0.1:8080, [::1]:8080 or unix:/run/sandbox.sock",
         )
@@ -317,7 +353,7 @@ def _bind(text: str) -> Bind:
 def _verifier(
     token_file: str | None, digest_file: str | None, environ: Mapping[str, str]
 ) -> Verifier | None:
-    """The one place that the token comes from; two of them would leave open which one counts."""
+    """Return the verifier of the one token source that is set; more than one is an error."""
     given = {
         "--token-file": token_file,
         "--token-sha256-file": digest_file,
@@ -328,28 +364,32 @@ def _verifier(
     if not named:
         return None
     if len(named) > 1:
-        raise SandboxUsageError(f"{named[0]} and {named[1]} are both set", argument=named[0])
+        raise SandboxUsageError(
+            f"{named[0]} and {named[1]} are both set; accepted is one of them",
+            argument=named[0],
+            hint=f"remove {named[1]}",
+        )
     source = named[0]
     is_digest = source in {"--token-sha256-file", VERIFIER_VARIABLE}
     if token_file is not None or digest_file is not None:
         secret = read_secret(source, token_file or digest_file or "", is_secret=not is_digest)
     else:
         secret = given[source] or ""
-    # One line end belongs to the file, also one of Windows; the rest is the token.
+    # One line end, LF or CRLF, belongs to the file; the rest is the token.
     secret = secret.removesuffix("\n").removesuffix("\r")
     if is_digest:
         return Verifier.from_digest(secret.strip(), argument=source)
     if secret != secret.strip() or not secret.isprintable():
         raise SandboxUsageError(
-            f"the token in {source} holds white space at an end, more than one line, or a control "
-            "character, which cannot be sent in a header",
+            f"the token in {source} begins or ends with white space, has more than one line, or "
+            "contains a control character; a header cannot carry it",
             argument=source,
             hint="write it as one line: printf '%s' TOKEN > FILE",
         )
-    if len(secret) < _LEAST_TOKEN or not secret.isascii():
+    if len(secret) < _MIN_TOKEN_CHARS or not secret.isascii():
         raise SandboxUsageError(
-            f"the token in {source} must be at least {_LEAST_TOKEN} printable ASCII characters",
+            f"the token in {source} must be at least {_MIN_TOKEN_CHARS} printable ASCII characters",
             argument=source,
-            hint="make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+            hint="generate one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'",
         )
     return Verifier.from_token(secret)

@@ -1,8 +1,8 @@
-"""Connections of the HTTP listener: counted from accept on, and closed to make room.
+"""Connections of the HTTP listener: accepted, counted, and closed to make room.
 
 A connection is *new* until a request on it carried a valid key, *busy* while such a request is
 served, and *idle* between two of them. New and idle connections can be closed at any time to make
-room, so a connection limit that strangers fill does not keep out a client that has a key.
+room: connections without a key that fill the limit do not block a client that has one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "BACKLOG",
     "Acceptor",
     "Connection",
-    "ConnectionTable",
+    "ConnectionLimiter",
     "connection_limit",
     "raise_file_limit",
 ]
@@ -37,15 +37,15 @@ __all__ = [
 _LOGGER: Final = logging.getLogger("union.sandbox.server")
 BACKLOG: Final = 512
 _RESERVE: Final = 16
-"""New connections that are accepted beyond the limit, so that a key can still be checked."""
-_BATCH: Final = 64
-"""Connections that one turn of the event loop accepts: other work goes on in between."""
-_ANSWER_S: Final = 30.0
-"""How long the answer to a request without a key may take to be sent."""
+"""New connections accepted beyond the limit, so that their keys can still be checked."""
+_ACCEPTS_PER_TURN: Final = 64
+"""Connections accepted in one turn of the event loop, so that other work continues."""
+_RESPONSE_TIMEOUT_S: Final = 30.0
+"""Longest time to send the response to a request without a key."""
 _RETRY_S: Final = 0.1
-_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_OWN_FILES: Final = 64
-"""File descriptors that the process needs for itself."""
+_RESOURCE_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_RESERVED_FILES: Final = 64
+"""File descriptors that the process itself needs."""
 _FILES_PER_RUN: Final = 6
 
 
@@ -54,19 +54,19 @@ class Connection:
     """One accepted connection."""
 
     peer: str
-    state: Literal["new", "idle", "busy", "gone"] = "new"
+    state: Literal["new", "idle", "busy", "closed"] = "new"
     close: Callable[[], object] | None = None
-    """Ends it at once; set as soon as there is something to end."""
+    """Closes it at once; set as soon as there is a task or a transport to close."""
     key: str = ""
-    """Whose key was valid on it, while the state is idle or busy."""
+    """Identity of the last valid key, while the state is idle or busy."""
     is_limited: bool = False
     timer: asyncio.TimerHandle | None = None
-    answers_key: bool = False
-    """The request that is served now carried a valid key."""
+    has_valid_key: bool = False
+    """Whether the request that is being served carried a valid key."""
 
 
-class ConnectionTable:
-    """All connections of a server, and which of them ends when there are too many."""
+class ConnectionLimiter:
+    """Counts the connections of a server, and closes one when the limit is reached."""
 
     def __init__(self, limit: int, *, header_timeout_s: float, metrics: Metrics) -> None:
         self._limit = limit
@@ -74,8 +74,8 @@ class ConnectionTable:
         self._header_timeout_s = header_timeout_s
         self._metrics = metrics
         self._new: dict[str, dict[Connection, None]] = {}
-        """By peer; the oldest first."""
-        self._new_count = 0
+        """By peer, oldest first."""
+        self._new_total = 0
         self._idle: dict[Connection, None] = {}
         self._busy: set[Connection] = set()
         self._by_key: Counter[str] = Counter()
@@ -84,46 +84,47 @@ class ConnectionTable:
         self._evicted = 0
 
     def __len__(self) -> int:
-        return self._new_count + len(self._idle) + len(self._busy)
+        return self._new_total + len(self._idle) + len(self._busy)
 
-    # The states of a connection.
+    # States of a connection.
 
     def open(self, peer: str) -> Connection:
-        """Count a connection that was just accepted; closes another one if there is no room."""
+        """Count a connection that was just accepted; close another one if the limit is reached."""
         if len(self) >= self._limit:
             self._metrics.connections_refused += 1
-            if self._new_count >= self._reserve:
+            if self._new_total >= self._reserve:
                 self._evict_new()
             elif self._idle:
-                self._end(next(iter(self._idle)))
+                self._close(next(iter(self._idle)))
             # Else every other connection is busy, and the reserve has room.
         connection = Connection(peer)
         self._new.setdefault(peer, {})[connection] = None
-        self._new_count += 1
+        self._new_total += 1
         self._metrics.connections = len(self)
         loop = asyncio.get_running_loop()
         connection.timer = loop.call_later(self._header_timeout_s, self._expire, connection)
         return connection
 
-    def asked(self, connection: Connection) -> None:
-        """A request has arrived, and its key was not looked at."""
-        connection.answers_key = False
+    def request_received(self, connection: Connection) -> None:
+        """Note that a request has arrived whose key is not checked yet."""
+        connection.has_valid_key = False
         if connection.state == "new":
             self._stop_timer(connection)
             loop = asyncio.get_running_loop()
-            connection.timer = loop.call_later(_ANSWER_S, self._expire, connection)
+            connection.timer = loop.call_later(_RESPONSE_TIMEOUT_S, self._expire, connection)
 
-    def prove(self, connection: Connection, grant: Grant) -> None:
-        """The request carries a valid key: the connection is busy from here on.
+    def authenticated(self, connection: Connection, grant: Grant) -> None:
+        """Mark a connection as busy: its request carries a valid key.
 
         Raises:
-            SandboxConnectionError: the key, or the server, has no room for another connection.
+            SandboxConnectionError: code ``busy``; the connection limit of the key or of the server
+                is reached.
 
         """
-        if connection.state == "gone":
+        if connection.state == "closed":
             raise ConnectionResetError("the connection was closed to make room")
         if connection.key != grant.key or connection.state == "new":
-            self._check_share(connection, grant)
+            self._check_limits(connection, grant)
             self._remove(connection)
             connection.key, connection.is_limited = grant.key, not grant.is_full
             if connection.is_limited:
@@ -133,10 +134,10 @@ class ConnectionTable:
             self._idle.pop(connection, None)
         self._stop_timer(connection)
         connection.state = "busy"
-        connection.answers_key = True
+        connection.has_valid_key = True
         self._busy.add(connection)
 
-    def _check_share(self, connection: Connection, grant: Grant) -> None:
+    def _check_limits(self, connection: Connection, grant: Grant) -> None:
         if not grant.is_full:
             mine, all_limited = max(1, self._limit // 4), max(1, self._limit // 2)
             if self._by_key[grant.key] >= mine or self._limited >= all_limited:
@@ -144,20 +145,20 @@ class ConnectionTable:
         if connection.state == "new" and len(self._idle) + len(self._busy) >= self._limit:
             if not self._idle:
                 raise _busy(f"connection limit reached ({self._limit})")
-            self._end(next(iter(self._idle)))
+            self._close(next(iter(self._idle)))
 
-    def rest(self, connection: Connection) -> None:
-        """The request was answered: the connection waits for the next one."""
+    def request_finished(self, connection: Connection) -> None:
+        """Mark a connection as idle: its request was answered."""
         if connection.state == "busy":
             self._busy.discard(connection)
             self._idle[connection] = None
             connection.state = "idle"
 
-    def lost(self, connection: Connection) -> None:
-        """The connection has ended."""
-        if connection.state != "gone":
+    def connection_closed(self, connection: Connection) -> None:
+        """Remove a connection that has ended."""
+        if connection.state != "closed":
             self._remove(connection)
-            connection.state = "gone"
+            connection.state = "closed"
         self._stop_timer(connection)
         self._metrics.connections = len(self)
 
@@ -166,32 +167,32 @@ class ConnectionTable:
     def drop(self, connection: Connection) -> None:
         """Close a connection to make room."""
         self._metrics.connections_refused += 1
-        self._end(connection)
+        self._close(connection)
 
     def make_room(self) -> None:
-        """Close one connection that nothing is lost with, if there is one."""
-        if self._new_count:
+        """Close one new or idle connection, if there is one."""
+        if self._new_total:
             self._evict_new()
         elif self._idle:
-            self._end(next(iter(self._idle)))
+            self._close(next(iter(self._idle)))
 
     def _evict_new(self) -> None:
-        """The oldest of the peer that has the most: one address cannot push out the others."""
+        """Close the oldest new connection of the peer with the most, so that peers are equal."""
         heaviest = max(self._new.values(), key=len)
-        self._end(next(iter(heaviest)))
+        self._close(next(iter(heaviest)))
         self._evicted += 1
         _LOGGER.warning(
-            "connection limit reached: closed a connection without a key",
+            "connection limit reached, closed a connection without a key",
             extra={"limit": self._limit, "closed_so_far": self._evicted},
         )
 
     def _expire(self, connection: Connection) -> None:
         self._metrics.connections_refused += 1
-        self._end(connection)
+        self._close(connection)
 
-    def _end(self, connection: Connection) -> None:
+    def _close(self, connection: Connection) -> None:
         close = connection.close
-        self.lost(connection)
+        self.connection_closed(connection)
         if close is not None:
             close()
 
@@ -202,7 +203,7 @@ class ConnectionTable:
                 del of_peer[connection]
                 if not of_peer:
                     del self._new[connection.peer]
-                self._new_count -= 1
+                self._new_total -= 1
             case "idle":
                 del self._idle[connection]
             case "busy":
@@ -224,18 +225,18 @@ class ConnectionTable:
 class Acceptor:
     """Accepts the connections of one listening socket.
 
-    Not ``asyncio.Server``: that counts nothing before a TLS handshake has ended, and logs a
-    traceback for every connection that waits while file descriptors are short.
+    ``asyncio.Server`` would report a connection only after its TLS handshake, and log a traceback
+    for every accept that fails for want of file descriptors.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        table: ConnectionTable,
+        limiter: ConnectionLimiter,
         serve: Callable[[socket.socket, Connection], Awaitable[object]],
     ) -> None:
         self._sock = sock
-        self._table = table
+        self._limiter = limiter
         self._serve = serve
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -248,63 +249,63 @@ class Acceptor:
         self._loop.add_reader(self._sock, self._accept)
 
     def close(self) -> None:
-        """Accept nothing more."""
+        """Accept no further connections."""
         self._closed = True
         self._loop.remove_reader(self._sock)
         if self._retry is not None:
             self._retry.cancel()
 
     def _accept(self) -> None:
-        for _ in range(_BATCH):
+        for _ in range(_ACCEPTS_PER_TURN):
             try:
                 sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:
-                if exc.errno not in _SHORTAGES:
+                if exc.errno not in _RESOURCE_ERRORS:
                     raise
-                self._wait_for_files(exc)
+                self._pause(exc)
                 return
             sock.setblocking(False)
-            connection = self._table.open(_peer(sock, address))
-            task = self._loop.create_task(self._begin(sock, connection))
+            connection = self._limiter.open(_peer(sock, address))
+            task = self._loop.create_task(self._serve_one(sock, connection))
             if connection.state == "new":
                 connection.close = task.cancel
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _begin(self, sock: socket.socket, connection: Connection) -> None:
+    async def _serve_one(self, sock: socket.socket, connection: Connection) -> None:
         try:
             await self._serve(sock, connection)
         except OSError as exc:
-            # Strangers decide how often this happens; the type of the error is enough.
-            _LOGGER.debug("a connection was not established", extra={"error": type(exc).__name__})
-            self._give_up(sock, connection)
+            # Unauthenticated peers decide how often this happens, so only the type is logged.
+            _LOGGER.debug("connection not established", extra={"error": type(exc).__name__})
+            self._discard(sock, connection)
         except BaseException:
-            self._give_up(sock, connection)
+            self._discard(sock, connection)
             raise
 
-    def _give_up(self, sock: socket.socket, connection: Connection) -> None:
-        self._table.lost(connection)
+    def _discard(self, sock: socket.socket, connection: Connection) -> None:
+        self._limiter.connection_closed(connection)
         sock.close()
 
-    def _wait_for_files(self, exc: OSError) -> None:
-        """The kernel keeps those who wait; meanwhile room is made for one of them."""
+    def _pause(self, exc: OSError) -> None:
+        """Pause accepting and close a connection; the backlog keeps those that wait."""
         _LOGGER.error(
             "cannot accept a connection: raise the limit of open files (ulimit -n)",
             extra={"error": errno.errorcode.get(exc.errno or 0, "")},
         )
-        self._table.make_room()
+        self._limiter.make_room()
         self._loop.remove_reader(self._sock)
-        self._retry = self._loop.call_later(_RETRY_S, self._go_on)
+        self._retry = self._loop.call_later(_RETRY_S, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if not self._closed:
             self._loop.add_reader(self._sock, self._accept)
 
 
 def _peer(sock: socket.socket, address: object) -> str:
-    """What counts as one peer: an IPv4 address, an IPv6 network of 64 bits, or the Unix socket."""
+    """Return what counts as one peer: an IPv4 address, an IPv6 /64 network, or the Unix socket."""
     if sock.family == socket.AF_UNIX or not isinstance(address, tuple):
         return "unix"
     host = str(address[0]).partition("%")[0]
@@ -317,7 +318,7 @@ def _peer(sock: socket.socket, address: object) -> str:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one; return it."""
+    """Raise the soft limit of open files to the hard limit; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -329,12 +330,12 @@ def raise_file_limit() -> int:
 
 
 def connection_limit(wanted: int, *, files: int, runs: int) -> int:
-    """Return how many connections to accept: at most half of the open files, to leave runs some."""
-    limit = max(1, min(wanted, (files - _OWN_FILES) // 2))
-    needed = _OWN_FILES + wanted + runs * _FILES_PER_RUN
+    """Return how many connections to accept: at most half of the open files; runs need the rest."""
+    limit = max(1, min(wanted, (files - _RESERVED_FILES) // 2))
+    needed = _RESERVED_FILES + wanted + runs * _FILES_PER_RUN
     if needed > files:
         _LOGGER.warning(
-            "the limit of open files is low for --max-connections and --max-runs",
+            "limit of open files is too low for --max-connections and --max-runs",
             extra={"open_files": files, "wanted": needed, "connections": limit},
         )
     return limit
@@ -342,5 +343,5 @@ def connection_limit(wanted: int, *, files: int, runs: int) -> int:
 
 def _busy(message: str) -> SandboxConnectionError:
     return SandboxConnectionError(
-        message, code="busy", hint="try again later, or close connections that are not needed"
+        message, code="busy", hint="retry later, or close connections that are not needed"
     )

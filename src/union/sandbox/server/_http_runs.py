@@ -1,8 +1,7 @@
-"""Runs for whoever has nothing but an HTTP client: one request, lines of JSON, the end in the body.
+"""Runs over plain HTTP: one request, lines of JSON as the response, the exit in the last line.
 
-With an ``Idempotency-Key`` the same request may be sent again: it does not run a second time but
-goes on where the client says it is (``stdout=`` and ``stderr=`` in the query), as far back as
-output is still kept.
+A request with an ``Idempotency-Key`` can be repeated. It does not run a second time, but resumes at
+the offsets in its query (``stdout=`` and ``stderr=``), as far back as output is kept.
 """
 
 from __future__ import annotations
@@ -21,39 +20,40 @@ from aiohttp import web
 
 from union.sandbox._core.events import Failed
 from union.sandbox._core.resolve import resolve_run
-from union.sandbox._core.wire import WINDOW, Offsets, WireError, parse_json
-from union.sandbox._core.wire_values import event_to
+from union.sandbox._wire.frames import WINDOW, Offsets, WireError, parse_json
+from union.sandbox._wire.values import encode_event
 from union.sandbox.constants import DEVNULL, PIPE
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Grant
-from union.sandbox.server._bodies import HEADERS, read_body
+from union.sandbox.server._http import HEADERS, read_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from union.sandbox.server._runs import ServerRun
-    from union.sandbox.server._sessions import ServerSession, Sessions
+    from union.sandbox.server._server_session import ServerSession
+    from union.sandbox.server._sessions import Sessions
 
 __all__ = ["run_in", "run_once"]
 
-_MOST_COMMAND: Final = 16 * 1024 * 1024
-_KEPT: Final = 512 * 1024
-"""How much of a stream can be asked for again, where there is a key to ask with."""
-_MAX_KEY: Final = 255
+_MAX_COMMAND_BYTES: Final = 16 * 1024 * 1024
+_REPLAY_BYTES: Final = 512 * 1024
+"""Output of a stream that is kept for a repeated request with an idempotency key."""
+_MAX_KEY_CHARS: Final = 255
 _OFFSET: Final = re.compile(r"[0-9]{1,18}")
-_NAMES: Final = {1: "stdout", 2: "stderr"}
+_STREAM_NAMES: Final = {1: "stdout", 2: "stderr"}
 _SUPERSEDED: Final = (
-    event_to(
+    encode_event(
         Failed(
             "transport",
-            "the same request came again on another connection, which carries the run from here on",
+            "the request was repeated on another connection, which continues the run",
             "superseded",
             "",
         )
     )
     + b"\n"
 )
-_RUN: Final = frozenset(
+_RUN_ARGUMENTS: Final = frozenset(
     {
         "cmd", "script_type", "stdin", "env", "cwd", "network_mode", "network_allowlist",
         "timeout_s", "stdout", "stderr",
@@ -62,14 +62,14 @@ _RUN: Final = frozenset(
 
 
 async def run_once(request: web.BaseRequest, sessions: Sessions) -> web.StreamResponse:
-    """A run in a session of its own, which ends with it."""
+    """Run a command in a session of its own, which ends with it."""
     if "Idempotency-Key" in request.headers:
         raise SandboxUsageError(
-            "POST /v1/run keeps nothing that could be asked for again: it takes no Idempotency-Key",
+            "POST /v1/run does not accept an Idempotency-Key: its session ends with the run",
             argument="Idempotency-Key",
             hint="open a session and send the command to POST /v1/sessions/ID/runs",
         )
-    arguments, _ = await _described(request)
+    arguments, _ = await _read_command(request)
     session = await sessions.open(secrets.token_hex(16), arguments.pop("session", None) or {})
     session.hold()
     try:
@@ -82,37 +82,41 @@ async def run_once(request: web.BaseRequest, sessions: Sessions) -> web.StreamRe
 async def run_in(
     request: web.BaseRequest, session: ServerSession, grant: Grant
 ) -> web.StreamResponse:
-    """A run in a session that is open."""
-    arguments, digest = await _described(request)
+    """Run a command in an open session."""
+    arguments, digest = await _read_command(request)
     return await _run(request, session, arguments, grant, digest)
 
 
-async def _described(request: web.BaseRequest) -> tuple[dict[str, Any], bytes]:
-    """The command: a JSON object with the arguments of ``run()``, or just its text; its digest."""
-    body = await read_body(request, most=_MOST_COMMAND)
+async def _read_command(request: web.BaseRequest) -> tuple[dict[str, Any], bytes]:
+    """Return the arguments of ``run()`` and the digest of the body.
+
+    The body is a JSON object with the arguments, or the text of a shell command.
+    """
+    body = await read_body(request, max_bytes=_MAX_COMMAND_BYTES)
     is_json = request.content_type == "application/json"
     digest = hashlib.sha256(b"json" if is_json else b"text")
     digest.update(body)
     if is_json:
-        return parse_json(body, most=_MOST_COMMAND), digest.digest()
+        return parse_json(body, max_bytes=_MAX_COMMAND_BYTES), digest.digest()
     try:
         return {"cmd": body.decode()}, digest.digest()
     except UnicodeDecodeError as exc:
-        raise WireError("the command is not text") from exc
+        raise WireError("the command must be UTF-8 text") from exc
 
 
-def _number(request: web.BaseRequest, session: ServerSession, grant: Grant) -> tuple[int, bool]:
-    """The number of the run, and whether the same request can find it again.
+def _run_number(request: web.BaseRequest, session: ServerSession, grant: Grant) -> tuple[int, bool]:
+    """Return the number of the run, and whether a repeated request gets the same number.
 
-    It follows from the caller's key, the idempotency key and a secret of the session: no caller
-    arrives at a run of another one.
+    The number is derived from the caller's key, the idempotency key and a secret of the session, so
+    that no caller can guess the number of another caller's run.
     """
     found = request.headers.getall("Idempotency-Key", [])
     if not found:
         return secrets.randbits(63), False
-    if len(found) > 1 or not 0 < len(found[0]) <= _MAX_KEY:
+    if len(found) > 1 or not 0 < len(found[0]) <= _MAX_KEY_CHARS:
         raise SandboxUsageError(
-            f"Idempotency-Key must be given once, with 1 to {_MAX_KEY} characters",
+            f"Idempotency-Key must be given once, with 1 to {_MAX_KEY_CHARS} characters; got "
+            f"{len(found)} with {len(found[0])}",
             argument="Idempotency-Key",
         )
     digest = hashlib.blake2b(key=session.secret, digest_size=8)
@@ -129,15 +133,16 @@ async def _run(
     grant: Grant,
     digest: bytes,
 ) -> web.StreamResponse:
-    number, has_key = _number(request, session, grant)
+    number, has_key = _run_number(request, session, grant)
     run = session.runs.get(number)
-    known = _known(request)
+    known = _client_offsets(request)
     if run is None:
         if known != Offsets():
             raise SandboxUsageError(
-                "there is nothing to go on with: this run is not known (any more)",
+                "cannot resume: the server has no run for this Idempotency-Key",
                 argument="Idempotency-Key",
                 code="run-lost",
+                hint="send the request without offsets to run the command again",
             )
         session.check_room(grant)
         run = session.launch(number, _spec(session, arguments), grant)
@@ -146,13 +151,13 @@ async def _run(
         run.over.add_done_callback(lambda _: charge.release())
     elif not hmac.compare_digest(run.request_digest, digest) or run.grant.key != grant.key:
         raise SandboxUsageError(
-            "this Idempotency-Key was used for another request",
+            "this Idempotency-Key was used for a different request",
             argument="Idempotency-Key",
             code="key-reused",
-            hint="use a new key for every command, and send the same body when you try again",
+            hint="use a new key for every command, and repeat a request with the same body",
         )
     response = web.StreamResponse(headers={**HEADERS, "Content-Type": "application/x-ndjson"})
-    stream = _Lines(run, keep=_KEPT if has_key else 0)
+    stream = _LineListener(run, keep=_REPLAY_BYTES if has_key else 0)
     try:
         run.attach(stream, known)
     except WireError as exc:
@@ -164,7 +169,7 @@ async def _run(
         await response.write_eof()
     finally:
         if not has_key:
-            # It cannot be asked for again.
+            # The request cannot be repeated.
             run.end("closed")
             session.forget(run)
         elif not stream.is_superseded:
@@ -174,41 +179,49 @@ async def _run(
     return response
 
 
-def _known(request: web.BaseRequest) -> Offsets:
+def _client_offsets(request: web.BaseRequest) -> Offsets:
     try:
         query = parse_qs(request.rel_url.raw_query_string, max_num_fields=8)
     except ValueError as exc:
-        raise WireError("the query has more than 8 fields") from exc
+        raise WireError("the query must have at most 8 fields") from exc
     texts = [query.get(name, ["0"])[-1] for name in ("stdout", "stderr")]
     if not all(_OFFSET.fullmatch(text) for text in texts):
-        raise SandboxUsageError("stdout and stderr must be offsets: numbers from 0 on")
+        raise SandboxUsageError(
+            f"stdout and stderr must be offsets, whole numbers from 0, got {texts!r:.80}"
+        )
     return Offsets(*map(int, texts))
 
 
 def _spec(session: ServerSession, arguments: dict[str, Any]) -> Any:
-    if unknown := arguments.keys() - _RUN:
-        raise SandboxUsageError(f"a run has no argument {min(unknown)!r}", argument=min(unknown))
+    if unknown := arguments.keys() - _RUN_ARGUMENTS:
+        raise SandboxUsageError(
+            f"unknown argument {min(unknown)!r:.80}; accepted are "
+            f"{', '.join(sorted(_RUN_ARGUMENTS))}",
+            argument=min(unknown),
+        )
     options = dict(arguments)
     cmd = options.pop("cmd", None)
     stdin = options.pop("stdin", None)
     for name in ("stdout", "stderr"):
         options[name] = PIPE if options.get(name, True) is not False else DEVNULL
     if stdin is not None and not isinstance(stdin, str):
-        raise SandboxUsageError("stdin must be text", argument="stdin")
+        raise SandboxUsageError(
+            f"stdin must be a string, got {type(stdin).__name__}", argument="stdin"
+        )
     return resolve_run(
         session.spec, cmd, stdin=None if stdin is None else stdin.encode(), **options
     )
 
 
-class _Lines:
-    """A listener that turns what a run says into lines; what it has handed on is acknowledged."""
+class _LineListener:
+    """Turns the events and output of a run into lines of JSON; acknowledges what was sent."""
 
     def __init__(self, run: ServerRun, *, keep: int) -> None:
         self._run = run
         self._keep = keep
         self._wake = asyncio.Event()
         self.is_superseded = False
-        """The same request came again and has taken the run over."""
+        """Whether a repeated request has taken the run over."""
 
     def notify(self, _: ServerRun) -> None:
         self._wake.set()
@@ -223,7 +236,7 @@ class _Lines:
             await self._wake.wait()
             self._wake.clear()
             while log.has_more and not self.is_superseded:
-                for line in self._next():
+                for line in self._next_lines():
                     yield line
                     if self.is_superseded:
                         break
@@ -233,11 +246,11 @@ class _Lines:
                 yield _SUPERSEDED
                 return
             if log.ended and all(s.closed_sent for s in log.streams.values()):
-                # The end comes last, behind all output.
+                # The end is sent last, after all output.
                 yield self._end + b"\n"
                 return
 
-    def _next(self) -> Iterator[bytes]:
+    def _next_lines(self) -> Iterator[bytes]:
         log = self._run.log
         for _, event in log.events.unsent(WINDOW):
             if event.startswith((b'{"exited"', b'{"failed"', b'{"refused"')):
@@ -252,7 +265,7 @@ class _Lines:
     def _acknowledge(self) -> None:
         streams = self._run.log.streams
         done = {fd: max(s.acked, s.sent - self._keep) for fd, s in streams.items()}
-        # Events are few and small: with a key, all of them can be arguments again.
+        # Events are few and small: for a repeated request all of them are kept.
         events = self._run.log.events
         known = events.acked if self._keep else events.sent
         self._run.ack(Offsets(done.get(1, 0), done.get(2, 0), known))
@@ -261,8 +274,8 @@ class _Lines:
 
 
 def _line(fd: int, offset: int, data: bytes) -> bytes:
-    """Text where it is text; otherwise base64, so that nothing is lost."""
-    arguments: dict[str, Any] = {"stream": _NAMES[fd], "offset": offset}
+    """Return one line of output: as text if it is UTF-8, else as base64."""
+    arguments: dict[str, Any] = {"stream": _STREAM_NAMES[fd], "offset": offset}
     try:
         arguments["text"] = data.decode()
     except UnicodeDecodeError:

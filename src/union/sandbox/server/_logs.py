@@ -1,8 +1,8 @@
-"""Logs: one JSON object per line on stderr. No token, no command, no environment, no file.
+"""Logging: one JSON object per line on stderr, without tokens, commands, environments or files.
 
-Secrets are kept out in three ways. Nothing here logs values of a request. Messages of exceptions
-that other libraries log are left out, only their types and places are kept. And every line is
-searched for what looks like a credential before it is written.
+Secrets are kept out in three ways. The server logs no values of requests. Of exceptions that other
+libraries log, only the type and the traceback are kept, not the message. Every line is searched for
+credentials before it is written.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RateLimit", "redact", "set_up"]
+__all__ = ["RateLimit", "redact", "set_up_logging"]
 
 _OWN: Final = "union.sandbox"
-_USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_HIDDEN: Final = "[redacted]"
+_STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message",
+    "asctime",
+    "taskName",
+}
+_REDACTED: Final = "[redacted]"
 _CREDENTIALS: Final = (
     re.compile(r"(?i)\b(bearer|basic|digest|negotiate)(\s|\\[rnt])+[^\s\"'\\,;]+"),
     re.compile(r"(?i)\b((?:proxy-)?authorization|cookie|x-[a-z-]*(?:token|key))\s*[:=][^\"'\n]*"),
@@ -30,23 +34,23 @@ _CREDENTIALS: Final = (
     re.compile(r"(?<=://)[^/\s\"'@]+@"),
     re.compile(r"(?i)(?<=[?&;])(access_token|token|key|secret|password|sig|signature)=[^&\s\"']*"),
 )
-_WORD: Final = re.compile(r"[^\s\"'<>(){}\[\],;\\]{16,}")
-_PER_PERIOD: Final = 20
+_TOKEN_LIKE: Final = re.compile(r"[^\s\"'<>(){}\[\],;\\]{16,}")
+_MAX_PER_PERIOD: Final = 20
 _PERIOD_S: Final = 10.0
 _MAX_KINDS: Final = 256
 
 
 def redact(text: str, is_token: Callable[[str], bool] | None = None) -> str:
-    """Replace what looks like a credential, and every word that ``is_token`` recognises."""
+    """Replace everything that looks like a credential, and words that ``is_token`` accepts."""
     for pattern in _CREDENTIALS:
-        text = pattern.sub(_HIDDEN, text)
+        text = pattern.sub(_REDACTED, text)
     if is_token is not None:
-        text = _WORD.sub(lambda found: _HIDDEN if is_token(found[0]) else found[0], text)
+        text = _TOKEN_LIKE.sub(lambda found: _REDACTED if is_token(found[0]) else found[0], text)
     return text
 
 
 class RateLimit(logging.Filter):
-    """Passes at most 20 warnings or errors of a kind in ten seconds; counts the others."""
+    """Pass at most 20 warnings or errors of a kind in ten seconds; count the others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +69,7 @@ class RateLimit(logging.Filter):
                 record.suppressed = int(seen[2])
             seen[:] = [record.created, 0, 0]
         seen[1] += 1
-        if seen[1] > _PER_PERIOD:
+        if seen[1] > _MAX_PER_PERIOD:
             seen[2] += 1
             return False
         return True
@@ -79,7 +83,7 @@ class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         own = record.name.split(".")[:2] == _OWN.split(".")
         message = record.getMessage()
-        # Behind the first line of what asyncio logs stand values, such as that of an exception.
+        # In messages of asyncio, values such as exceptions follow after the first line.
         line: dict[str, object] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
@@ -87,7 +91,7 @@ class _Json(logging.Formatter):
             "event": self._clean(message if own else message.partition("\n")[0]),
         }
         for name, value in vars(record).items():
-            if name not in _USUAL:
+            if name not in _STANDARD_FIELDS:
                 plain = isinstance(value, bool | int | float) or value is None
                 line[name] = value if plain else self._clean_value(value)
         if record.exc_info and record.exc_info[1] is not None:
@@ -104,7 +108,7 @@ class _Json(logging.Formatter):
 
 
 def _trace(error: BaseException, *, with_messages: bool) -> str:
-    """The way to an error, and to those behind it."""
+    """Return the traceback of an error and of its causes."""
     lines: list[str] = []
     seen: set[int] = set()
     found: BaseException | None = error
@@ -118,12 +122,12 @@ def _trace(error: BaseException, *, with_messages: bool) -> str:
     return "Traceback (most recent call last):\n" + "".join(lines)
 
 
-def set_up(level: str, is_token: Callable[[str], bool] | None = None) -> None:
-    """Send every log record of the process to stderr, as lines of JSON.
+def set_up_logging(level: str, is_token: Callable[[str], bool] | None = None) -> None:
+    """Write every log record of the process to stderr, as lines of JSON.
 
     Args:
         level: The lowest level that is written.
-        is_token: Recognises a token of this server, which is then left out wherever it appears.
+        is_token: Returns whether a word is a token of this server; such words are redacted.
 
     """
     handler = logging.StreamHandler(sys.stderr)

@@ -1,4 +1,4 @@
-"""The process: listens, serves, drains, ends."""
+"""The process of a server: its start, its shutdown, its listening sockets."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.wire import WINDOW
-from union.sandbox._core.wire_errors import error_to
-from union.sandbox._linux.allocator import keep_freed
 from union.sandbox._linux.owned_dir import OwnedDir
 from union.sandbox._net.own_server import OwnServer
+from union.sandbox._wire.errors import encode_error
+from union.sandbox._wire.frames import WINDOW
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.on_device._workdir import sweep_in_background
-from union.sandbox.server._addresses import own_entries
+from union.sandbox.server._allocator import retain_freed_memory
 from union.sandbox.server._auth import Authority
 from union.sandbox.server._config import TOKEN_VARIABLE, config_from_arguments
 from union.sandbox.server._connections import raise_file_limit
-from union.sandbox.server._front import Front, load
-from union.sandbox.server._line import OwnerLine
-from union.sandbox.server._logs import set_up
+from union.sandbox.server._listener import HttpListener, import_http
+from union.sandbox.server._logs import set_up_logging
 from union.sandbox.server._metrics import Metrics
+from union.sandbox.server._network_policy import own_address_entries
+from union.sandbox.server._owner_socket import OwnerSocket
 from union.sandbox.server._sessions import Sessions, prepare_work_dir
 from union.sandbox.server._supervised import (
-    Lifeline,
     OwnerLease,
-    read_orders,
-    with_orders,
+    SupervisorWatch,
+    apply_launch_spec,
+    read_launch_spec,
 )
 from union.sandbox.server._tls import server_context
 
@@ -51,31 +51,31 @@ _STDIN: Final = 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command ``sandbox-server``: 0 after an orderly end, 2 for a mistake in its arguments."""
+    """Run the command ``sandbox-server``; return 0 after an orderly end, 2 for a usage error."""
     try:
         config = config_from_arguments(argv, os.environ)
         os.environ.pop(TOKEN_VARIABLE, None)
         if config.supervised:
-            config = with_orders(config, read_orders(_STDIN))
-        if config.line is None:
-            load()
-        gc.freeze()  # nor later
+            config = apply_launch_spec(config, read_launch_spec(_STDIN))
+        if config.owner_socket is None:
+            import_http()
+        gc.freeze()  # Imported objects are never garbage.
         gc.enable()
-        set_up(config.log_level, _token_of(config))
+        set_up_logging(config.log_level, _token_filter(config))
         raise_file_limit()
-        # Output of a few streams comes and goes all the time.
-        keep_freed(2 * WINDOW)
+        # Buffers of a few streams are allocated and freed all the time.
+        retain_freed_memory(2 * WINDOW)
         asyncio.run(serve(config))
     except SandboxError as exc:
         if "--supervised" in (sys.argv if argv is None else argv):
-            print(json.dumps({"failed": error_to(exc)}), flush=True)  # noqa: T201 - to the starter
+            print(json.dumps({"failed": encode_error(exc)}), flush=True)  # noqa: T201 - to the supervisor
         sys.stderr.write(f"sandbox-server: {exc}\n")
         return 2
     return 0
 
 
-def _token_of(config: Config) -> Callable[[str], bool]:
-    """Recognise the tokens of this server in text, for logs."""
+def _token_filter(config: Config) -> Callable[[str], bool]:
+    """Return a function that recognises the tokens of this server, to keep them out of logs."""
     known = [] if config.verifier is None else [config.verifier]
     if config.guest is not None:
         known.append(config.guest.verifier)
@@ -83,62 +83,62 @@ def _token_of(config: Config) -> Callable[[str], bool]:
 
 
 async def serve(config: Config) -> None:
-    """Serves until SIGTERM, SIGINT or a request to shut down; returns when everything is gone."""
+    """Serve until SIGTERM, SIGINT or a shutdown request; return when all sessions are closed."""
     prepare_work_dir(config.work_dir)
     sweep_in_background(config.work_dir)
     context, fingerprint = server_context(config)
     metrics = Metrics()
     sessions = Sessions(config, metrics)
     authority = Authority(config.verifier, config.guest)
-    stopping = _Stopping(sessions, config)
+    shutdown = _Shutdown(sessions, config)
     sockets = [_listen(bind) for bind in config.binds]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.begin)
+        loop.add_signal_handler(number, shutdown.begin)
     listening = [s.getsockname()[:2] for s in sockets if s.family != socket.AF_UNIX]
     sessions.own_server = OwnServer(listening)
-    sessions.own_entries = own_entries(listening)
-    front = Front(
-        config, sessions, authority, sockets=sockets, context=context, shut_down=stopping.begin
+    sessions.own_entries = own_address_entries(listening)
+    listener = HttpListener(
+        config, sessions, authority, sockets=sockets, context=context, shut_down=shutdown.begin
     )
-    if config.line is None:
-        await front.open()
+    if config.owner_socket is None:
+        await listener.open()
     else:
-        front.open_when_asked()
-    fixed, lifeline, home, line, lease = config.fixed, None, None, None, None
+        listener.open_on_demand()
+    launch, watch, home, owner_socket, lease = config.launch, None, None, None, None
     try:
-        if fixed is not None:
-            lifeline = Lifeline(_STDIN, stopping.done.set)
-            # Held until the end: a sweep of another process must not remove it before.
-            home = OwnedDir.join(fixed.home) if fixed.home is not None else None
-            sessions.over = stopping.done.set
-            if fixed.owner_lease is not None:
-                lease = OwnerLease(fixed.owner_lease, authority, stopping.begin)
-            await sessions.open_fixed(fixed)
-        if config.line is not None:
-            line = OwnerLine(config.line, sessions, authority)
+        if launch is not None:
+            watch = SupervisorWatch(_STDIN, shutdown.done.set)
+            # Locked until the end, so that the sweep of another process does not remove it.
+            home = OwnedDir.join(launch.home) if launch.home is not None else None
+            sessions.on_supervised_end = shutdown.done.set
+            if launch.owner_lease is not None:
+                lease = OwnerLease(launch.owner_lease, authority, shutdown.begin)
+            await sessions.open_supervised(launch)
+        if config.owner_socket is not None:
+            owner_socket = OwnerSocket(config.owner_socket, sessions, authority)
         _announce(config, sockets, fingerprint)
-        await stopping.done.wait()
+        await shutdown.done.wait()
     finally:
-        await front.close()
+        await listener.close()
         await sessions.close_all()
-        if line is not None:
-            await line.end()
-        await front.shutdown()
+        if owner_socket is not None:
+            await owner_socket.end()
+        await listener.shut_down_connections()
         for bind in config.binds:
             if bind.path:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(bind.path)
-        for watch in (lifeline, lease):
-            if watch is not None:
-                watch.close()
+        for timer in (watch, lease):
+            if timer is not None:
+                timer.close()
         if home is not None:
-            home.remove_if_empty()  # the sessions have removed their work dirs in it
-    _LOGGER.info("ended")
+            home.remove_if_empty()  # The sessions have removed their work dirs in it.
+    _LOGGER.info("stopped")
 
 
-class _Stopping:
-    """The way down: asked once, it drains; asked again, it does not wait any more."""
+class _Shutdown:
+    """Shuts the server down: the first request drains it, the second one ends it at once."""
 
     def __init__(self, sessions: Sessions, config: Config) -> None:
         self.done = asyncio.Event()
@@ -150,9 +150,9 @@ class _Stopping:
         if self._draining is not None:
             self.done.set()
             return
-        fixed = self._config.fixed
-        if fixed is not None and time.time() >= fixed.expires:
-            # Its supervisor was quicker than its own clock: the reason is the same.
+        launch = self._config.launch
+        if launch is not None and time.time() >= launch.expires:
+            # The supervisor's timer fired before the session's own: the reason is the timeout.
             self._sessions.expire_all()
         _LOGGER.info("draining", extra={"runs": len(self._sessions.running)})
         self._draining = asyncio.get_running_loop().create_task(self._drain())
@@ -182,9 +182,9 @@ def _listen(bind: Bind) -> socket.socket:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    """For this user alone. A socket that a dead server left is replaced, anything else is not."""
+    """Bind a socket that only this user can use; replace one that a dead server left, if any."""
     with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode) and not _answers(path):
+        if stat.S_ISSOCK(os.lstat(path).st_mode) and not _accepts_connections(path):
             os.unlink(path)
     sock = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
@@ -198,7 +198,7 @@ def _listen_unix(path: str) -> socket.socket:
     return sock
 
 
-def _answers(path: str) -> bool:
+def _accepts_connections(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
@@ -209,7 +209,7 @@ def _answers(path: str) -> bool:
 
 
 def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | None) -> None:
-    """One line on stdout, for whoever started this: where it listens, and what to pin."""
+    """Log the endpoints, and write them to stdout as one line for the starting process."""
     endpoints = []
     for sock in sockets:
         if sock.family == socket.AF_UNIX:
@@ -224,7 +224,7 @@ def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | N
         for bind in config.binds:
             if not bind.is_local:
                 _LOGGER.warning(
-                    "the token travels in the clear; use --tls-self-signed or --tls-cert",
+                    "tokens are sent unencrypted: use --tls-self-signed or --tls-cert",
                     extra={"bind": str(bind)},
                 )
     print(json.dumps({"ready": endpoints, "pid": os.getpid()}), flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""What a server counts, in the text format that Prometheus reads."""
+"""Metrics of a server, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Metrics", "render"]
 
 @dataclass(slots=True)
 class Metrics:
-    """Counters since the start."""
+    """Counters since the start of the server."""
 
     started: float = field(default_factory=time.time)
     sessions_opened: int = 0
@@ -31,14 +31,15 @@ class Metrics:
     bytes_received: int = 0
     bad_frames: int = 0
     connections: int = 0
-    """Open now."""
+    """Number of open connections."""
     connections_refused: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """Requests that were not served, by the reason."""
+    """Refused requests by error code."""
     ends: Counter[str] = field(default_factory=Counter)
-    """Runs that ended, by how."""
+    """Ended runs by reason."""
 
     def ended(self, run: ServerRun) -> None:
+        """Count the end of a run."""
         end = run.end_event
         if isinstance(end, Exited):
             self.ends[end.reason or "exit"] += 1
@@ -47,14 +48,17 @@ class Metrics:
 
 
 def _peak_bytes() -> int:
-    """Since this program began: getrusage() would add that of the process which started it."""
+    """Return the peak memory of this program.
+
+    getrusage() would include the memory of the process before its exec.
+    """
     with open("/proc/self/status", encoding="ascii") as status:
         kib = next(line for line in status if line.startswith("VmHWM:")).split()[1]
     return int(kib) * 1024
 
 
 def render(metrics: Metrics, sessions: Sessions) -> str:
-    """All of it as text."""
+    """Return all metrics as text."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     lines: list[str] = []
 
@@ -63,29 +67,56 @@ def render(metrics: Metrics, sessions: Sessions) -> str:
         lines.append(f"# TYPE sandbox_{name} {kind}")
         lines.extend(f"sandbox_{name}{labels} {value:g}" for labels, value in samples)
 
-    add("sessions", "gauge", "Sessions that are open.", ("", len(sessions)))
-    add("sessions_opened_total", "counter", "Sessions opened.", ("", metrics.sessions_opened))
-    add("sessions_closed_total", "counter", "Sessions closed.", ("", metrics.sessions_closed))
-    add("runs", "gauge", "Commands that run.", ("", len(sessions.running)))
-    add("runs_started_total", "counter", "Commands asked for.", ("", metrics.runs_started))
+    add("sessions", "gauge", "Open sessions.", ("", len(sessions)))
+    add(
+        "sessions_opened_total",
+        "counter",
+        "Sessions opened since the start.",
+        ("", metrics.sessions_opened),
+    )
+    add(
+        "sessions_closed_total",
+        "counter",
+        "Sessions closed since the start.",
+        ("", metrics.sessions_closed),
+    )
+    add("runs", "gauge", "Running commands.", ("", len(sessions.running)))
+    add("runs_started_total", "counter", "Commands requested.", ("", metrics.runs_started))
     add("runs_refused_total", "counter", "Commands refused.", ("", metrics.runs_refused))
     ends = [(f'{{reason="{reason}"}}', n) for reason, n in sorted(metrics.ends.items())]
-    add("runs_ended_total", "counter", "Commands that ended, by the reason.", *ends)
-    add("connections", "gauge", "Connections that are open.", ("", metrics.connections))
-    add("connections_refused_total", "counter", "Connections over the limit, or too slow.",
+    add("runs_ended_total", "counter", "Ended commands by reason.", *ends)
+    add("connections", "gauge", "Open connections.", ("", metrics.connections))
+    add("connections_refused_total", "counter", "Connections closed by a limit or a timeout.",
         ("", metrics.connections_refused))  # fmt: skip
     refused = [(f'{{reason="{reason}"}}', n) for reason, n in sorted(metrics.refused.items())]
-    add("requests_refused_total", "counter", "Requests refused, by the reason.", *refused)
-    add("frames_bad_total", "counter", "Connections closed for a bad frame.",
+    add("requests_refused_total", "counter", "Refused requests by error code.", *refused)
+    add("frames_bad_total", "counter", "Connections closed for an invalid frame.",
         ("", metrics.bad_frames))  # fmt: skip
     add("sent_bytes_total", "counter", "Bytes sent to clients.", ("", metrics.bytes_sent))
-    add("received_bytes_total", "counter", "Bytes from clients.", ("", metrics.bytes_received))
-    add("buffer_bytes", "gauge", "Output kept for clients.", ("", sessions.buffers.held))
-    add("spares", "gauge", "Sandboxes that wait to be used.", ("", Budget.held()))
-    add("draining", "gauge", "1 while the server shuts down.", ("", sessions.draining))
-    add("cpu_seconds_total", "counter", "Processor time of the server itself.",
+    add(
+        "received_bytes_total",
+        "counter",
+        "Bytes received from clients.",
+        ("", metrics.bytes_received),
+    )
+    add(
+        "buffer_bytes",
+        "gauge",
+        "Unread output kept for clients, in bytes.",
+        ("", sessions.buffers.held),
+    )
+    add("spares", "gauge", "Prepared sandboxes that are not in use.", ("", Budget.held()))
+    add(
+        "draining", "gauge", "1 while the server is shutting down, else 0.", ("", sessions.draining)
+    )
+    add("cpu_seconds_total", "counter", "CPU time of the server process.",
         ("", usage.ru_utime + usage.ru_stime))  # fmt: skip
-    add("max_resident_bytes", "gauge", "Peak memory of the server itself.",
+    add("max_resident_bytes", "gauge", "Peak memory of the server process, in bytes.",
         ("", _peak_bytes()))  # fmt: skip
-    add("start_time_seconds", "gauge", "When the server started.", ("", metrics.started))
+    add(
+        "start_time_seconds",
+        "gauge",
+        "Start of the server, in seconds of Unix time.",
+        ("", metrics.started),
+    )
     return "\n".join(lines) + "\n"

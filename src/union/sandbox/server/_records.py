@@ -1,9 +1,9 @@
-"""What a console can be shown of runs: a look over the client's shoulder, and never in its way.
+"""Records of runs for the console.
 
-A record copies the end of a run's output, what was decided about its connections, and how it
-ended. It takes part in nothing: it holds no lease, acknowledges nothing and slows nobody. What the
-client is owed is kept elsewhere (``_runs.py``); when an observer is too slow, it is the observer
-that misses something, and it is told how much.
+A record copies the last output of a run, the decisions about its connections, and its end. It has
+no effect on the run: it renews no lease, acknowledges no output and applies no back-pressure. The
+output for the client is kept in ``_runs.py``. An observer that is too slow misses output, and gets
+the number of skipped bytes.
 """
 
 from __future__ import annotations
@@ -15,54 +15,54 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.events import Exited, Failed
-from union.sandbox._core.wire import parse_json
+from union.sandbox._wire.frames import parse_json
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from union.sandbox._core.decision import Decision
     from union.sandbox._core.events import Started, Usage
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec
+    from union.sandbox._policy.decision import Decision
 
 __all__ = ["History", "RunRecord", "SessionRecord", "Tail"]
 
 TAIL_BYTES: Final = 64 * 1024
-"""Of one run, both streams together; a quarter more before some of it is dropped."""
-ENDED_BYTES: Final = 8 * 1024 * 1024
-"""Of all runs that have ended, together: then the oldest are forgotten."""
-ENDED_MOST: Final = 1000
-DECISIONS_MOST: Final = 200
-"""Of one session."""
+"""Output kept per run, both streams together; it may exceed this by a quarter."""
+MAX_ENDED_BYTES: Final = 8 * 1024 * 1024
+"""Memory for all ended runs; beyond it, the oldest records are removed."""
+MAX_ENDED: Final = 1000
+MAX_DECISIONS: Final = 200
+"""Decisions kept per session."""
 _SMALL: Final = 4096
 _PIECE_COST: Final = 128
 _RECORD_COST: Final = 2048
-_MOST_COMMAND: Final = 400
-_MOST_WORDS: Final = 32
+_MAX_COMMAND_CHARS: Final = 400
+_MAX_ARGUMENTS: Final = 32
 
 
 class Tail:
-    """The last bytes of both streams, in the order in which they came."""
+    """The last bytes of both streams, in order of arrival."""
 
-    def __init__(self, most: int = TAIL_BYTES) -> None:
+    def __init__(self, max_bytes: int = TAIL_BYTES) -> None:
         self.end = 0
-        """How many bytes there ever were."""
-        self._most = most
+        """Number of bytes since the start."""
+        self._max_bytes = max_bytes
         self._bytes = 0
         self._pieces: deque[tuple[int, bytes | bytearray | memoryview]] = deque()
 
     @property
     def held(self) -> int:
-        """What is kept; a piece costs something by itself."""
+        """Memory in use, with a fixed cost for each piece."""
         return self._bytes + _PIECE_COST * len(self._pieces)
 
     def append(self, fd: int, data: bytes) -> None:
         self.end += len(data)
         kept: bytes | memoryview = data
-        if len(data) > self._most:
-            # A view: whoever writes this much has the next piece ready, which takes its place.
-            kept = memoryview(data)[-self._most :]
+        if len(data) > self._max_bytes:
+            # A view saves the copy: after a large piece, the next one usually replaces it soon.
+            kept = memoryview(data)[-self._max_bytes :]
             self._pieces.clear()
             self._bytes = 0
         self._bytes += len(kept)
@@ -71,29 +71,29 @@ class Tail:
             last += kept
         else:
             self._pieces.append((fd, bytearray(kept) if len(kept) < _SMALL else kept))
-        # Not for every line: what is dropped at once is a quarter.
-        if self.held > self._most * 5 // 4:
-            while self.held > self._most:
-                self._drop(self.held - self._most)
+        # A quarter is dropped at once, so that not every line causes work.
+        if self.held > self._max_bytes * 5 // 4:
+            while self.held > self._max_bytes:
+                self._drop(self.held - self._max_bytes)
 
-    def _drop(self, most: int) -> None:
-        """Drops ``most`` bytes of the oldest piece, or the whole of it."""
+    def _drop(self, count: int) -> None:
+        """Drop ``count`` bytes of the oldest piece, or all of it."""
         fd, first = self._pieces[0]
-        if most < len(first):
-            self._pieces[0] = (fd, bytes(first[most:]))
-            self._bytes -= most
+        if count < len(first):
+            self._pieces[0] = (fd, bytes(first[count:]))
+            self._bytes -= count
         else:
             self._pieces.popleft()
             self._bytes -= len(first)
 
-    def settle(self) -> None:
-        """Nothing follows for now: what is not part of the tail is let go."""
+    def compact(self) -> None:
+        """Copy the views, so that the large pieces behind them can be freed."""
         for index, (fd, piece) in enumerate(self._pieces):
             if isinstance(piece, memoryview):
                 self._pieces[index] = (fd, bytes(piece))
 
     def since(self, offset: int) -> tuple[int, list[tuple[int, bytes]]]:
-        """How many bytes behind ``offset`` are gone already, and the pieces that are not."""
+        """Return how many bytes after ``offset`` were dropped, and the pieces that follow them."""
         at = self.end - self._bytes
         skipped = max(0, at - offset)
         found = []
@@ -105,11 +105,11 @@ class Tail:
 
 
 class RunRecord:
-    """One run, as far as somebody who looks on needs to know it."""
+    """One run, as the console shows it."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.number = 0
-        """Counts the runs of a session, from 1; the client's own numbers need not be unique."""
+        """Number within the session, from 1; numbers of clients need not be unique."""
         self.kind = spec.kind
         self.command = _command(spec)
         self.network_mode = spec.network.mode
@@ -118,29 +118,29 @@ class RunRecord:
         self.ended_at: float | None = None
         self.pid: int | None = None
         self.isolation: Isolation | None = None
-        """What is enforced for this one, where that is not what the session says."""
+        """Isolation of this run, if it differs from that of the session."""
         self.written = {fd: 0 for fd, m in ((1, spec.stdout), (2, spec.stderr)) if m != "devnull"}
         self.allowed = 0
         self.refused = 0
         self.tail = Tail()
         self.end: bytes | None = None
-        """The last event, as the client gets it."""
+        """The last event, as the client receives it."""
         self.end_run: Callable[[str], None] | None = None
-        """Ends it, while there is something to end."""
+        """Ends the run; None after its end."""
         self.session: SessionRecord | None = None
         self.watchers: set[asyncio.Event] = set()
         self._open = set(self.written)
 
     @property
     def is_over(self) -> bool:
-        """It has ended, and its output too."""
+        """Whether the command and its output have ended."""
         return self.end is not None and not self._open
 
     @property
     def held(self) -> int:
         return self.tail.held + len(self.end or b"") + _RECORD_COST
 
-    # What a run tells.
+    # Events of the run.
 
     def started(self, event: Started, isolation: Isolation | None) -> None:
         self.pid = event.pid
@@ -153,7 +153,7 @@ class RunRecord:
 
     def end_of_output(self, fd: int) -> None:
         self._open.discard(fd)
-        self.tail.settle()
+        self.tail.compact()
         self._wake()
 
     def decision(self, decision: Decision) -> None:
@@ -165,10 +165,10 @@ class RunRecord:
             self.session.decided(self.number, decision)
 
     def ended(self, event: bytes, how: Exited | Failed | None) -> None:
-        """``how`` is None for a run that was refused."""
+        """Record the end of the run; ``how`` is None if it was refused."""
         self.end = event
         self.ended_at = time.time()
-        self.tail.settle()
+        self.tail.compact()
         self.end_run = None
         if not isinstance(how, Exited):
             self._open.clear()
@@ -176,8 +176,8 @@ class RunRecord:
             self.session.run_ended(self, how.usage if isinstance(how, Exited) else None)
         self._wake()
 
-    def forsaken(self) -> None:
-        """Its session is gone: nothing more will come."""
+    def session_ended(self) -> None:
+        """Record that the session has ended."""
         self.end = self.end or b'{"failed":{"reason":"the session ended","code":"closed"}}'
         self.end_run = None
         self.session = None
@@ -208,17 +208,17 @@ class RunRecord:
 
 
 class SessionRecord:
-    """The runs of one session, those that ended lately among them."""
+    """The current and latest runs of one session."""
 
     def __init__(self, history: History) -> None:
         self.runs: dict[int, RunRecord] = {}
-        self.decisions: deque[tuple[int, int, Decision]] = deque(maxlen=DECISIONS_MOST)
-        """Each with its own number and its run's."""
+        self.decisions: deque[tuple[int, int, Decision]] = deque(maxlen=MAX_DECISIONS)
+        """Each with its own number and the number of its run."""
         self.count = 0
         self.cpu_s = 0.0
-        """Of the runs that have ended."""
+        """CPU time of the ended runs."""
         self.peak_bytes = 0
-        """The most that one of them used."""
+        """Peak memory of one run, the largest of all."""
         self._numbers = itertools.count(1)
         self._decided = itertools.count(1)
         self._history = history
@@ -247,26 +247,26 @@ class SessionRecord:
     def close(self) -> None:
         for record in self.runs.values():
             self._history.forget(record)
-            record.forsaken()
+            record.session_ended()
         self.runs.clear()
 
 
 class History:
-    """Of all sessions together, how much is remembered of runs that have ended."""
+    """Limits the records of ended runs of all sessions."""
 
-    def __init__(self, most_bytes: int = ENDED_BYTES, most: int = ENDED_MOST) -> None:
-        self._most_bytes = most_bytes
-        self._most = most
+    def __init__(self, max_bytes: int = MAX_ENDED_BYTES, max_records: int = MAX_ENDED) -> None:
+        self._max_bytes = max_bytes
+        self._max_records = max_records
         self._held = 0
         self._ended: OrderedDict[RunRecord, int] = OrderedDict()
-        """The oldest first, each with what it was counted for."""
+        """Oldest first, each with the memory that was counted for it."""
 
     def ended(self, record: RunRecord) -> None:
-        # A little output may follow its end, up to a full tail: it is counted as one.
+        # Output may follow the end of the command, up to a full tail, which is counted in advance.
         cost = record.held if record.is_over else record.held + TAIL_BYTES
         self._ended[record] = cost
         self._held += cost
-        while self._held > self._most_bytes or len(self._ended) > self._most:
+        while self._held > self._max_bytes or len(self._ended) > self._max_records:
             oldest = next(iter(self._ended))
             self.forget(oldest)
             if oldest.session is not None:
@@ -277,12 +277,12 @@ class History:
 
 
 def _command(spec: RunSpec) -> str:
-    """The beginning of what it runs; never its environment or its stdin."""
+    """Return the beginning of the command, without its environment and stdin."""
     if spec.kind == "argv":
-        words = (shlex.quote(word[:_MOST_COMMAND]) for word in spec.argv[:_MOST_WORDS])
+        words = (shlex.quote(word[:_MAX_COMMAND_CHARS]) for word in spec.argv[:_MAX_ARGUMENTS])
         text = " ".join(words)
     else:
         text = spec.text
-    cut = text[:_MOST_COMMAND]
+    cut = text[:_MAX_COMMAND_CHARS]
     shown = cut.encode("utf-8", "replace").decode()
     return shown + "…" if len(cut) < len(text) else shown

@@ -1,4 +1,4 @@
-"""Files that hold secrets: refused if other users can change them, or read them."""
+"""Files with secrets: refused if other users can change or read them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def read_secret(argument: str, path: str, *, is_secret: bool) -> str:
     """Return the text of a token or digest file, without its one line end.
 
     Args:
-        argument: The option that names the file, for errors.
-        path: The file.
-        is_secret: Whether it must not be readable by every user; a digest may be.
+        argument: Option that names the file, for errors.
+        path: Path of the file.
+        is_secret: Whether other users must not read it; a digest may be readable.
 
     Raises:
         SandboxUsageError: It cannot be read, is too large or is not ASCII text, or other users can
@@ -79,7 +79,7 @@ def _check(argument: str, path: str, found: os.stat_result, *, is_secret: bool) 
             f"chown {os.geteuid()} {path}",
         )
     if stat.S_ISFIFO(found.st_mode):
-        return  # handed over by the shell, as in --token-file <(command)
+        return  # The shell passes a FIFO for --token-file <(command).
     if not stat.S_ISREG(found.st_mode):
         raise _unusable(argument, path, "it is not a regular file")
     if mode & _WRITABLE:
@@ -89,7 +89,7 @@ def _check(argument: str, path: str, found: os.stat_result, *, is_secret: bool) 
             f"other users can change it (mode {mode:04o}); accepted are 0600, 0400 and 0640",
             f"chmod 600 {path}",
         )
-    is_reachable = _check_way(argument, path)
+    is_reachable = _check_path(argument, path)
     if is_secret and mode & stat.S_IROTH and is_reachable:
         raise _unusable(
             argument,
@@ -99,11 +99,11 @@ def _check(argument: str, path: str, found: os.stat_result, *, is_secret: bool) 
         )
 
 
-def _check_way(argument: str, path: str) -> bool:
-    """Check every directory and link on the way; return whether other users can pass all of them.
+def _check_path(argument: str, path: str) -> bool:
+    """Check every directory and link of a path; return whether other users can traverse it.
 
-    A directory that others can write to lets them exchange the file, unless it is sticky. The
-    owner of a link decides where it leads.
+    Users who can write to a directory can replace the file, unless the directory is sticky. The
+    owner of a link can change its target.
     """
     is_reachable = True
     pending = os.path.abspath(path).split("/")[1:]
@@ -128,7 +128,9 @@ def _check_way(argument: str, path: str) -> bool:
         links += 1
         if not _is_trusted(found.st_uid) or links > _MAX_LINKS:
             raise _unusable(
-                argument, path, f"the link {step} on the way belongs to user {found.st_uid}"
+                argument,
+                path,
+                f"the symbolic link {step} in its path belongs to user {found.st_uid}",
             )
         pending[:0] = target.split("/")
         at = "/" if target.startswith("/") else at

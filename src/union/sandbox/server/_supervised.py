@@ -1,23 +1,20 @@
-"""A server that somebody else started for one session: told what to do, and held, through stdin.
+"""A server that another process started for one session.
 
-The first line of stdin describes the session and how its two kinds of callers are recognised. It
-is not in the arguments, which every process of the machine can read, nor in the environment, which
-children inherit. After that line nothing comes: when stdin ends, whoever held it is gone, and so is
-this server, with everything below it.
+The first line of its stdin is the launch document (``_wire/launch.py``). Nothing follows it. The
+end of stdin means that the supervisor is gone: the server then ends, and all its sandboxes with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
 import os
 import socket
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from union.sandbox._wire.launch import MAX_LAUNCH_BYTES, LaunchSpec
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Guest, Verifier
 
@@ -27,111 +24,64 @@ if TYPE_CHECKING:
     from union.sandbox.server._auth import Authority
     from union.sandbox.server._config import Config
 
-__all__ = [
-    "FixedSession",
-    "Lifeline",
-    "OwnerLease",
-    "read_orders",
-    "with_orders",
-]
+__all__ = ["OwnerLease", "SupervisorWatch", "apply_launch_spec", "read_launch_spec"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.server")
-_MOST: Final = 4 * 1024 * 1024
-_GRACE_S: Final = 5.0
-"""How long the end may take, once nobody waits for it."""
-_LOOK_S: Final = 1.0
-_KNOWN: Final = frozenset(
-    {"session", "told", "owner_sha256", "guest_sha256", "expires", "shown_at", "home", "line"}
-    | {"owner_lease"}
-)
+_EXIT_TIMEOUT_S: Final = 5.0
+"""Longest time for an orderly end after the supervisor is gone."""
+_CHECK_INTERVAL_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedSession:
-    """The one session of a supervised server: there before the first client, ended with it."""
+def read_launch_spec(fd: int) -> LaunchSpec:
+    """Read the launch document, the first line of ``fd``.
 
-    name: str
-    told: dict[str, Any]
-    expires: float
-    """Unix time: from then on it is over."""
-    shown_at: str | None = None
-    """Where the sandbox sees its work dir, if not where it is."""
-    home: str | None = None
-    """A directory that was made for this server, and that goes with it."""
-    owner_lease: tuple[float, float] | None = None
-    """For how many seconds the owner may be silent; for how many until it is heard at all."""
+    Raises:
+        SandboxUsageError: There is no such line, it is too long or not a launch document.
 
-
-def read_orders(fd: int) -> dict[str, Any]:
-    """The first line of ``fd``, and nothing behind it."""
+    """
     data = b""
     while not data.endswith(b"\n"):
         piece = os.read(fd, 65536)
-        if not piece or len(data) > _MOST:
-            raise SandboxUsageError("--supervised: stdin holds no orders", argument="--supervised")
+        if not piece or len(data) > MAX_LAUNCH_BYTES:
+            raise SandboxUsageError(
+                f"--supervised: stdin must begin with a launch document of one line, got "
+                f"{len(data)} bytes without a line end (limit {MAX_LAUNCH_BYTES})",
+                argument="--supervised",
+                hint="start the server with sandbox.session(), which writes this document",
+            )
         data += piece
-    try:
-        told = json.loads(data)
-    except ValueError as exc:
-        raise SandboxUsageError(
-            "--supervised: the orders are not JSON", argument="--supervised"
-        ) from exc
-    if not isinstance(told, dict) or told.keys() - _KNOWN:
-        raise SandboxUsageError(
-            "--supervised: these orders are of another version",
-            argument="--supervised",
-            hint="use the same version of unionai-sandbox on both sides",
-        )
-    return told
+    return LaunchSpec.decode(data)
 
 
-def with_orders(config: Config, told: dict[str, Any]) -> Config:
-    """The server that the arguments and the orders describe together."""
-    try:
-        fixed = FixedSession(
-            name=told["session"],
-            told=told["told"],
-            expires=float(told["expires"]),
-            shown_at=told.get("shown_at"),
-            home=told.get("home"),
-            owner_lease=_pair(told.get("owner_lease")),
-        )
-        owner, guest = told["owner_sha256"], told["guest_sha256"]
-        line = None if told.get("line") is None else _line(told["line"])
-    except (KeyError, TypeError, ValueError, OSError) as exc:
-        raise SandboxUsageError(
-            f"--supervised: the orders are incomplete: {exc}", argument="--supervised"
-        ) from exc
+def apply_launch_spec(config: Config, spec: LaunchSpec) -> Config:
+    """Return the configuration that the command line and the launch document describe together."""
+    owner = Verifier.from_digest(spec.owner_sha256, argument="owner_sha256")
+    guest = Verifier.from_digest(spec.guest_sha256, argument="guest_sha256")
     return dataclasses.replace(
         config,
-        verifier=Verifier.from_digest(owner, argument="owner_sha256"),
-        guest=Guest(
-            verifier=Verifier.from_digest(guest, argument="guest_sha256"),
-            session=fixed.name,
-            until=fixed.expires,
-        ),
-        fixed=fixed,
-        line=line,
+        verifier=owner,
+        guest=Guest(verifier=guest, session=spec.session, until=spec.expires),
+        launch=spec,
+        owner_socket=None if spec.owner_socket is None else _inherited_socket(spec.owner_socket),
         max_sessions=1,
     )
 
 
-def _pair(told: object) -> tuple[float, float] | None:
-    if told is None:
-        return None
-    lease_s, first_s = map(float, told)  # type: ignore[call-overload]  # or it is no order
-    return lease_s, first_s
+def _inherited_socket(fd: int) -> socket.socket:
+    try:
+        sock = socket.socket(fileno=fd)
+    except (OSError, OverflowError, ValueError) as exc:
+        raise SandboxUsageError(
+            f"--supervised: owner_socket must be an inherited socket, got file descriptor {fd}: "
+            f"{exc}",
+            argument="--supervised",
+        ) from exc
+    sock.set_inheritable(False)
+    return sock
 
 
-def _line(fd: int) -> socket.socket:
-    """The socket that was handed down; nobody else gets it."""
-    line = socket.socket(fileno=fd)
-    line.set_inheritable(False)
-    return line
-
-
-class Lifeline:
-    """Watches whoever started this server, and ends it when they are gone."""
+class SupervisorWatch:
+    """Ends the server when the process that started it is gone."""
 
     def __init__(self, fd: int, end: Callable[[], None]) -> None:
         self._fd = fd
@@ -139,7 +89,7 @@ class Lifeline:
         self._parent = os.getppid()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(fd, self._readable)
-        self._timer = self._loop.call_later(_LOOK_S, self._look)
+        self._timer = self._loop.call_later(_CHECK_INTERVAL_S, self._check_parent)
 
     def _readable(self) -> None:
         try:
@@ -147,19 +97,19 @@ class Lifeline:
         except OSError:
             data = b""
         if not data:
-            self._cut("stdin has ended")
+            self._supervisor_gone("end of stdin")
 
-    def _look(self) -> None:
-        # A process that the owner forked may hold the other end of stdin open for long.
+    def _check_parent(self) -> None:
+        # A process that the supervisor forked may keep the other end of stdin open.
         if os.getppid() != self._parent:
-            self._cut("the parent is gone")
+            self._supervisor_gone("the parent process has ended")
             return
-        self._timer = self._loop.call_later(_LOOK_S, self._look)
+        self._timer = self._loop.call_later(_CHECK_INTERVAL_S, self._check_parent)
 
-    def _cut(self, why: str) -> None:
+    def _supervisor_gone(self, reason: str) -> None:
         self.close()
-        _LOGGER.info("nobody holds this server any more", extra={"why": why})
-        self._loop.call_later(_GRACE_S, os._exit, 1)
+        _LOGGER.info("supervisor gone, shutting down", extra={"reason": reason})
+        self._loop.call_later(_EXIT_TIMEOUT_S, os._exit, 1)
         self._end()
 
     def close(self) -> None:
@@ -168,7 +118,7 @@ class Lifeline:
 
 
 class OwnerLease:
-    """Ends a server whose owner was not heard of for too long."""
+    """Ends a server whose owner has sent no request for too long."""
 
     def __init__(
         self, lease: tuple[float, float], authority: Authority, end: Callable[[], None]
@@ -178,20 +128,20 @@ class OwnerLease:
         self._end = end
         self._begun = time.monotonic()
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(self._lease_s, self._look)
+        self._timer = self._loop.call_later(self._lease_s, self._check)
 
     def _left_s(self) -> float:
-        heard = self._authority.owner_heard
-        if heard is None:
+        last_seen = self._authority.owner_last_seen
+        if last_seen is None:
             return self._begun + self._first_s - time.monotonic()
-        return heard + self._lease_s - time.monotonic()
+        return last_seen + self._lease_s - time.monotonic()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         left_s = self._left_s()
         if left_s > 0:
-            self._timer = self._loop.call_later(min(left_s, self._lease_s), self._look)
+            self._timer = self._loop.call_later(min(left_s, self._lease_s), self._check)
             return
-        _LOGGER.warning("the owner was not heard of for too long", extra={"lease_s": self._lease_s})
+        _LOGGER.warning("owner lease expired, shutting down", extra={"lease_s": self._lease_s})
         self._end()
 
     def close(self) -> None:

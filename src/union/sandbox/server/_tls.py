@@ -1,4 +1,4 @@
-"""Certificates: given, or made for one run of the server and pinned by its clients."""
+"""TLS certificates: from files, or generated at the start and pinned by clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["server_context"]
 
 
 def server_context(config: Config) -> tuple[ssl.SSLContext | None, str | None]:
-    """The context to serve with, and the fingerprint to pin; both None without TLS."""
+    """Return the TLS context and the fingerprint of the certificate; both None without TLS."""
     if not config.is_tls:
         return None, None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -50,7 +50,7 @@ def _read(path: str, argument: str) -> str:
 
 
 def _first(chain: str) -> str:
-    """The server's own certificate out of a chain."""
+    """Return the server's own certificate, the first of a chain."""
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     if begin not in chain or end not in chain:
         raise SandboxUsageError("--tls-cert holds no certificate", argument="--tls-cert")
@@ -59,7 +59,7 @@ def _first(chain: str) -> str:
 
 
 def _load(context: ssl.SSLContext, pem: str) -> None:
-    """The key goes through memory alone: it is in no file that somebody could read later."""
+    """Load a key from an anonymous file in memory, so that it is never stored on disk."""
     fd = os.memfd_create("tls", os.MFD_CLOEXEC)
     try:
         os.write(fd, pem.encode())
@@ -69,7 +69,7 @@ def _load(context: ssl.SSLContext, pem: str) -> None:
 
 
 def _self_signed() -> tuple[str, str]:
-    """A certificate that nobody vouches for: clients know it by its fingerprint."""
+    """Return a self-signed certificate and its key; clients verify its fingerprint."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,38 +1,32 @@
-"""A WebSocket as what carries the runs of a session to its client."""
+"""The WebSocket of a server that transports the frames of a session's runs."""
 
 from __future__ import annotations
 
 import asyncio
-import struct
 from typing import TYPE_CHECKING, Final, Self
 
 from aiohttp import WSCloseCode, WSMsgType
 
-from union.sandbox._core.wire import WireError
+from union.sandbox._wire.frames import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aiohttp.web import BaseRequest, WebSocketResponse
+    from aiohttp.web import WebSocketResponse
 
-    from union.sandbox.server._shares import FrameBudget
+    from union.sandbox.server._quotas import FrameBudget
 
 __all__ = ["WebSocket"]
 
-_SHORT: Final = struct.Struct(">BB")
-_MIDDLE: Final = struct.Struct(">BBH")
-_LONG: Final = struct.Struct(">BBQ")
-_WHOLE_BINARY: Final = 0x82
-_CONTROLS: Final = 32
-"""Pings and pongs that are read before other connections have their turn."""
+_CONTROLS_PER_TURN: Final = 32
+"""Pings and pongs that are read before other connections get their turn."""
 
 
 class WebSocket:
-    """The server's end of one (a ``Carrier``)."""
+    """The server's end of a WebSocket (a ``MessageStream``)."""
 
-    def __init__(self, ws: WebSocketResponse, request: BaseRequest, budget: FrameBudget) -> None:
+    def __init__(self, ws: WebSocketResponse, budget: FrameBudget) -> None:
         self._ws = ws
-        self._request = request
         self._budget = budget
         self._controls = 0
 
@@ -50,33 +44,26 @@ class WebSocket:
             if message.type is WSMsgType.PING:
                 await self._ws.pong(message.data)
             elif message.type is not WSMsgType.PONG:
-                raise WireError("a message that is not binary")
+                raise WireError(f"WebSocket messages must be binary, got {message.type.name}")
             await self._count_control()
 
     async def _count_control(self) -> None:
-        """Pings need no frame of ours, and count all the same."""
+        """Count pings and pongs against the frame budget of the key."""
         self._controls += 1
-        if self._controls >= _CONTROLS:
+        if self._controls >= _CONTROLS_PER_TURN:
             self._controls = 0
-            await asyncio.sleep(self._budget.spend(_CONTROLS))
+            await asyncio.sleep(self._budget.spend(_CONTROLS_PER_TURN))
 
     async def send(self, pieces: Sequence[bytes]) -> bool:
-        """One message, in one go.
-
-        Not by ``send_bytes``, which would send the head of a large one by itself, after the pieces
-        had been put together: every byte twice in memory, and a client woken by nothing.
-        """
-        transport = self._request.transport
-        if self._ws.closed or transport is None or transport.is_closing():
-            return False
-        transport.write(b"".join((_message_head(sum(map(len, pieces))), *pieces)))
+        """Send one message; return False if the connection is closed."""
         try:
-            await self._request.writer.drain()
+            await self._ws.send_bytes(b"".join(pieces))
         except ConnectionError:
             return False
         return True
 
     async def close(self, why: str = "") -> None:
+        """Close the connection, with ``why`` as the reason of a policy violation."""
         if why:
             message = why[:100].encode()
             await self._ws.close(code=WSCloseCode.POLICY_VIOLATION, message=message)
@@ -84,14 +71,5 @@ class WebSocket:
             await self._ws.close()
 
     @property
-    def end(self) -> str:
+    def close_reason(self) -> str:
         return f"closed with {self._ws.close_code}"
-
-
-def _message_head(size: int) -> bytes:
-    """What a server puts before a whole binary message (RFC 6455, 5.2); servers do not mask."""
-    if size < 126:
-        return _SHORT.pack(_WHOLE_BINARY, size)
-    if size < 1 << 16:
-        return _MIDDLE.pack(_WHOLE_BINARY, 126, size)
-    return _LONG.pack(_WHOLE_BINARY, 127, size)

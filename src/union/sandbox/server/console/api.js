@@ -1,21 +1,21 @@
-// The requests: to this server only, each with the token in a header. There is no cookie, so no
-// other page and no other service on this host can make the browser send it.
+// Requests to this server, each with the token in a header. No cookie is used, so another page or
+// another service on this host cannot make the browser send the token.
 
 const KEY = "sandbox-console-token";
 const ROOT = new URL("../v1/", location.href);
 
-export class Refused extends Error {
-  constructor(status, told) {
-    super(told?.message || `the server answered with ${status}`);
+export class HttpError extends Error {
+  constructor(status, payload) {
+    super(payload?.message || `HTTP status ${status}`);
     this.status = status;
-    this.code = told?.code || "";
-    this.hint = told?.hint || "";
+    this.code = payload?.code || "";
+    this.hint = payload?.hint || "";
   }
 }
 
 let token = sessionStorage.getItem(KEY);
 
-/** A token that came behind the # of a link; the link is cleaned before anything else happens. */
+/** Return the token in the fragment of the address, and remove the fragment. */
 export function tokenOfLink() {
   const found = new URLSearchParams(location.hash.slice(1)).get("token");
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);
@@ -39,31 +39,31 @@ export function hasToken() {
   return token !== null;
 }
 
-async function ask(path, options = {}) {
+async function request(path, options = {}) {
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
   const response = await fetch(new URL(path, ROOT), {
     cache: "no-store", credentials: "omit", redirect: "error", referrerPolicy: "no-referrer",
     ...options, headers,
   });
   if (response.ok) return response;
-  let told = null;
+  let payload = null;
   try {
-    told = (await response.json()).error;
+    payload = (await response.json()).error;
   } catch {
-    // Not an answer of ours: the status is all there is to say.
+    // The body is not JSON: only the status is reported.
   }
-  throw new Refused(response.status, told);
+  throw new HttpError(response.status, payload);
 }
 
-export const overview = async (signal) => (await ask("console", { signal })).json();
-export const session = async (name, signal) => (await ask(`console/${name}`, { signal })).json();
-export const metrics = async (signal) => (await ask("metrics", { signal })).text();
-export const endRun = (name, run) => ask(`console/${name}/runs/${run}`, { method: "DELETE" });
-export const endSession = (name) => ask(`sessions/${name}`, { method: "DELETE" });
+export const overview = async (signal) => (await request("console", { signal })).json();
+export const session = async (name, signal) => (await request(`console/${name}`, { signal })).json();
+export const metrics = async (signal) => (await request("metrics", { signal })).text();
+export const endRun = (name, run) => request(`console/${name}/runs/${run}`, { method: "DELETE" });
+export const endSession = (name) => request(`sessions/${name}`, { method: "DELETE" });
 
-/** The lines of a run, as they come, until it has ended or `signal` says so. */
+/** Yield the lines of a run as they arrive, until it has ended or `signal` is aborted. */
 export async function* follow(name, run, signal) {
-  const response = await ask(`console/${name}/runs/${run}`, { signal });
+  const response = await request(`console/${name}/runs/${run}`, { signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

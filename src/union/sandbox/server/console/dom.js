@@ -1,12 +1,12 @@
-// Elements and words. Text becomes text nodes only: nothing in this page parses markup.
+// Elements and number formats. Text becomes text nodes only: this page never parses markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Makes an element; `told` has attributes, `class`, `text` and `on` (listeners). */
-export function el(tag, told = {}, ...children) {
+/** Create an element; `options` has attributes, `class`, `text` and `on` (listeners). */
+export function el(tag, options = {}, ...children) {
   const made = tag === "svg" || tag === "path"
     ? document.createElementNS(SVG, tag) : document.createElement(tag);
-  for (const [name, value] of Object.entries(told)) {
+  for (const [name, value] of Object.entries(options)) {
     if (value === null || value === undefined || value === false) continue;
     if (name === "text") made.textContent = value;
     else if (name === "on") {
@@ -17,17 +17,17 @@ export function el(tag, told = {}, ...children) {
   return made;
 }
 
-/** Sets text only where it has changed, so that a reader's selection stays. */
-export function say(node, text) {
+/** Set the text if it has changed, so that a selection is preserved. */
+export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-export function mark(node, name, value) {
+export function setAttr(node, name, value) {
   if (value === null || value === undefined || value === false) node.removeAttribute(name);
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
 }
 
-/** Makes the children of `parent` those of `items`, in order; what was there is kept and updated. */
+/** Match the children of `parent` to `items`, in order; existing nodes are kept and updated. */
 export function patch(parent, items, key, make, update) {
   const before = new Map();
   for (const node of parent.children) before.set(node.dataset.key, node);
@@ -47,7 +47,7 @@ export function patch(parent, items, key, make, update) {
   for (const node of before.values()) node.remove();
 }
 
-/** A length of time as a person says it. */
+/** Format a duration. */
 export function span(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   if (seconds < 0.0995) return `${Math.round(Math.max(seconds, 0) * 1000)} ms`;

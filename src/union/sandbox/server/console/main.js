@@ -1,18 +1,18 @@
-// The page: signs in, asks once a second, shows the answer.
+// The page: signs in, requests the state once a second and shows it.
 
 import * as api from "./api.js";
-import { el, many, mark, patch, say, span } from "./dom.js";
+import { el, many, setAttr, patch, setText, span } from "./dom.js";
 import { forgetMetrics, showTiles, upFor } from "./metrics.js";
 import { leaseOf, SessionView } from "./session.js";
 
-const EVERY_MS = 1000;
-const PATIENCE_MS = 8000;
+const INTERVAL_MS = 1000;
+const TIMEOUT_MS = 8000;
 const by = (id) => document.getElementById(id);
 
 let view = null;
 let timer = 0;
 let misses = 0;
-let turn = 0; // counts sign-ins: an answer to an earlier one is dropped
+let turn = 0; // Counts sign-ins: a response to an earlier one is dropped.
 
 // Signing in.
 
@@ -23,13 +23,13 @@ function showLogin(error = "") {
   leave();
   by("console").hidden = true;
   by("login").hidden = false;
-  say(by("login-error"), error);
-  mark(by("token"), "aria-invalid", error ? "true" : null);
+  setText(by("login-error"), error);
+  setAttr(by("token"), "aria-invalid", error ? "true" : null);
   by("token").value = "";
   by("token").focus();
 }
 
-/** Nothing of what was shown stays in the page. */
+/** Remove all data from the page. */
 function leave() {
   view?.close();
   view = null;
@@ -39,13 +39,13 @@ function leave() {
   }
 }
 
-async function enter(token, said) {
+async function enter(token, refusedText) {
   api.use(token);
   try {
     await api.overview();
   } catch (error) {
-    showLogin(error.status === 401 ? said
-      : error.status ? error.message : "The server does not answer.");
+    showLogin(error.status === 401 ? refusedText
+      : error.status ? error.message : "The server does not respond.");
     return;
   }
   api.keep();
@@ -57,12 +57,12 @@ async function enter(token, said) {
   await refresh(turn);
 }
 
-// Once a second.
+// Refresh.
 
 async function refresh(mine) {
   clearTimeout(timer);
   try {
-    const signal = AbortSignal.timeout(PATIENCE_MS);
+    const signal = AbortSignal.timeout(TIMEOUT_MS);
     const [seen, metrics] = await Promise.all([api.overview(signal), api.metrics(signal)]);
     if (mine !== turn) return;
     await update(seen, metrics, signal, mine);
@@ -72,30 +72,30 @@ async function refresh(mine) {
   } catch (error) {
     if (mine !== turn) return;
     if (error.status === 401) {
-      showLogin("The server does not accept this token any more.");
+      showLogin("The token is no longer valid.");
       return;
     }
     misses += 1;
-    state(error.status ? error.message : "the server does not answer; trying again", "bad");
+    state(error.status ? error.message : "the server does not respond; retrying", "bad");
   }
   if (!document.hidden) {
-    timer = setTimeout(refresh, EVERY_MS * Math.min(1 + misses, 10), mine);
+    timer = setTimeout(refresh, INTERVAL_MS * Math.min(1 + misses, 10), mine);
   }
 }
 
 function state(text, kind) {
-  say(by("state"), text);
-  mark(by("state"), "class", `badge ${kind}`);
+  setText(by("state"), text);
+  setAttr(by("state"), "class", `badge ${kind}`);
 }
 
 async function update(seen, metrics, signal, mine) {
-  say(by("server"), `${location.host} · ${upFor(seen)}`);
+  setText(by("server"), `${location.host} · ${upFor(seen)}`);
   showTiles(by("tiles"), metrics, seen);
   const sessions = [...seen.sessions].sort((a, b) => b.opened_at - a.opened_at);
   if (!view && sessions.length) choose((sessions.find((s) => s.running) ?? sessions[0]).session);
   showSessions(sessions, seen.now);
   if (!view) {
-    const text = "Sessions, their runs and what those write appear here.";
+    const text = "Sessions, runs and their output appear here.";
     if (!by("detail").firstChild) by("detail").append(el("p", { class: "empty", text }));
     return;
   }
@@ -114,7 +114,7 @@ async function update(seen, metrics, signal, mine) {
 }
 
 function showSessions(sessions, now) {
-  say(by("session-count"), String(sessions.length));
+  setText(by("session-count"), String(sessions.length));
   by("no-sessions").hidden = sessions.length > 0;
   patch(by("session-list"), sessions, (s) => s.session, (s) => el("li", {},
     el("button", { type: "button", on: { click: () => { choose(s.session); refresh(turn); } } },
@@ -126,11 +126,11 @@ function showSessions(sessions, now) {
     const [row, age, lease] = item.firstChild.children;
     const live = row.lastChild;
     live.hidden = s.running === 0;
-    say(live, `${s.running} running`);
-    say(age, `${span(now - s.opened_at)} old · ${many(s.runs, "run")}`);
-    say(lease, leaseOf(s));
-    mark(lease, "class", s.lease_s === null ? "quiet" : "quiet warn");
-    mark(item.firstChild, "aria-current", view?.name === s.session ? "true" : null);
+    setText(live, `${s.running} running`);
+    setText(age, `${span(now - s.opened_at)} old · ${many(s.runs, "run")}`);
+    setText(lease, leaseOf(s));
+    setAttr(lease, "class", s.lease_s === null ? "quiet" : "quiet warn");
+    setAttr(item.firstChild, "aria-current", view?.name === s.session ? "true" : null);
   });
 }
 
@@ -141,17 +141,17 @@ function choose(name) {
   by("detail").replaceChildren(view.node);
 }
 
-// Ending something.
+// Ending runs and sessions.
 
-function ask(title, text) {
-  say(by("ask-title"), title);
-  say(by("ask-text"), text);
+function confirm(title, text) {
+  setText(by("ask-title"), title);
+  setText(by("ask-text"), text);
   by("ask").showModal();
   return new Promise((resolve) => {
     by("ask-yes").onclick = () => by("ask").close("yes");
     by("ask-no").onclick = () => by("ask").close("");
     by("ask").onclose = () => {
-      // Told late: it may be about the question before, and this one stands open.
+      // The event may belong to the previous dialog, while this one is open.
       if (!by("ask").open) resolve(by("ask").returnValue === "yes");
     };
     by("ask").returnValue = "";
@@ -162,7 +162,7 @@ async function act(call) {
   try {
     await call();
   } catch (error) {
-    if (error.status !== 404) { // gone already: what was wanted
+    if (error.status !== 404) { // It has already ended.
       state(error.message, "bad");
       return;
     }
@@ -171,23 +171,23 @@ async function act(call) {
 }
 
 async function endRun(name, run, command) {
-  if (await ask(`End run ${run}?`, `${command.slice(0, 200)} — it and everything that it started ends.`)) {
+  if (await confirm(`End run ${run}?`, `${command.slice(0, 200)} — all processes of this run are ended.`)) {
     await act(() => api.endRun(name, run));
   }
 }
 
 async function endSession(name) {
-  if (await ask(`End session ${name.slice(0, 8)}?`,
-    "Its commands end, and its work dir is removed with everything in it.")) {
+  if (await confirm(`End session ${name.slice(0, 8)}?`,
+    "Its commands are ended, and its work dir is removed.")) {
     await act(() => api.endSession(name));
   }
 }
 
-// The beginning.
+// Start.
 
 by("login-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  enter(by("token").value.trim(), "The server does not accept this token.");
+  enter(by("token").value.trim(), "Invalid token.");
 });
 by("logout").addEventListener("click", () => showLogin());
 document.addEventListener("visibilitychange", () => {
@@ -195,6 +195,6 @@ document.addEventListener("visibilitychange", () => {
 });
 
 const fromLink = api.tokenOfLink();
-if (fromLink) enter(fromLink, "The server does not accept the token of this link.");
+if (fromLink) enter(fromLink, "The token in this link is invalid.");
 else if (api.hasToken()) enter(sessionStorage.getItem("sandbox-console-token"), "");
-else enter(null, ""); // a server that asks for no token needs no question either
+else enter(null, ""); // The server may not require a token.

@@ -1,19 +1,19 @@
-// The output of one run, live. However much is written, the page stays the same size.
+// The live output of one run. The size of the page is bounded, however much is written.
 
 import { follow } from "./api.js";
 import { bytes, el } from "./dom.js";
 import { Sequences, visible } from "./plain.js";
 
-export const MOST_LINES = 2000;
-export const MOST_CHARACTERS = 400_000;
-export const MOST_IN_LINE = 4000;
+export const MAX_LINES = 2000;
+export const MAX_CHARACTERS = 400_000;
+export const MAX_LINE_CHARACTERS = 4000;
 const RETRY_MS = 1500;
 
-/** Lines in a box; the oldest go when there are too many. */
+/** Lines in a box; the oldest are removed when there are too many. */
 export class Screen {
-  #lines = []; // the characters in each, in step with the children of the box
+  #lines = []; // Number of characters of each line, in the order of the children of the box.
   #characters = 0;
-  #open = null; // the last line, while it has no end: { stream, node, length, cut }
+  #open = null; // The last line, while it is incomplete: { stream, node, length, cut }.
   #sequences = { stdout: new Sequences(), stderr: new Sequences() };
 
   constructor(box) {
@@ -23,10 +23,10 @@ export class Screen {
   write(stream, text) {
     const follows = this.#atEnd();
     const parts = visible(this.#sequences[stream].strip(text)).split("\n");
-    // Of very much at once, only what would stay is made.
-    if (parts.length > MOST_LINES + 1) {
+    // Of a large piece, only the lines that would be kept are created.
+    if (parts.length > MAX_LINES + 1) {
       this.#open = null;
-      parts.splice(0, parts.length - MOST_LINES - 1);
+      parts.splice(0, parts.length - MAX_LINES - 1);
     }
     parts.forEach((part, index) => {
       if (index > 0) this.#open = null;
@@ -36,7 +36,7 @@ export class Screen {
     if (follows) this.box.scrollTop = this.box.scrollHeight;
   }
 
-  /** A line of our own, which the run could not have written: it has another look. */
+  /** Add a note of the console, styled so that a run cannot imitate it. */
   note(text) {
     const follows = this.#atEnd();
     this.#open = null;
@@ -56,7 +56,7 @@ export class Screen {
       this.#open = { stream, node, length: 0, cut: 0 };
     }
     const line = this.#open;
-    const room = part.slice(0, Math.max(0, MOST_IN_LINE - line.length));
+    const room = part.slice(0, Math.max(0, MAX_LINE_CHARACTERS - line.length));
     line.length += room.length;
     line.cut += part.length - room.length;
     line.node.firstChild ? line.node.firstChild.appendData(room) : line.node.append(room);
@@ -74,7 +74,7 @@ export class Screen {
   #trim() {
     let gone = 0;
     let characters = this.#characters;
-    while (this.#lines.length - gone > MOST_LINES || characters > MOST_CHARACTERS) {
+    while (this.#lines.length - gone > MAX_LINES || characters > MAX_CHARACTERS) {
       characters -= this.#lines[gone];
       gone += 1;
     }
@@ -92,21 +92,21 @@ function ended(end) {
     return reason ? `ended: ${reason} (exit code ${returncode})` : `ended with exit code ${returncode}`;
   }
   const why = end?.failed?.reason || end?.refused?.message || "unknown";
-  return `no exit: ${visible(why)}`;
+  return `no exit code: ${visible(why)}`;
 }
 
-/** Shows a run in `box` until `signal` ends it. A broken connection is taken up again. */
+/** Show a run in `box` until `signal` is aborted; reconnect if the connection breaks. */
 export async function show(box, name, run, signal) {
   while (!signal.aborted) {
     box.replaceChildren();
     const screen = new Screen(box);
     try {
-      for await (const told of follow(name, run, signal)) {
+      for await (const line of follow(name, run, signal)) {
         if (signal.aborted) return;
-        if (told.text !== undefined) screen.write(told.stream, told.text);
-        else if (told.skipped) screen.note(`… ${bytes(told.skipped)} not shown …`);
-        else if ("end" in told) {
-          screen.note(ended(told.end));
+        if (line.text !== undefined) screen.write(line.stream, line.text);
+        else if (line.skipped) screen.note(`… ${bytes(line.skipped)} not shown …`);
+        else if ("end" in line) {
+          screen.note(ended(line.end));
           return;
         }
       }
@@ -116,7 +116,7 @@ export async function show(box, name, run, signal) {
         screen.note(error.message);
         return;
       }
-      screen.note("the connection broke; trying again");
+      screen.note("connection lost; retrying");
     }
     await new Promise((wake) => { setTimeout(wake, RETRY_MS); });
   }

@@ -1,11 +1,11 @@
-// What sandboxed code wrote is hostile. Here it becomes plain characters: no terminal sequence has
-// an effect, nothing is invisible, nothing turns the direction of reading.
+// Output of sandboxed code is hostile. Here it becomes plain text: terminal sequences have no
+// effect, invisible characters are shown, and the text direction cannot be changed.
 
-const MOST_SEQUENCE = 4096; // a longer one is not a sequence but a way to hide what follows
+const MAX_SEQUENCE = 4096; // A longer sequence would hide the text that follows.
 const ESC = 0x1b;
 const UNSEEN = /[\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb]|[\u{e0000}-\u{e0fff}]/gu;
 
-/** Characters that cannot be seen, as ones that can. Lines and tabs stay. */
+/** Replace invisible characters by visible ones, except for line ends and tabs. */
 export function visible(text) {
   return text
     .replace(/\r\n?|[\u2028\u2029\u0085]/g, "\n")
@@ -15,12 +15,12 @@ export function visible(text) {
     .replace(UNSEEN, (c) => `⟨U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
-/** The same on one line. */
+/** Like visible(), on one line. */
 export function oneLine(text) {
   return visible(text).replace(/\s*\n\s*/g, " ⏎ ").replace(/\t/g, " ").trim();
 }
 
-/** Takes out terminal sequences from text that comes in pieces; remembers only where it is. */
+/** Removes terminal sequences from text that arrives in pieces; keeps only its state. */
 export class Sequences {
   #state = "text";
   #length = 0;
@@ -37,8 +37,8 @@ export class Sequences {
         }
         continue;
       }
-      if (!this.#goesOn(code)) {
-        // A line end is never a part of a sequence: it is shown, whatever came before it.
+      if (!this.#continues(code)) {
+        // A line end is never part of a sequence, so it is always shown.
         from = code === 0x0a ? at : at + 1;
         this.#state = "text";
       }
@@ -51,9 +51,9 @@ export class Sequences {
     this.#state = { 0x9b: "csi", 0x9d: "string", 0x90: "string" }[code] ?? "escape";
   }
 
-  #goesOn(code) {
+  #continues(code) {
     this.#length += 1;
-    if (code === 0x0a || this.#length > MOST_SEQUENCE) return false;
+    if (code === 0x0a || this.#length > MAX_SEQUENCE) return false;
     if (this.#state === "csi") return code < 0x40 || code > 0x7e;
     if (this.#state === "string") {
       if (code === ESC) this.#state = "string-end";
@@ -63,7 +63,7 @@ export class Sequences {
       this.#state = "string";
       return code !== 0x5c;
     }
-    // Behind an escape.
+    // After an escape.
     if (code === 0x5b) this.#state = "csi";
     else if ([0x5d, 0x50, 0x58, 0x5e, 0x5f].includes(code)) this.#state = "string";
     else return code >= 0x20 && code <= 0x2f;

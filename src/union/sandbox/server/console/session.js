@@ -1,12 +1,12 @@
-// One session: its facts, its runs and their output, its connections, what isolates it.
+// One session: its properties, its runs and their output, its connections, its isolation.
 
-import { bytes, clock, el, many, mark, patch, say, span } from "./dom.js";
+import { bytes, clock, el, many, setAttr, patch, setText, span } from "./dom.js";
 import { show } from "./output.js";
 import { oneLine, visible } from "./plain.js";
 
-const cell = (...told) => el("td", ...told);
+const cell = (...options) => el("td", ...options);
 
-/** How a run ended, in a word, and whether that is good (ok), bad or neither. */
+/** Return the state of a run, and its badge: ok, warn, bad or live. */
 export function stateOf(run) {
   if (!run.end) return run.pid === null ? ["starting", "live"] : ["running", "live"];
   if (run.end.refused) return ["refused", "bad"];
@@ -17,9 +17,9 @@ export function stateOf(run) {
 }
 
 export function leaseOf(session) {
-  if (session.lease_s !== null) return `no client; ends in ${span(session.lease_s)}`;
-  if (session.connections) return `held by ${many(session.connections, "connection")}`;
-  return "held by a request";
+  if (session.lease_s !== null) return `no client; expires in ${span(session.lease_s)}`;
+  if (session.connections) return `in use by ${many(session.connections, "connection")}`;
+  return "in use by a request";
 }
 
 function table(id, label, ...heads) {
@@ -29,8 +29,8 @@ function table(id, label, ...heads) {
 }
 
 export class SessionView {
-  #chosen = null; // the number of the run whose output is shown
-  #pinned = false; // it was chosen by hand, so a newer run does not replace it
+  #chosen = null; // Number of the run whose output is shown.
+  #pinned = false; // The user chose it, so a newer run does not replace it.
   #following = null;
 
   constructor(name, actions) {
@@ -47,16 +47,16 @@ export class SessionView {
       on: { click: () => this.actions.endSession(this.name) },
     });
     this.facts = el("dl", { class: "facts" });
-    this.runs = table("runs", "Runs", ["#", "n"], ["Command"], ["State"], ["Started"], ["Took", "n"],
-      ["Output", "n"], ["Processor", "n"], ["Memory", "n"], ["Network", "n"], [""]);
-    this.noRuns = el("p", { class: "empty", text: "No command has been run in this session yet." });
+    this.runs = table("runs", "Runs", ["#", "n"], ["Command"], ["State"], ["Started"], ["Duration", "n"],
+      ["Output", "n"], ["CPU", "n"], ["Memory", "n"], ["Network", "n"], [""]);
+    this.noRuns = el("p", { class: "empty", text: "No runs yet." });
     this.outputTitle = el("h3", { text: "Output" });
     this.screen = el("div", {
       id: "screen", class: "screen", tabindex: "0", role: "log", "aria-live": "off",
       "aria-label": "Output of the chosen run",
     });
-    this.decisions = table("decisions", "Network decisions", ["Time"], ["Run", "n"], ["Asked for"],
-      ["Decision"], ["Why"], ["Sent", "n"], ["Received", "n"]);
+    this.decisions = table("decisions", "Network decisions", ["Time"], ["Run", "n"], ["Destination"],
+      ["Decision"], ["Reason"], ["Sent", "n"], ["Received", "n"]);
     this.noDecisions = el("p", { class: "empty" });
     this.isolation = el("dl", { class: "facts", id: "isolation" });
     this.paths = el("div", { class: "paths" });
@@ -69,7 +69,7 @@ export class SessionView {
       el("section", { class: "card", id: "output" }, this.outputTitle, this.screen),
       el("section", { class: "card" }, el("h3", { text: "Network" }), this.decisions, this.noDecisions),
       el("section", { class: "card" }, el("h3", { text: "Isolation" }), this.isolation,
-        el("details", {}, el("summary", { text: "Paths that are visible inside" }), this.paths)));
+        el("details", {}, el("summary", { text: "Paths visible in the sandbox" }), this.paths)));
   }
 
   update(seen) {
@@ -79,12 +79,12 @@ export class SessionView {
     this.#facts(this.facts, [
       ["Age", span(seen.now - seen.opened_at)],
       ["Lease", leaseOf(seen), seen.lease_s === null ? "" : "warn"],
-      ["Time limit", seen.timeout_s === null ? "none" : span(seen.timeout_s)],
+      ["Timeout", seen.timeout_s === null ? "none" : span(seen.timeout_s)],
       ["Runs", `${many(seen.runs, "run")}, ${seen.running} running`],
-      ["Processor", `${span(seen.cpu_s)} by ended runs`],
+      ["CPU", `${span(seen.cpu_s)} of ended runs`],
       ["Memory, peak", seen.peak_bytes ? bytes(seen.peak_bytes) : "–"],
       ["Work dir", oneLine(seen.work_dir)],
-      ["On this host", oneLine(seen.host_dir)],
+      ["Path on the host", oneLine(seen.host_dir)],
     ]);
     const runs = [...seen.recorded].reverse();
     this.#runs(runs, seen.now);
@@ -93,7 +93,7 @@ export class SessionView {
     this.#isolation(seen);
   }
 
-  /** The server does not have it any more; what was shown stays, until another is chosen. */
+  /** Mark the session as ended; its data stays until another session is chosen. */
   end() {
     if (this.ended) return;
     this.ended = true;
@@ -108,15 +108,15 @@ export class SessionView {
 
   #badges(wanted) {
     patch(this.badges, wanted, ([text]) => text, ([text]) => el("span", { text }),
-      (node, [, kind]) => mark(node, "class", `badge ${kind}`));
+      (node, [, kind]) => setAttr(node, "class", `badge ${kind}`));
   }
 
   #facts(place, wanted) {
     patch(place, wanted, ([name]) => name,
       ([name]) => el("div", {}, el("dt", { text: name }), el("dd")),
       (node, [, text, kind]) => {
-        say(node.lastChild, text);
-        mark(node.lastChild, "class", kind || null);
+        setText(node.lastChild, text);
+        setAttr(node.lastChild, "class", kind || null);
       });
   }
 
@@ -128,17 +128,17 @@ export class SessionView {
         const [state, kind] = stateOf(run);
         const usage = run.end?.exited?.usage;
         const badge = row.children[2].firstChild;
-        say(badge, state);
-        mark(badge, "class", `badge ${kind}`);
-        mark(badge, "title", visible(run.end?.failed?.reason || run.end?.refused?.message || "") || null);
-        say(row.children[3], `${span(Math.max(0, now - run.started_at))} ago`);
-        say(row.children[4], span((run.ended_at ?? now) - run.started_at));
-        say(row.children[5], bytes((run.stdout_bytes ?? 0) + (run.stderr_bytes ?? 0)));
-        say(row.children[6], usage ? span(usage.cpu_user_s + usage.cpu_system_s) : "–");
-        say(row.children[7], usage ? bytes(usage.peak_memory_bytes ?? usage.max_rss_bytes) : "–");
-        say(row.children[8], run.allowed + run.refused ? `${run.allowed} ✓ ${run.refused} ✗` : "–");
+        setText(badge, state);
+        setAttr(badge, "class", `badge ${kind}`);
+        setAttr(badge, "title", visible(run.end?.failed?.reason || run.end?.refused?.message || "") || null);
+        setText(row.children[3], `${span(Math.max(0, now - run.started_at))} ago`);
+        setText(row.children[4], span((run.ended_at ?? now) - run.started_at));
+        setText(row.children[5], bytes((run.stdout_bytes ?? 0) + (run.stderr_bytes ?? 0)));
+        setText(row.children[6], usage ? span(usage.cpu_user_s + usage.cpu_system_s) : "–");
+        setText(row.children[7], usage ? bytes(usage.peak_memory_bytes ?? usage.max_rss_bytes) : "–");
+        setText(row.children[8], run.allowed + run.refused ? `${run.allowed} ✓ ${run.refused} ✗` : "–");
         row.lastChild.firstChild.hidden = run.end !== null;
-        mark(row, "aria-selected", run.run === this.#chosen ? "true" : null);
+        setAttr(row, "aria-selected", run.run === this.#chosen ? "true" : null);
       });
   }
 
@@ -161,7 +161,7 @@ export class SessionView {
   #choose(runs) {
     if (!runs.length) {
       if (!this.screen.firstChild) {
-        this.screen.append(el("div", { class: "note", text: "What a run writes appears here." }));
+        this.screen.append(el("div", { class: "note", text: "Output appears here." }));
       }
       return;
     }
@@ -175,9 +175,9 @@ export class SessionView {
     this.#following?.abort();
     this.#chosen = run;
     this.#following = new AbortController();
-    say(this.outputTitle, `Output of run ${run}`);
+    setText(this.outputTitle, `Output of run ${run}`);
     for (const row of this.runs.querySelectorAll("tbody tr")) {
-      mark(row, "aria-selected", row.dataset.key === String(run) ? "true" : null);
+      setAttr(row, "aria-selected", row.dataset.key === String(run) ? "true" : null);
     }
     show(this.screen, this.name, run, this.#following.signal);
   }
@@ -187,17 +187,17 @@ export class SessionView {
     this.noDecisions.hidden = decisions.length > 0;
     const lists = [allow.length ? `allowed: ${allow.join(", ")}` : "",
       deny.length ? `denied: ${deny.join(", ")}` : ""].filter(Boolean).join("; ");
-    say(this.noDecisions, mode === "blocked"
-      ? "The network is blocked: there is none inside, so there is nothing to decide."
-      : `No connection has been asked for. Mode ${mode}${lists ? `; ${visible(lists)}` : ""}.`);
-    // What was decided never changes.
+    setText(this.noDecisions, mode === "blocked"
+      ? "The network is blocked."
+      : `No connections yet. Mode ${mode}${lists ? `; ${visible(lists)}` : ""}.`);
+    // Decisions never change.
     patch(this.decisions.querySelector("tbody"), [...decisions].reverse(),
       (d) => d.number, (d) => this.#decision(d), () => {});
   }
 
   #decision(d) {
     const why = d.allowed ? d.error || d.rule || d.reason : d.reason || d.rule;
-    const hint = d.suggestion ? `; would be allowed by ${d.suggestion}` : "";
+    const hint = d.suggestion ? `; allow it with ${d.suggestion}` : "";
     const [word, kind] = d.allowed ? (d.error ? ["failed", "warn"] : ["allowed", "ok"]) : ["refused", "bad"];
     const target = d.door === "dns" ? d.host : `${d.host}:${d.port}`;
     return el("tr", {}, cell({ text: clock(d.time) }), cell({ class: "n", text: d.run }),
@@ -208,26 +208,26 @@ export class SessionView {
   }
 
   #isolation(seen) {
-    const told = seen.isolation;
+    const isolation = seen.isolation;
     const yes = (good, text) => [text, good ? "ok" : "warn"];
-    const limits = Object.entries(told.limits).map(([name, by]) => `${name}: ${by}`).join(", ");
-    const caps = told.capabilities;
+    const limits = Object.entries(isolation.limits).map(([name, by]) => `${name}: ${by}`).join(", ");
+    const caps = isolation.capabilities;
     this.#facts(this.isolation, [
-      ["Backend", ...yes(told.backend !== "none", told.backend)],
-      ["Namespaces", ...yes(told.namespaces.length > 0, told.namespaces.join(" ") || "none")],
-      ["Root", ...yes(told.root !== "host", told.root)],
-      ["/proc", ...yes(told.proc === "fresh", told.proc)],
-      ["User ids", ...yes(told.ids !== "host", told.ids)],
-      ["Capabilities", ...yes(caps && !caps.length, caps ? caps.join(" ") || "none left" : "not restricted")],
-      ["No new privileges", ...yes(told.no_new_privs, told.no_new_privs ? "yes" : "no")],
-      ["System calls", ...yes(told.seccomp, told.seccomp ? `filter ${told.seccomp.slice(0, 12)}` : "not filtered")],
-      ["Landlock", ...yes(told.landlock_abi, told.landlock_abi ? `ABI ${told.landlock_abi}` : "not in this kernel, or not used")],
-      ["Egress", ...yes(told.egress === "kernel", told.egress)],
-      ["Limits, by what", limits || "none"],
+      ["Backend", ...yes(isolation.backend !== "none", isolation.backend)],
+      ["Namespaces", ...yes(isolation.namespaces.length > 0, isolation.namespaces.join(" ") || "none")],
+      ["Root", ...yes(isolation.root !== "host", isolation.root)],
+      ["/proc", ...yes(isolation.proc === "fresh", isolation.proc)],
+      ["User ids", ...yes(isolation.ids !== "host", isolation.ids)],
+      ["Capabilities", ...yes(caps && !caps.length, caps ? caps.join(" ") || "none" : "not restricted")],
+      ["No new privileges", ...yes(isolation.no_new_privs, isolation.no_new_privs ? "yes" : "no")],
+      ["System calls", ...yes(isolation.seccomp, isolation.seccomp ? `filter ${isolation.seccomp.slice(0, 12)}` : "not filtered")],
+      ["Landlock", ...yes(isolation.landlock_abi, isolation.landlock_abi ? `ABI ${isolation.landlock_abi}` : "not available or not used")],
+      ["Egress", ...yes(isolation.egress === "kernel", isolation.egress)],
+      ["Limits enforced by", limits || "none"],
     ]);
     const lists = [["read-only", seen.fs_allowlist.read_only], ["read-write", seen.fs_allowlist.read_write]];
     patch(this.paths, lists, ([name]) => name,
       ([name]) => el("p", {}, el("strong", { text: name }), " ", el("code")),
-      (node, [, paths]) => say(node.lastChild, paths.map(oneLine).join("  ") || "none"));
+      (node, [, paths]) => setText(node.lastChild, paths.map(oneLine).join("  ") || "none"));
   }
 }

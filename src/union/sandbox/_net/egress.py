@@ -1,0 +1,388 @@
+"""The host's end of one run's network: its frontends and their connections.
+
+The launcher created the listening sockets inside the sandbox's network namespace and passed them
+to the host, so only that run can reach them. The caller's event loop serves them, without any
+further thread or process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from typing import TYPE_CHECKING, Final, Protocol
+
+from union.sandbox._net.budget import process_budget
+from union.sandbox._net.dialer import Dialer, DialError, RefusedError
+from union.sandbox._net.dns import DnsFrontend, StubResolver
+from union.sandbox._net.happy_eyeballs import HostResolver
+from union.sandbox._net.http_proxy import HttpFrontend
+from union.sandbox._net.ledger import Attempt, Ledger
+from union.sandbox._net.socks import SocksFrontend
+from union.sandbox._net.stream import Stream, is_disconnect
+from union.sandbox._net.transparent import TransparentFrontend, original_destination
+from union.sandbox._policy.addresses import parse_address
+from union.sandbox._policy.rules import Verdict
+from union.sandbox._policy.synthetic import SyntheticNames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from union.sandbox._net.budget import Share
+    from union.sandbox._net.dialer import OutboundConnection
+    from union.sandbox._net.happy_eyeballs import Resolver
+    from union.sandbox._net.policy import Policy
+    from union.sandbox._net.transparent import Destination
+    from union.sandbox._net.upstream import UpstreamDialer
+    from union.sandbox._policy.decision import Decision, FrontendName
+    from union.sandbox._policy.rules import NetworkRules
+
+__all__ = ["Connection", "Egress"]
+
+_LOGGER: Final = logging.getLogger("union.sandbox.network")
+_MAX_CONNECTIONS: Final = 512
+_MAX_HALF_OPEN: Final = 256
+_ACCEPTS_PER_TURN: Final = 64
+_OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_RETRY_ACCEPT_S: Final = 0.1
+_LINGER_S: Final = 1.0
+_LINGER_BYTES: Final = 256 * 1024
+
+
+class Frontend(Protocol):
+    """Serves the connections of one listener."""
+
+    @property
+    def name(self) -> FrontendName:
+        """Name of the frontend in decisions."""
+        ...
+
+    def destination_of(self, sock: socket.socket) -> tuple[str, int]:
+        """Return the requested host and port; ``("", 0)`` while they are unknown."""
+        ...
+
+    async def serve(self, connection: Connection) -> None:
+        """Serve one connection to its end. The caller closes it."""
+        ...
+
+
+class Connection:
+    """One accepted connection, with the operations that a frontend may use."""
+
+    def __init__(self, egress: Egress, stream: Stream) -> None:
+        self._egress = egress
+        self._server: Stream | None = None
+        self._attempts: list[Attempt] = []
+        self.stream = stream
+        self.policy = egress.policy
+        self.upstream = egress.dialer.upstream
+
+    def begin_attempt(self, attempt: Attempt) -> Attempt:
+        """Begin an attempt, which ends the previous attempt on this connection."""
+        if not self._attempts or self._attempts[-1] is not attempt:
+            self.end_attempts()
+            self._attempts.append(attempt)
+        return attempt
+
+    def request_received(self) -> None:
+        """Mark the connection as used: the client has sent a request."""
+        self._egress.request_received(self)
+
+    async def dial(self, attempt: Attempt) -> OutboundConnection:
+        """Check the policy, connect, and store both outcomes in ``attempt``.
+
+        Raises:
+            RefusedError: the policy refuses the destination.
+            DialError: connecting failed.
+
+        """
+        try:
+            outbound = await self._egress.dialer.dial(attempt.host, attempt.port)
+        except RefusedError as exc:
+            attempt.verdict = exc.verdict
+            self.end_attempts()
+            raise
+        except DialError as exc:
+            attempt.verdict = exc.verdict
+            attempt.error = str(exc)
+            self.end_attempts()
+            raise
+        attempt.verdict = outbound.verdict
+        attempt.address = outbound.address
+        self.set_server(outbound.stream)
+        return outbound
+
+    def set_server(self, server: Stream) -> None:
+        """Store the stream to the destination and close the previous one."""
+        if self._server is not None:
+            self._server.close()
+        self._server = server
+
+    def recheck(self) -> Verdict | None:
+        """Check the current attempt against the current policy; None without an attempt."""
+        if not self._attempts:
+            return None
+        attempt = self._attempts[-1]
+        return self.policy.recheck(
+            attempt.host,
+            attempt.port,
+            address=parse_address(attempt.address),
+            server_names=attempt.server_names,
+        )
+
+    def revoke(self, reason: str) -> None:
+        """Forward no further byte. The task that serves the connection closes it with a reset."""
+        for attempt in self._attempts:
+            attempt.is_revoked = True
+            attempt.error = f"reset by a change of the network policy: {reason}"
+        if self._server is not None:
+            # Data that is blocked in a send() must not leave after switch() has returned.
+            with contextlib.suppress(OSError):  # may be closed already
+                self._server.sock.shutdown(socket.SHUT_RDWR)
+
+    async def check_before_upstream(self, attempt: Attempt, name: str) -> None:
+        """Check the addresses of ``name`` before the caller's proxy gets a request for it.
+
+        Raises:
+            RefusedError: the policy refuses one of them.
+
+        """
+        try:
+            await self._egress.dialer.check_before_upstream(name, attempt.port)
+        except RefusedError as exc:
+            attempt.verdict = exc.verdict
+            raise
+
+    async def linger(self) -> None:
+        """Shut down writing and drain input briefly, so that a reset discards no sent data."""
+        self.end_attempts()
+        self.stream.shutdown_write()
+        remaining = _LINGER_BYTES
+        try:
+            async with asyncio.timeout(_LINGER_S):
+                while remaining > 0 and (data := await self.stream.read_some()):
+                    remaining -= len(data)
+        except TimeoutError:
+            return
+
+    def end_attempts(self) -> None:
+        """Record the attempts that have ended."""
+        while self._attempts:
+            self._egress.ledger.record(self._attempts.pop())
+
+    def record_refusal(self, exc: RefusedError) -> None:
+        """Store a refusal that happened after the connection was established."""
+        if self._attempts:
+            self._attempts[-1].verdict = exc.verdict
+
+    def close(self, *, abort: bool) -> None:
+        """Close both streams and record the remaining attempts."""
+        for stream in (self.stream, self._server):
+            if stream is not None:
+                if abort:
+                    stream.abort()
+                else:
+                    stream.close()
+        self.end_attempts()
+
+
+class Egress:
+    """Serve the frontends of one run until closed. Owns the sockets passed to it.
+
+    Args:
+        policy: decides about every destination.
+        http: listening socket of the HTTP proxy.
+        socks: listening socket of the SOCKS5 proxy.
+        on_decision: called with each decision when its connection has ended.
+        tcp_transparent: listening socket for redirected IPv4 connections. Default None: none.
+        tcp_transparent6: the same for IPv6. Default None: none, and no AAAA records.
+        dns_udp: UDP socket of the resolver. Default None: none.
+        dns_tcp: listening TCP socket of the resolver. Default None: none.
+        upstream: the caller's proxy. Default None: connect directly.
+        resolver: resolves names. Default None: the host's resolver.
+        share: the session's file descriptors. Default None: a new share of the process's budget.
+        credentials: ``user:password`` that both proxies require. Default None: none.
+        destination: returns the original destination of a redirected connection.
+
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        http: socket.socket,
+        socks: socket.socket,
+        on_decision: Callable[[Decision], None],
+        tcp_transparent: socket.socket | None = None,
+        tcp_transparent6: socket.socket | None = None,
+        dns_udp: socket.socket | None = None,
+        dns_tcp: socket.socket | None = None,
+        upstream: UpstreamDialer | None = None,
+        resolver: Resolver | None = None,
+        share: Share | None = None,
+        credentials: str | None = None,
+        destination: Destination = original_destination,
+    ) -> None:
+        self.policy = policy
+        self.ledger = Ledger(on_decision)
+        self._share = share or process_budget.share()
+        self.dialer = Dialer(
+            policy,
+            resolver=resolver or HostResolver(self),
+            upstream=upstream,
+            share=self._share,
+        )
+        names = SyntheticNames()
+        self._dns = DnsFrontend(
+            StubResolver(policy, names, self.ledger, ipv6=tcp_transparent6 is not None)
+        )
+        transparent = TransparentFrontend(names, destination=destination)
+        frontends: tuple[tuple[socket.socket | None, Frontend], ...] = (
+            (tcp_transparent, transparent),
+            (tcp_transparent6, transparent),
+            (dns_tcp, self._dns),
+            (http, HttpFrontend(credentials)),
+            (socks, SocksFrontend(credentials)),
+        )
+        self._listeners = [(sock, frontend) for sock, frontend in frontends if sock is not None]
+        self._dns_udp = dns_udp
+        self._loop = asyncio.get_running_loop()
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._half_open: dict[Connection, asyncio.Task[None]] = {}
+        self._max_connections = _MAX_CONNECTIONS
+        self._closed = False
+
+    def start(self) -> None:
+        """Start serving in the running event loop."""
+        for sock, frontend in self._listeners:
+            sock.setblocking(False)
+            self._loop.add_reader(sock.fileno(), self._accept, sock, frontend)
+        if self._dns_udp is not None:
+            self._dns_udp.setblocking(False)
+            self._loop.add_reader(self._dns_udp.fileno(), self._dns.on_readable, self._dns_udp)
+
+    def close(self) -> None:
+        """Stop serving: close listeners now and connections in the next loop iteration."""
+        if self._closed:
+            return
+        self._closed = True
+        listeners = [sock for sock, _frontend in self._listeners]
+        if self._dns_udp is not None:
+            listeners.append(self._dns_udp)
+        for sock in listeners:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+        for task in self._connections:
+            task.cancel()
+
+    async def aclose(self) -> None:
+        """Stop serving and wait until every connection is closed and recorded."""
+        self.close()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def switch(self, rules: NetworkRules) -> None:
+        """Replace the rules of every frontend at once.
+
+        Connections that the new rules allow continue. All others forward no further byte and are
+        reset. The limit on recorded decisions starts again at zero.
+        """
+        self.policy.replace(rules)
+        self.ledger.reset_limits()
+        for task, connection in tuple(self._connections.items()):
+            verdict = connection.recheck()
+            if verdict is not None and not verdict.allowed:
+                connection.revoke(verdict.reason)
+                task.cancel()
+
+    @property
+    def unrecorded(self) -> int:
+        """Number of decisions beyond the limit that is kept for one run."""
+        return self.ledger.unrecorded
+
+    def request_received(self, connection: Connection) -> None:
+        """Remove a connection from the half-open ones: its client has sent a request."""
+        self._half_open.pop(connection, None)
+
+    def _accept(self, listener: socket.socket, frontend: Frontend) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, _address = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as exc:
+                if exc.errno in _OUT_OF_DESCRIPTORS:
+                    self._pause(listener, frontend)
+                    return
+                # The client disconnected before accept().
+                continue
+            stream = Stream(sock)
+            if len(self._connections) >= self._max_connections:
+                self._refuse(
+                    stream,
+                    frontend,
+                    f"connection limit of this run reached ({self._max_connections})",
+                )
+                continue
+            if not self._share.acquire():
+                self._refuse(
+                    stream,
+                    frontend,
+                    f"this session's share of the process's file descriptors is used up "
+                    f"({self._share.held} in use)",
+                )
+                continue
+            connection = Connection(self, stream)
+            task = self._loop.create_task(self._serve(connection, frontend))
+            self._connections[task] = connection
+            self._half_open[connection] = task
+            task.add_done_callback(self._on_task_done)
+            if len(self._half_open) > _MAX_HALF_OPEN:
+                # A program that opens connections and sends nothing loses the oldest one.
+                oldest = next(iter(self._half_open))
+                self._half_open.pop(oldest).cancel()
+
+    def _refuse(self, stream: Stream, frontend: Frontend, reason: str) -> None:
+        """Reset a connection that exceeds a limit and record the reason."""
+        host, port = frontend.destination_of(stream.sock)
+        attempt = Attempt(frontend=frontend.name, host=host, port=port)
+        attempt.verdict = Verdict(allowed=False, rule="budget", reason=reason)
+        stream.abort()
+        self.ledger.record(attempt)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        connection = self._connections.pop(task)
+        self._half_open.pop(connection, None)
+        # A task that is cancelled before its first step never reaches its own clean-up.
+        connection.close(abort=True)
+        self._share.release()
+
+    def _pause(self, listener: socket.socket, frontend: Frontend) -> None:
+        """Stop accepting for a moment: without file descriptors the event loop would spin."""
+        self._loop.remove_reader(listener.fileno())
+
+        def resume() -> None:
+            if not self._closed:
+                self._loop.add_reader(listener.fileno(), self._accept, listener, frontend)
+
+        self._loop.call_later(_RETRY_ACCEPT_S, resume)
+
+    async def _serve(self, connection: Connection, frontend: Frontend) -> None:
+        abort = True
+        try:
+            await frontend.serve(connection)
+            abort = False
+        except RefusedError as exc:
+            connection.record_refusal(exc)
+        except DialError:
+            pass
+        except OSError as exc:
+            if not is_disconnect(exc):
+                _LOGGER.warning("%s frontend: %s", frontend.name, exc)
+        except Exception:
+            _LOGGER.exception(
+                "%s frontend: internal error while serving a connection", frontend.name
+            )
+        finally:
+            connection.close(abort=abort)

@@ -1,0 +1,1 @@
+"""Network policy: entries, names, addresses and decisions. No input or output."""

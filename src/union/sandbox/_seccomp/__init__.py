@@ -1,0 +1,1 @@
+"""The system-call filter: policy, BPF assembler and system-call numbers. No input or output."""

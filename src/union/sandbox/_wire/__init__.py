@@ -1,0 +1,1 @@
+"""The wire between client and server: frames, values, errors and the run log."""

@@ -1,0 +1,496 @@
+"""Encode values as JSON for the wire, and decode them strictly.
+
+The description of a session or a run goes through the same checks as a caller's own arguments
+(``_core/resolve.py``), so that a server accepts nothing that a session on its own machine refuses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from union.sandbox._core.events import Exited, Failed, Started, Usage
+from union.sandbox._core.files import FileInfo, FileKind
+from union.sandbox._core.isolation import Isolation
+from union.sandbox._core.resolve import resolve_run, resolve_session
+from union.sandbox._core.resolve_call import RESOURCE_OF
+from union.sandbox._core.resources import Resources
+from union.sandbox._policy.decision import Decision, FrontendName
+from union.sandbox._wire.errors import clean_text
+from union.sandbox._wire.frames import WireError, parse_json, to_json
+from union.sandbox.constants import DEVNULL, PIPE, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from union.sandbox._core.events import Event
+    from union.sandbox._core.spec import CallPosture, Limits, NetworkSpec, RunSpec, SessionSpec
+
+__all__ = [
+    "MAX_START",
+    "SessionInfo",
+    "decode_decision",
+    "decode_event",
+    "decode_file",
+    "decode_run",
+    "decode_session",
+    "decode_session_info",
+    "encode_decision",
+    "encode_event",
+    "encode_file",
+    "encode_run",
+    "encode_session",
+    "encode_session_info",
+]
+
+MAX_START: Final = 80 * 1024 * 1024
+"""The most bytes of the description of one run: its command, its environment, its stdin."""
+_SIZES: Final = struct.Struct(">II")
+_MAX_HEAD: Final = 32 * 1024 * 1024
+"""The most bytes of a START but for the command's text and its stdin."""
+
+
+_MAX_TEXT: Final = 1024
+_MAX_ITEMS: Final = 256
+_MAX_PATH: Final = 4096
+_MAX_PATHS: Final = 10_000
+_MAX_GRACE_S: Final = 7 * 24 * 3600.0
+
+
+def _checked(value: object, kind: type | tuple[type, ...], what: str) -> Any:
+    if isinstance(value, bool) and kind is not bool:
+        raise WireError(f"{what} must be {_type_names(kind)}, got {value!r}")
+    if not isinstance(value, kind):
+        raise WireError(f"{what} must be {_type_names(kind)}, got {type(value).__name__}")
+    return value
+
+
+def _type_names(kind: type | tuple[type, ...]) -> str:
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return " or ".join(each.__name__ for each in kinds)
+
+
+def _number(value: object, what: str) -> float:
+    """Return a finite number as a float; JSON has integers that are too large for one."""
+    try:
+        number = float(_checked(value, (int, float), what))
+    except OverflowError as exc:
+        raise WireError(f"{what} is too large") from exc
+    if not math.isfinite(number):
+        raise WireError(f"{what} is not finite")
+    return number
+
+
+def _whole(value: object, what: str, *, maximum: int = 2**63) -> int:
+    """Return a whole number from 0 to ``maximum``."""
+    number: int = _checked(value, int, what)
+    if not 0 <= number <= maximum:
+        raise WireError(f"{what} must be a whole number from 0 to {maximum}")
+    return number
+
+
+def _printable(value: object, what: str) -> str:
+    """Return a short text without terminal control characters."""
+    text: str = _checked(value, str, what)
+    if len(text) > _MAX_TEXT or not text.isprintable():
+        raise WireError(f"{what} must be printable text of at most {_MAX_TEXT} characters")
+    return text
+
+
+def _absolute(value: object, what: str) -> str:
+    """Return an absolute path inside the sandbox; it may contain any byte but NUL."""
+    path: str = _checked(value, str, what)
+    if not path.startswith("/") or "\0" in path or len(path) > _MAX_PATH:
+        raise WireError(f"{what} must be an absolute path of at most {_MAX_PATH} characters")
+    return path
+
+
+def _printable_list(value: object, what: str) -> tuple[str, ...]:
+    items = _checked(value, list, what)
+    if len(items) > _MAX_ITEMS:
+        raise WireError(f"{what} must have at most {_MAX_ITEMS} entries, got {len(items)}")
+    return tuple(_printable(item, what) for item in items)
+
+
+def _reject_unknown(value: dict[str, Any], known: frozenset[str], what: str) -> None:
+    if unknown := value.keys() - known:
+        raise WireError(f"{what} has no field {min(unknown)!r:.100}")
+
+
+# A session.
+
+_SESSION: Final = frozenset(
+    {
+        "backend", "host_work_dir", "network_mode", "network_allowlist", "network_denylist",
+        "network_proxy_url", "network_socks_url", "timeout_s", "env", "read_only_paths",
+        "read_write_paths", "resources", "strict", "warm", "preload",
+    }
+)  # fmt: skip
+
+
+def _encode_network(network: NetworkSpec) -> dict[str, Any]:
+    payload: dict[str, Any] = {"network_mode": network.mode}
+    if network.mode == "allowlist":
+        payload["network_allowlist"] = [entry.text for entry in network.allow]
+    return payload
+
+
+def _encode_resources(limits: Limits, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Encode limits as fields of ``resources``, without those equal to ``defaults``."""
+    named = {
+        RESOURCE_OF.get(field.name, field.name): getattr(limits, field.name)
+        for field in dataclasses.fields(limits)
+    }
+    return {name: value for name, value in named.items() if value != defaults.get(name)}
+
+
+def _encode_call(call: CallPosture, session: SessionSpec) -> dict[str, Any]:
+    """Encode the settings that one call changes about its session."""
+    return {
+        "read_only_paths": list(call.read_only_paths) or None,
+        "read_write_paths": list(call.read_write_paths) or None,
+        "resources": _encode_resources(call.limits, _encode_resources(session.limits, {})) or None,
+    }
+
+
+def encode_session(spec: SessionSpec) -> dict[str, Any]:
+    """Encode a session as the arguments that describe it; default values are left out."""
+    payload = {
+        **(_encode_network(spec.network) if spec.network_is_ceiling else {}),
+        "backend": spec.backend,
+        "host_work_dir": spec.host_work_dir,
+        "network_denylist": [entry.text for entry in spec.network.deny] or None,
+        "network_proxy_url": spec.network.proxy_url,
+        "network_socks_url": spec.network.socks_url,
+        "timeout_s": spec.timeout_s,
+        "env": dict(spec.env) or None,
+        "read_only_paths": list(spec.read_only_paths) or None,
+        "read_write_paths": list(spec.read_write_paths) or None,
+        "resources": _encode_resources(spec.limits, {"gpu": 0}),
+        "strict": spec.strict or None,
+        "warm": spec.warm,
+        "preload": list(spec.preload) or None,
+    }
+    return {name: value for name, value in payload.items() if value is not None}
+
+
+def decode_session(
+    payload: dict[str, Any], *, backends: Sequence[str], default_backend: str
+) -> SessionSpec:
+    """Decode a session from the arguments that describe it.
+
+    Raises:
+        SandboxUsageError: ``on_device.session()`` would raise it for the same arguments.
+        WireError: an argument is unknown.
+
+    """
+    _reject_unknown(payload, _SESSION, "a session")
+    options = _with_resources(payload)
+    backend = options.pop("backend", "default")
+    if backend == "default":
+        backend = default_backend
+    return resolve_session(backend=backend, backends=backends, **options)
+
+
+def _with_resources(payload: dict[str, Any]) -> dict[str, Any]:
+    options = dict(payload)
+    resources = options.pop("resources", None)
+    if resources is not None:
+        _checked(resources, dict, "resources")
+        names = frozenset(field.name for field in dataclasses.fields(Resources))
+        _reject_unknown(resources, names, "resources")
+        options["resources"] = Resources(**resources)
+    return options
+
+
+# A run.
+
+_RUN: Final = frozenset(
+    {
+        "kind", "argv", "env", "cwd", "stdout", "stderr", "stdin", "network_mode",
+        "network_allowlist", "timeout_s", "background", "pty", "resources", "read_only_paths",
+        "read_write_paths",
+    }
+)  # fmt: skip
+
+
+_MODES: Final = ("stdout", "stderr")
+
+
+def encode_run(spec: RunSpec, session: SessionSpec) -> bytes:
+    """Encode a run as the body of a START: sizes, a JSON object, the command's text, its stdin."""
+    payload: dict[str, Any] = {
+        "kind": spec.kind,
+        "argv": list(spec.argv) or None,
+        "env": dict(spec.env) or None,
+        "cwd": spec.cwd,
+        "stdout": "pipe" if spec.stdout == "inherit" else spec.stdout,
+        "stderr": "pipe" if spec.stderr == "inherit" else spec.stderr,
+        "stdin": "bytes" if isinstance(spec.stdin, bytes) else spec.stdin,
+        "timeout_s": spec.timeout_s,
+        "background": spec.background or None,
+        "pty": spec.pty,
+    }
+    if spec.network != session.network:
+        payload |= _encode_network(spec.network)
+    if spec.call is not None:
+        payload |= _encode_call(spec.call, session)
+    head = to_json({name: value for name, value in payload.items() if value is not None})
+    text = spec.text.encode("utf-8", "surrogateescape")
+    stdin = spec.stdin if isinstance(spec.stdin, bytes) else b""
+    return b"".join((_SIZES.pack(len(head), len(text)), head, text, stdin))
+
+
+def decode_run(body: bytes, session: SessionSpec) -> RunSpec:
+    """Decode the run that the body of a START describes.
+
+    Raises:
+        SandboxUsageError: ``Session.run()`` would raise it for the same arguments.
+        WireError: the body is malformed.
+
+    """
+    if len(body) < _SIZES.size:
+        raise WireError(f"START body must have at least {_SIZES.size} bytes, got {len(body)}")
+    head_size, text_size = _SIZES.unpack_from(body)
+    text_at = _SIZES.size + head_size
+    stdin_at = text_at + text_size
+    if stdin_at > len(body):
+        raise WireError(f"truncated START body: {stdin_at} bytes announced, got {len(body)}")
+    payload = parse_json(body[_SIZES.size : text_at], max_bytes=_MAX_HEAD)
+    _reject_unknown(payload, _RUN, "a run")
+    try:
+        text = body[text_at:stdin_at].decode("utf-8", "surrogateescape")
+    except UnicodeDecodeError as exc:
+        raise WireError("the command must be UTF-8 text") from exc
+    kind = _checked(payload.pop("kind", None), str, "kind")
+    if kind not in {"shell", "python", "argv"}:
+        raise WireError(f"kind must be shell, python or argv, got {kind!r:.100}")
+    argv = payload.pop("argv", None)
+    stdin = _checked(payload.pop("stdin", ""), str, "stdin")
+    if stdin not in {"", "pipe", "bytes"}:
+        raise WireError(f"stdin must be pipe, bytes or empty, got {stdin!r:.100}")
+    streams = {name: _decode_stream(payload.pop(name, "devnull"), name) for name in _MODES}
+    if payload.get("pty") is not None:
+        streams["stderr"] = None  # A terminal has one output stream.
+    return resolve_run(
+        session,
+        argv if kind == "argv" else text,
+        script_type="python" if kind == "python" else "shell",
+        stdin=body[stdin_at:] if stdin == "bytes" else PIPE if stdin else None,
+        **streams,
+        **_with_resources(payload),
+    )
+
+
+def _decode_stream(value: object, name: str) -> Stream | None:
+    mode = _checked(value, str, name)
+    if mode not in {"collect", "pipe", "devnull"}:
+        raise WireError(f"{name} must be collect, pipe or devnull, got {mode!r:.100}")
+    return {"collect": None, "pipe": PIPE, "devnull": DEVNULL}[mode]
+
+
+# An open session.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """The description of an open session that its server returns."""
+
+    session: str
+    work_dir: str
+    isolation: Isolation
+    fs_allowlist: dict[str, tuple[str, ...]]
+    grace_s: float
+    """How long the server keeps the session for a client without a connection."""
+
+
+def encode_session_info(info: SessionInfo) -> dict[str, Any]:
+    return {
+        "session": info.session,
+        "work_dir": info.work_dir,
+        "isolation": info.isolation.to_dict(),
+        "fs_allowlist": {name: list(paths) for name, paths in info.fs_allowlist.items()},
+        "grace_s": info.grace_s,
+    }
+
+
+def decode_session_info(payload: dict[str, Any]) -> SessionInfo:
+    try:
+        return SessionInfo(
+            session=_checked(payload["session"], str, "session"),
+            work_dir=_absolute(payload["work_dir"], "work_dir"),
+            isolation=decode_isolation(_checked(payload["isolation"], dict, "isolation")),
+            fs_allowlist={
+                name: _paths(payload["fs_allowlist"][name]) for name in ("read_only", "read_write")
+            },
+            grace_s=_grace(payload["grace_s"]),
+        )
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise WireError(f"malformed description of a session: {exc!r}") from exc
+
+
+def _paths(value: object) -> tuple[str, ...]:
+    paths = _checked(value, list, "paths")
+    if len(paths) > _MAX_PATHS:
+        raise WireError(f"a list must have at most {_MAX_PATHS} paths, got {len(paths)}")
+    return tuple(_absolute(path, "path") for path in paths)
+
+
+def _grace(value: object) -> float:
+    seconds = _number(value, "grace_s")
+    if not 0 <= seconds <= _MAX_GRACE_S:
+        raise WireError(f"grace_s must be 0 to {_MAX_GRACE_S:g}, got {seconds:g}")
+    return seconds
+
+
+def decode_isolation(payload: dict[str, Any]) -> Isolation:
+    """Decode an isolation report; unknown fields of a newer server are ignored."""
+    if "backend" not in payload:
+        raise WireError("the isolation report has no backend")
+    known: dict[str, Any] = {}
+    for name, kind in _REPORT.items():
+        if name in payload:
+            value = payload[name]
+            known[name] = _printable(value, name) if kind is str else _checked(value, kind, name)
+    for name in ("namespaces", "capabilities"):
+        if payload.get(name) is not None:
+            known[name] = _printable_list(payload[name], name)
+    limits = _checked(payload.get("limits", {}), dict, "limits")
+    if len(limits) > _MAX_ITEMS:
+        raise WireError(f"limits must have at most {_MAX_ITEMS} entries, got {len(limits)}")
+    known["limits"] = tuple(
+        (_printable(name, "limits"), _printable(by, name)) for name, by in limits.items()
+    )
+    return Isolation(**known)
+
+
+_REPORT: Final[dict[str, type]] = {
+    **dict.fromkeys(("backend", "root", "proc", "ids", "seccomp", "egress"), str),
+    "landlock_abi": int,
+    "no_new_privs": bool,
+}
+
+
+# Events of a run.
+
+_MAX_EVENT: Final = 64 * 1024
+
+
+def encode_event(event: Event) -> bytes:
+    payload: dict[str, Any]
+    match event:
+        case Started():
+            payload = {"started": {"pid": event.pid}}
+        case Exited():
+            usage = dataclasses.asdict(event.usage)
+            payload = {
+                "exited": {"returncode": event.returncode, "reason": event.reason, "usage": usage}
+            }
+        case Failed():
+            payload = {"failed": event._asdict()}
+    return to_json(payload)
+
+
+def encode_started(event: Started, isolation: Isolation | None) -> bytes:
+    """Encode ``Started``, with the isolation of the command where it differs from the session's."""
+    payload: dict[str, Any] = {"pid": event.pid}
+    if isolation is not None:
+        payload["isolation"] = isolation.to_dict()
+    return to_json({"started": payload})
+
+
+def encode_decision(decision: Decision) -> bytes:
+    return to_json({"decision": dataclasses.asdict(decision)})
+
+
+def decode_event(data: bytes) -> tuple[str, Any]:
+    """Return the name of an event and its value: ``Event``, ``Decision`` or an encoded error."""
+    payload = parse_json(data, max_bytes=_MAX_EVENT)
+    if len(payload) != 1:
+        raise WireError(f"an EVENT frame must have one event, got {len(payload)}")
+    name, value = payload.popitem()
+    _checked(value, dict, "event")
+    try:
+        match name:
+            case "started":
+                return name, (Started(_whole(value["pid"], "pid")), value.get("isolation"))
+            case "exited":
+                return name, Exited(
+                    _whole(value["returncode"], "returncode", maximum=255),
+                    _printable(value["reason"], "reason"),
+                    _decode_usage(_checked(value["usage"], dict, "usage")),
+                )
+            case "failed":
+                names = ("stage", "reason", "code", "hint")
+                return name, Failed(*(clean_text(_checked(value[n], str, n)) for n in names))
+            case "decision":
+                return name, decode_decision(value)
+            case "refused":
+                return name, value
+    except KeyError as exc:
+        raise WireError(f"event {name} has no field {exc}") from exc
+    raise WireError(f"unknown event {name!r:.100}")
+
+
+def _decode_usage(payload: dict[str, Any]) -> Usage:
+    peak = payload.get("peak_memory_bytes")
+    return Usage(
+        cpu_user_s=_number(payload["cpu_user_s"], "cpu_user_s"),
+        cpu_system_s=_number(payload["cpu_system_s"], "cpu_system_s"),
+        max_rss_bytes=_whole(payload["max_rss_bytes"], "max_rss_bytes"),
+        peak_memory_bytes=None if peak is None else _whole(peak, "peak_memory_bytes"),
+    )
+
+
+_DECISION: Final[dict[str, tuple[type, ...]]] = {
+    "time": (int, float), "door": (str,), "host": (str,), "address": (str,), "port": (int,),
+    "rule": (str,), "reason": (str,), "suggestion": (str,), "error": (str,), "bytes_up": (int,),
+    "bytes_down": (int,), "duration_ms": (int, float),
+}  # fmt: skip
+
+
+def decode_decision(payload: dict[str, Any]) -> Decision:
+    known = {name: _checked(payload[name], kind, name) for name, kind in _DECISION.items()}
+    for name, value in known.items():
+        if isinstance(value, str):
+            known[name] = clean_text(value)
+        else:
+            _number(value, name)
+    known["door"] = cast("FrontendName", known["door"])
+    return Decision(allowed=_checked(payload["allowed"], bool, "allowed"), **known)
+
+
+# Files.
+
+
+def encode_file(info: FileInfo) -> dict[str, Any]:
+    return dataclasses.asdict(info)
+
+
+def _relative(value: object) -> str:
+    """Return a path below the work dir; a server cannot send one that leads outside it."""
+    path: str = _checked(value, str, "path")
+    parts = path.split("/")
+    if "\0" in path or path.startswith("/") or ".." in parts or not path:
+        raise WireError(f"path must be relative and below the work dir, got {path!r:.100}")
+    return path
+
+
+def decode_file(payload: object) -> FileInfo:
+    value = _checked(payload, dict, "file")
+    try:
+        kind = _checked(value["kind"], str, "kind")
+        if kind not in {"file", "dir", "symlink", "other"}:
+            raise WireError(f"kind must be file, dir, symlink or other, got {kind!r:.100}")
+        return FileInfo(
+            path=_relative(value["path"]),
+            kind=cast("FileKind", kind),
+            size=_whole(value["size"], "size"),
+            mode=_whole(value["mode"], "mode", maximum=0o177777),
+            mtime=_number(value["mtime"], "mtime"),
+        )
+    except KeyError as exc:
+        raise WireError(f"file has no field {exc}") from exc

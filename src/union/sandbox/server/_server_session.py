@@ -1,0 +1,231 @@
+"""One session of a server: its engine, its runs and its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from union.sandbox._core.spec import RunSpec
+from union.sandbox._policy.ceiling import check_narrower
+from union.sandbox._policy.rules import NetworkRules
+from union.sandbox._wire.values import SessionInfo, decode_run
+from union.sandbox.errors import (
+    PolicyError,
+    SandboxError,
+    SandboxExecutionError,
+    SessionClosedError,
+)
+from union.sandbox.on_device._network import ServerRules, SessionNetwork
+from union.sandbox.on_device._transport import LocalTransport
+from union.sandbox.on_device._workdir import WorkPlace
+from union.sandbox.server._records import SessionRecord
+from union.sandbox.server._run_table import RunTable
+from union.sandbox.server._runs import ServerRun
+
+if TYPE_CHECKING:
+    from union.sandbox._core.spec import SessionSpec
+    from union.sandbox._wire.launch import LaunchSpec
+    from union.sandbox.server._auth import Grant
+    from union.sandbox.server._runs import Listener
+    from union.sandbox.server._sessions import Sessions
+
+__all__ = ["ServerSession"]
+
+_LOGGER: Final = logging.getLogger("union.sandbox.server")
+_REFUSED_SPEC: Final = RunSpec(kind="shell", stdout="devnull", stderr="devnull")
+_EXPIRY_DELAY_S: Final = 2.0
+"""The client closes its session at its timeout; the server does so this much later."""
+
+
+class ServerSession:
+    """One session: its engine, its runs and its lease."""
+
+    def __init__(
+        self, name: str, spec: SessionSpec, owner: Sessions, *, launch: LaunchSpec | None = None
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.is_supervised = launch is not None
+        """Whether it lives as long as its server, without a lease."""
+        self.opened_at = time.time()
+        self.runs = RunTable(owner, name)
+        self.bytes = owner.bytes.for_session()
+        """Memory limits for requests and START frames of this session."""
+        self.secret = secrets.token_bytes(16)
+        """Key for the numbers of runs with an idempotency key, so that they cannot be guessed."""
+        self.record = SessionRecord(owner.history)
+        config = owner.config
+        place = WorkPlace(
+            config.work_dir,
+            shown_at=(launch and launch.shown_at) or config.work_dir,
+            allowed=config.allow_paths,
+        )
+        # Clients may use proxies that the operator allows; a supervised session is the operator's.
+        proxies = None if self.is_supervised else NetworkRules(allow=config.allow_proxies)
+        network = SessionNetwork(ServerRules(owner.own_server, proxies))
+        self.transport = LocalTransport(spec, place=place, network=network)
+        self.listeners: set[Any] = set()
+        """Connections of clients."""
+        self._owner = owner
+        self._holds = 0
+        self._lease: asyncio.TimerHandle | None = None
+        self._limit: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._starting: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        try:
+            await self.transport.open()
+        except BaseException:
+            await self.transport.aclose()
+            raise
+        if self.spec.timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            late_s = 0.0 if self.is_supervised else _EXPIRY_DELAY_S
+            self._limit = loop.call_later(self.spec.timeout_s + late_s, self.expire)
+
+    @property
+    def grace_s(self) -> float:
+        return self._owner.config.grace_s
+
+    def info(self) -> SessionInfo:
+        return SessionInfo(
+            session=self.name,
+            work_dir=self.transport.work_dir,
+            isolation=self.transport.isolation,
+            fs_allowlist=self.transport.fs_allowlist(),
+            grace_s=self.grace_s,
+        )
+
+    def expire(self) -> None:
+        """End the session and its runs with the reason ``timeout``."""
+        for run in self.runs.values():
+            run.end("timeout")
+        self._owner.close_soon(self, "timeout")
+
+    # Lease.
+
+    def hold(self) -> None:
+        """Suspend the lease while a connection or a request uses the session."""
+        self._holds += 1
+        if self._lease is not None:
+            self._lease.cancel()
+            self._lease = None
+
+    @property
+    def lease_s(self) -> float | None:
+        """Seconds until the lease expires; None while the session is in use."""
+        if self._lease is None:
+            return None
+        return max(0.0, self._lease.when() - asyncio.get_running_loop().time())
+
+    def release(self) -> None:
+        """Start the lease if no other connection or request uses the session."""
+        self._holds -= 1
+        if self._holds == 0 and self._closing is None and not self.is_supervised:
+            loop = asyncio.get_running_loop()
+            self._lease = loop.call_later(self.grace_s, self._owner.close_soon, self, "lease")
+
+    # Runs.
+
+    def check_room(self, grant: Grant) -> None:
+        """Raise an error with the code ``busy`` if this key cannot start a run now."""
+        if self._closing is None:
+            self._owner.check_accepting()
+            self.runs.check_room(grant)
+
+    def start(self, number: int, body: bytes, grant: Grant) -> ServerRun:
+        """Start a run from the body of a START; a refusal becomes the end of the run."""
+        spec = decode_run(body, self.spec)
+        return self.launch(number, spec, grant)
+
+    def launch(self, number: int, spec: RunSpec, grant: Grant) -> ServerRun:
+        run = ServerRun(number, spec, self.runs.buffers_of(grant), grant)
+        self.runs.add(run)
+        self.record.begin(run.record)
+        self._owner.metrics.runs_started += 1
+        try:
+            if self._closing is not None:
+                raise SessionClosedError("the server is closing the session", code="session-lost")
+            self._owner.check_accepting()
+            if self.spec.network_is_ceiling:
+                check_narrower(spec.network, ceiling=self.spec.network)
+            check_narrower(spec.network, ceiling=self._owner.config.ceiling, of="the server")
+            self._owner.slots.acquire(self.name, is_limited=not grant.is_full)
+        except (PolicyError, SandboxExecutionError, SessionClosedError) as exc:
+            self._owner.metrics.runs_refused += 1
+            run.refuse(exc)
+            return run
+        self._owner.running.add(run)
+        run.over.add_done_callback(lambda _: self._ended(run))
+        task = asyncio.get_running_loop().create_task(run.start(self.transport))
+        self._starting.add(task)
+        task.add_done_callback(self._started)
+        return run
+
+    def refused(self, number: int, error: SandboxError, grant: Grant) -> ServerRun:
+        """Return a run whose description is invalid; its only event is the refusal."""
+        self._owner.metrics.runs_refused += 1
+        run = ServerRun(number, _REFUSED_SPEC, self.runs.buffers_of(grant), grant)
+        self.runs.add(run)
+        self.record.begin(run.record)
+        run.refuse(error)
+        return run
+
+    def _started(self, task: asyncio.Task[None]) -> None:
+        self._starting.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOGGER.error("run failed to start", exc_info=error)
+
+    def _ended(self, run: ServerRun) -> None:
+        self._owner.running.discard(run)
+        self._owner.slots.release(self.name, is_limited=not run.grant.is_full)
+        self._owner.metrics.ended(run)
+
+    def detach(self, run: ServerRun, listener: Listener) -> None:
+        """Detach a closed connection; end the run if no client attaches within the grace period."""
+        if run.detach(listener):
+            asyncio.get_running_loop().call_later(self.grace_s, self._abandon, run)
+
+    def _abandon(self, run: ServerRun) -> None:
+        if not run.is_attached and self.runs.get(run.number) is run:
+            run.end("closed")
+            run.over.add_done_callback(lambda _: self.forget(run))
+
+    def forget(self, run: ServerRun) -> None:
+        """Remove a run."""
+        self.runs.discard(run)
+
+    def forget_if_complete(self, run: ServerRun) -> None:
+        """Remove a run if the client has received everything."""
+        if run.log.is_over:
+            self.forget(run)
+
+    def keep(self, run: ServerRun) -> None:
+        """Keep the output of an ended run for a repeated request with its idempotency key."""
+        self._owner.kept.add(run, self.name)
+
+    # Closing.
+
+    async def close(self) -> None:
+        """End all runs and remove the sandbox; output that was not sent stays in the runs."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        for timer in (self._lease, self._limit):
+            if timer is not None:
+                timer.cancel()
+        # A run that is being passed to the engine would not receive its end.
+        if self._starting:
+            await asyncio.wait(self._starting, timeout=5)
+        await self.transport.aclose()
+
+    def release_runs(self) -> None:
+        """Remove all runs: no connection needs their output."""
+        for run in tuple(self.runs.values()):
+            self.runs.discard(run)
