@@ -283,11 +283,24 @@ async def test_a_file_is_read_only_again_in_the_run_after_it_was_replaced(
         assert await jail.run_code(code) == "30\n"
         assert file.read_text() == expected
         assert str(file) in jail.fs_allowlist()["read_only"]
+
+
+@pytest.mark.threat(132)
+async def test_a_command_is_refused_while_a_read_only_file_is_missing(
+    jailed: OpenSession, layout: Path
+) -> None:
+    """Without prepared sandboxes: one that is being built could make an empty file in its place."""
+    file = layout / "in" / "settings"
+    file.write_text("one")
+    options = {"host_work_dir": str(layout), "read_only_paths": [str(file)], "warm": 0}
+    async with jailed(**options) as jail:
+        assert (await jail.exec("cat in/settings")).stdout == "one"
         file.unlink()
         with pytest.raises(sb.SandboxError, match="No such file"):
-            await jail.exec(attack_it)
+            await jail.exec("cat in/settings")
         file.write_text("three")
-        assert (await jail.exec(attack_it)).stdout == "three"
+        result = await jail.exec("echo changed > in/settings; cat in/settings")
+        assert result.stdout == "three"
     async with jailed(host_work_dir=str(layout)) as jail:
         assert (
             await jail.exec("echo changed > in/settings; cat in/settings")
