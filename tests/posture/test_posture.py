@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,12 @@ async def live(request: pytest.FixtureRequest) -> AsyncIterator[Live]:
 def _inside() -> set[int]:
     """Return the processes in a pid namespace of their own, which leaves out bwrap."""
     ours = len(_numbers("self"))
-    return {pid for pid in sandbox_processes() if len(_numbers(pid)) > ours}
+    found = set()
+    for pid in sandbox_processes():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if len(_numbers(pid)) > ours:
+                found.add(pid)
+    return found
 
 
 def _inside_pid(pid: int) -> str:
