@@ -1,4 +1,4 @@
-"""Compiles the native launcher when a wheel is built on Linux.
+"""Compiles the native launcher when a wheel is built on Linux, or for macOS.
 
 The launcher is an executable that is linked statically, so one wheel per architecture serves every
 Python and every libc: the tag is ``py3-none-linux_<arch>``. Elsewhere, and with
@@ -10,6 +10,8 @@ The compiler is ``UNION_SANDBOX_CC`` if that is set (and then no other is tried)
 
 ``UNION_SANDBOX_TARGET=x86_64`` or ``aarch64`` builds for publishing: for that architecture,
 whatever this one is, by ``ziglang`` alone, with the tags under which package indexes accept it.
+``macos-arm64`` and ``macos-x86_64`` do the same for macOS, with the portable launcher. On a Mac,
+``cc`` compiles that launcher for the Mac itself.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from typing import Any, NamedTuple
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LAUNCHER = Path("src/union/sandbox/_linux/bin/sandbox-launcher")
+# The launcher's code as a library, which a template (native/template.c) loads into Python. Without
+# it, or with a C library that it does not fit, every Python is started instead of forked.
+LIBRARY = LAUNCHER.with_name("sandbox-template.so")
 
 COMPILE_FLAGS = (
     "-std=c11",
@@ -40,8 +45,8 @@ COMPILE_FLAGS = (
     # Some distributions predefine another level; redefining it would be a warning.
     "-U_FORTIFY_SOURCE",
     "-D_FORTIFY_SOURCE=2",
-    "-fPIE",
 )
+LIBRARY_FLAGS = ("-fPIC", "-shared", "-fvisibility=hidden")
 LINK_FLAGS = ("-s", "-Wl,-z,relro,-z,now")
 # In order of preference: a static program at a random address, or merely a static one.
 STATIC_WAYS = ("-static-pie", "-static")
@@ -52,6 +57,33 @@ TARGETS = {
     arch: f"py3-none-manylinux_2_17_{arch}.manylinux2014_{arch}.musllinux_1_1_{arch}"
     for arch in ("x86_64", "aarch64")
 }
+
+# macOS: the portable launcher. It is linked with the system's library, as every program there must
+# be. zig signs it ad hoc, without which Apple's processors execute nothing.
+MAC_LAUNCHER = Path("src/union/sandbox/_macos/bin/sandbox-launcher")
+MAC_SOURCES = (
+    "posix/launcher.c",
+    "posix/run.c",
+    "posix/begin.c",
+    "posix/frame.c",
+    "posix/inside.c",
+    "posix/tree.c",
+    "posix/os_macos.c",
+    "request.c",
+)
+MAC_TARGETS = {
+    "macos-arm64": ("aarch64-macos.13.0", "py3-none-macosx_13_0_arm64"),
+    "macos-x86_64": ("x86_64-macos.13.0", "py3-none-macosx_13_0_x86_64"),
+}
+MAC_FLAGS = (
+    "-std=c11",
+    "-O2",
+    "-D_DARWIN_C_SOURCE",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fstack-protector-strong",
+)
 
 # Uses what the launcher needs of a libc: its headers, and its archive for linking.
 TRIAL_SOURCE = """\
@@ -84,7 +116,8 @@ def _compile(
     compiler: Compiler, sources: list[Path], output: Path
 ) -> subprocess.CompletedProcess[str]:
     # The last flag about a warning wins, so what a compiler needs extra comes after ours.
-    flags = (*COMPILE_FLAGS, *compiler.extra, *LINK_FLAGS)
+    program = () if "-shared" in compiler.extra else ("-fPIE",)
+    flags = (*COMPILE_FLAGS, *program, *compiler.extra, *LINK_FLAGS)
     return subprocess.run(
         [*compiler.command, *flags, *map(str, sources), "-o", str(output)],
         check=False,
@@ -150,8 +183,17 @@ def system_compiler() -> Compiler | None:
 ZIG_EXTRA = ("-Wno-sign-compare",)
 
 
-def _zig(target: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "ziglang", "cc", "-target", f"{target}-linux-musl")
+def _zig(target: str, libc: str = "musl") -> tuple[str, ...]:
+    return (sys.executable, "-m", "ziglang", "cc", "-target", f"{target}-linux-{libc}")
+
+
+def _for_library(compiler: Compiler, target: str) -> Compiler:
+    """Return the compiler that makes a library: not static, and for the C library of Python."""
+    command = compiler.command
+    if "ziglang" in command:
+        command = _zig(target or os.uname().machine, "gnu.2.28")
+    extra = tuple(flag for flag in compiler.extra if flag not in STATIC_WAYS)
+    return Compiler(command=command, extra=(*extra, *LIBRARY_FLAGS))
 
 
 def zig_compiler() -> Compiler:
@@ -173,16 +215,16 @@ def zig_compiler() -> Compiler:
 def publishing_for() -> str:
     """Return the architecture that a wheel is to be published for; empty for this machine."""
     target = os.environ.get("UNION_SANDBOX_TARGET", "")
-    if target and target not in TARGETS:
-        raise LauncherBuildError(
-            f"UNION_SANDBOX_TARGET={target!r} is not known; there are: {', '.join(TARGETS)}"
-        )
+    if target and target not in TARGETS and target not in MAC_TARGETS:
+        known = ", ".join((*TARGETS, *MAC_TARGETS))
+        raise LauncherBuildError(f"UNION_SANDBOX_TARGET={target!r} is not known; known: {known}")
     return target
 
 
 def wants_native() -> bool:
     """Say whether this build has a launcher in it."""
-    return sys.platform == "linux" and os.environ.get("UNION_SANDBOX_SKIP_NATIVE", "") in {"", "0"}
+    has_one = sys.platform in {"linux", "darwin"}
+    return has_one and os.environ.get("UNION_SANDBOX_SKIP_NATIVE", "") in {"", "0"}
 
 
 class LauncherBuildHook(BuildHookInterface[Any]):
@@ -192,7 +234,7 @@ class LauncherBuildHook(BuildHookInterface[Any]):
 
     def dependencies(self) -> list[str]:
         """Ask for ziglang, which is large, only if there is nothing else to compile with."""
-        if not wants_native():
+        if not wants_native() or (sys.platform == "darwin" and not publishing_for()):
             return []
         return ["ziglang"] if publishing_for() or system_compiler() is None else []
 
@@ -201,21 +243,66 @@ class LauncherBuildHook(BuildHookInterface[Any]):
         if not wants_native():
             return
         build_data["pure_python"] = False
-        if target := publishing_for():
+        target = publishing_for()
+        if target in MAC_TARGETS or (not target and sys.platform == "darwin"):
+            self._build_for_mac(target, build_data)
+            return
+        if target:
             # Apart from the source tree, whose own launcher is for this machine. No trial: what is
             # made may not start here. zig makes it position-independent with this flag as well.
             launcher = Path(self.root, "build", "launcher", target, LAUNCHER.name)
-            self._build(Compiler(command=_zig(target), extra=(*ZIG_EXTRA, "-static")), launcher)
+            self._build(
+                Compiler(command=_zig(target), extra=(*ZIG_EXTRA, "-static")), launcher, target
+            )
             build_data["tag"] = TARGETS[target]
-            build_data["force_include"][str(launcher)] = LAUNCHER.relative_to("src").as_posix()
+            for place in (LAUNCHER, LIBRARY):
+                built = str(launcher.with_name(place.name))
+                build_data["force_include"][built] = place.relative_to("src").as_posix()
             return
         self._build(system_compiler() or zig_compiler(), Path(self.root, LAUNCHER))
         build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(
             ".", "_"
         )
-        build_data["artifacts"].append(LAUNCHER.as_posix())
+        build_data["artifacts"] += [LAUNCHER.as_posix(), LIBRARY.as_posix()]
 
-    def _build(self, compiler: Compiler, launcher: Path) -> None:
+    def _build_for_mac(self, target: str, build_data: dict[str, Any]) -> None:
+        """Build the portable launcher: for publishing with ziglang, or on a Mac with its own cc."""
+        if target:
+            triple, build_data["tag"] = MAC_TARGETS[target]
+            compiler = [sys.executable, "-m", "ziglang", "cc", "-target", triple, "-Wl,-s"]
+            launcher = Path(self.root, "build", "launcher", target, MAC_LAUNCHER.name)
+            build_data["force_include"][str(launcher)] = MAC_LAUNCHER.relative_to("src").as_posix()
+        else:
+            compiler = shlex.split(os.environ.get("UNION_SANDBOX_CC") or "cc")
+            launcher = Path(self.root, MAC_LAUNCHER)
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["tag"] = f"py3-none-{platform}"
+            build_data["artifacts"].append(MAC_LAUNCHER.as_posix())
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        sources = [str(Path(self.root, "native", name)) for name in MAC_SOURCES]
+        command = [*compiler, *MAC_FLAGS, *sources, "-o", str(launcher)]
+        hint = "Install the Command Line Tools (xcode-select --install), name a C compiler in "
+        hint += "UNION_SANDBOX_CC, or set UNION_SANDBOX_SKIP_NATIVE=1 to install without backends."
+        try:
+            done = subprocess.run(
+                command,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=_environment(launcher.parent),
+            )
+        except OSError as exc:
+            raise LauncherBuildError(f"{compiler[0]}: {exc.strerror}. {hint}") from exc
+        if done.returncode != 0:
+            raise LauncherBuildError(
+                f"{shlex.join(command)} exited with {done.returncode}:\n{done.stdout}\n{hint}"
+            )
+        launcher.chmod(0o755)
+
+    def _build(self, compiler: Compiler, launcher: Path, target: str = "") -> None:
         sources = sorted(Path(self.root).glob("native/*.c"))
         if not sources:
             raise LauncherBuildError(f"no C source in {self.root}/native: the tree is not complete")
@@ -226,3 +313,8 @@ class LauncherBuildHook(BuildHookInterface[Any]):
             fresh.chmod(0o755)
             # A running launcher cannot be written to, but it can be replaced.
             fresh.replace(launcher)
+            library = Path(scratch, LIBRARY.name)
+            shared = [source for source in sources if source.name != "main.c"]
+            shared += sorted(Path(self.root).glob("native/template/*.c"))
+            _for_library(compiler, target).build(shared, library)
+            library.replace(launcher.with_name(LIBRARY.name))

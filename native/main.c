@@ -26,13 +26,14 @@
 
 /* `wrapped`: the process is bwrap, whose only child is the first process of the sandbox; `bwrap_stderr` is a file with its
  * error output, `socket` is the sandbox's, to report that output; `life` is our end of its life pipe. `leaves`: its
- * processes may outlive it and be reparented to us. */
+ * processes may outlive it and be reparented to us. `template`: our socket to a template, else -1. `joined`: it is the
+ * runner of a command in a machine; if it is killed, the command's own process is reparented to us. */
 struct child {
     uint64_t seq;
     pid_t pid;
-    int channel, bwrap_stderr, socket, life;
+    int channel, bwrap_stderr, socket, life, template;
     uint32_t id;
-    unsigned char notify, leaves, wrapped;
+    unsigned char notify, leaves, wrapped, joined;
 };
 
 static struct child *children;
@@ -76,16 +77,33 @@ static int is_busy(int channel)
     return 0;
 }
 
-static uint64_t oldest_of(int channel)
+static int template_of(int channel, uint32_t id)
+{
+    for (size_t i = 0; i < nchildren; i++)
+        if (children[i].channel == channel && children[i].id == id && children[i].template >= 0)
+            return children[i].template;
+    errno = ESRCH;
+    return -1;
+}
+
+/* The number of the oldest living sandbox; with `joined`, of those in a machine, whose first process is not one of them. */
+static uint64_t oldest_of(int channel, int joined)
 {
     uint64_t oldest = UINT64_MAX;
     for (size_t i = 0; i < nchildren; i++)
-        if (children[i].channel == channel && children[i].seq < oldest)
+        if (children[i].channel == channel && children[i].template < 0 && children[i].joined >= joined &&
+            children[i].seq < oldest)
             oldest = children[i].seq;
     return oldest;
 }
 
-static int remember(pid_t pid, int channel, const struct prepare_msg *p, int bwrap_stderr, int socket, int own_life)
+/* A template holds nothing of a sandbox. */
+static int has_sandbox(int channel)
+{
+    return oldest_of(channel, 0) != UINT64_MAX;
+}
+
+static int remember(pid_t pid, int channel, const struct prepare_msg *p, int bwrap_stderr, int socket, int own_life, int template)
 {
     if (nchildren + ORPHANS >= room) {
         size_t more = room ? room * 2 : (size_t)4 * ORPHANS;
@@ -98,9 +116,10 @@ static int remember(pid_t pid, int channel, const struct prepare_msg *p, int bwr
     int wrapped = (p->flags & PREPARE_WRAPPED) != 0;
     children[nchildren++] = (struct child){.seq = ++sandbox_count, .pid = pid, .channel = channel, .id = p->id,
                                            .bwrap_stderr = bwrap_stderr,
-                                           .socket = socket, .life = own_life,
+                                           .socket = socket, .life = own_life, .template = template,
                                            .notify = (p->flags & PREPARE_NOTIFY) != 0, .wrapped = (unsigned char)wrapped,
-                                           .leaves = wrapped || p->clone_flags == 0};
+                                           .leaves = wrapped || p->clone_flags == 0,
+                                           .joined = (p->flags & PREPARE_JOIN) != 0};
     return 0;
 }
 
@@ -131,7 +150,7 @@ static void adopt_orphans(int channel, uint64_t seq)
     for (int i = 0; i < n; i++)
         if (!is_listed(pids[i]) && nchildren < room)
             children[nchildren++] = (struct child){.seq = seq, .pid = pids[i], .channel = channel, .bwrap_stderr = -1,
-                                                   .socket = -1, .life = -1, .leaves = 1};
+                                                   .socket = -1, .life = -1, .template = -1, .leaves = 1};
 }
 
 static void reap(void)
@@ -147,13 +166,14 @@ static void reap(void)
                 continue;
             struct child was = children[i];
             children[i] = children[--nchildren];
-            orphan = was.leaves;
+            orphan = was.leaves || (was.joined && status != 0);
             channel = was.channel;
             seq = was.seq;
             for (size_t k = 0; k < ndrains; k++)
                 drains[k].again |= drains[k].channel == channel;
             if (was.wrapped)
                 report_bwrap_failure(&was, status);
+            close_scoped(&was.template);
             if (was.notify)
                 (void)notify(was.channel, MSG_GONE, was.id, status);
             break;
@@ -161,7 +181,7 @@ static void reap(void)
         if (orphan)
             adopt_orphans(channel, seq);
     }
-    next_check_ms = forget_networks(is_busy);
+    next_check_ms = forget_networks(has_sandbox);
 }
 
 /* The child is not reaped yet, so its pid is valid. The sandbox's first process is killed before bwrap, which then ends by
@@ -313,7 +333,7 @@ static int open_wrap_fds(struct wrap_fds *w, int socket)
  * failed, with errno. */
 static uint32_t release_child(pid_t pid, const struct prepare_msg *p, const int *cgroups, int ncgroups, int go)
 {
-    if (!(p->flags & PREPARE_COPY) && (p->flags & PREPARE_MAP_IDS) && write_ids(pid, p) < 0)
+    if (!(p->flags & PREPARE_COPY) && (p->clone_flags & CLONE_NEWUSER) && (p->flags & PREPARE_MAP_IDS) && write_ids(pid, p) < 0)
         return OP_IDS;
     if (enter_cgroups(pid, cgroups, ncgroups) < 0)
         return OP_CGROUP;
@@ -329,8 +349,8 @@ static uint32_t prepare(int channel, const struct prepare_msg *p, int *fds, int 
         errno = EPROTO;
         return OP_PLAN;
     }
-    struct sandbox s = {.socket = fds[0], .prepare = p, .steps = steps, .nfds = places.count, .bwrap_stderr = -1,
-                        .life = life[0], .launchers_end = life[1], .proc = proc};
+    struct sandbox s = {.socket = fds[0], .plan = fds[1], .prepare = p, .steps = steps, .nfds = places.count, .bwrap_stderr = -1,
+                        .life = life[0], .launchers_end = life[1], .proc = proc, .template = -1};
     memcpy(s.fds, fds + places.first, sizeof(int) * (size_t)s.nfds);
     struct loaded_plan plan __attribute__((cleanup(unload_plan))) = {.bytes = MAP_FAILED};
     uint32_t failed = load_plan(fds[1], p, &s, &plan);
@@ -345,12 +365,23 @@ static uint32_t prepare(int channel, const struct prepare_msg *p, int *fds, int 
         s.life = own.life[0];
         s.launchers_end = own.life[1];
     }
+    int ends[2] = {-1, -1};
+    if ((p->flags & PREPARE_TEMPLATE) && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
+        return OP_FDS;
+    SCOPED_FD to_template = ends[0];
+    SCOPED_FD of_template = ends[1];
+    if ((p->flags & PREPARE_FORK) && (s.template = template_of(channel, p->template)) < 0)
+        return OP_TEMPLATE;
+    if (p->flags & PREPARE_TEMPLATE)
+        s.template = of_template;
     if (pipe2(s.go, O_CLOEXEC) < 0)
         return OP_FDS;
     SCOPED_FD go_read = s.go[0];
     SCOPED_FD go_write = s.go[1];
     failed = OP_CLONE;
-    pid_t pid = places.copies ? make_copy(&s, channel, fds[nfds - 2], fds[nfds - 1], oldest_of(channel), &failed)
+    const int *namespaces = fds + nfds - places.copies;
+    s.pids = places.copies == NJOINED ? namespaces[JOIN_PID] : -1;
+    pid_t pid = places.copies ? make_copy(&s, channel, namespaces, oldest_of(channel, s.pids >= 0), &failed)
                               : (pid_t)make_owned_child(p->clone_flags, p->uid_out);
     if (pid == 0)
         sandbox_main(&s);
@@ -359,13 +390,14 @@ static uint32_t prepare(int channel, const struct prepare_msg *p, int *fds, int 
     close(take_fd(&go_read));
     if (p->flags & PREPARE_REPORT_PID)
         (void)notify(channel, MSG_PID, p->id, pid);
-    if (remember(pid, channel, p, own.bwrap_stderr, own.socket, own.life[1]) < 0) {
+    if (remember(pid, channel, p, own.bwrap_stderr, own.socket, own.life[1], to_template) < 0) {
         failed = OP_FORK;
     } else {
         /* From here on these are closed when the child is reaped. */
         (void)take_fd(&own.bwrap_stderr);
         (void)take_fd(&own.socket);
         (void)take_fd(&own.life[1]);
+        (void)take_fd(&to_template);
         failed = release_child(pid, p, fds + 2, places.cgroups, go_write);
     }
     if (failed) {
@@ -544,7 +576,7 @@ int main(int argc, char **argv)
         if (n < 0 && errno != EINTR)
             goto end;
         if (n == 0) {
-            next_check_ms = forget_networks(is_busy);
+            next_check_ms = forget_networks(has_sandbox);
             finish_drains();
         }
         for (int i = 0; i < n; i++) {

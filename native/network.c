@@ -69,6 +69,15 @@ static void record_baseline(int proc)
     has_baseline = 1;
 }
 
+/* Whether no process of this machine has outlived its command: such a process may still be in the namespace, or hold a file
+ * of it. Each of them, or one that it descends from, is a child of the machine's first process. */
+static int is_vacant(void)
+{
+    char byte;
+    SCOPED_FD children = open("/proc/1/task/1/children", O_RDONLY | O_CLOEXEC);
+    return children >= 0 && read(children, &byte, 1) == 0;
+}
+
 static int64_t now_ms(void)
 {
     struct timespec now;
@@ -112,7 +121,7 @@ int enter_network(const struct sandbox *s, int channel, int userns, uint64_t old
     struct kept *k = find(channel, st.st_ino, oldest);
     if (k && k->made_in) {
         k->user = TAKEN;
-        if (setns(k->fd, CLONE_NEWNET) == 0 && is_pristine(s->proc))
+        if ((!(s->prepare->flags & PREPARE_JOIN) || is_vacant()) && setns(k->fd, CLONE_NEWNET) == 0 && is_pristine(s->proc))
             return (int)(k - kept);
         forget(k);
     }

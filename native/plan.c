@@ -17,7 +17,10 @@ static const char shapes[OP_LAST + 1][3] = {
     [OP_NETLINK] = "b-", [OP_LISTEN] = "b-",    [OP_SLOT] = "t-",    [OP_LOCKDOWN] = "--",  [OP_LL_CREATE] = "--",
     [OP_LL_PATH] = "t-", [OP_LL_RESTRICT] = "--", [OP_SECCOMP] = "b-", [OP_RLIMIT] = "--",  [OP_SUBREAPER] = "--",
     [OP_DETACH] = "--",  [OP_IDENTITY] = "t-",  [OP_ATTRS] = "t-",   [OP_RESIZE] = "tt",    [OP_WRAP] = "bb",
-    [OP_ENTER] = "--",   [OP_HIDE] = "tt",      [OP_COUNTER] = "t-", [OP_SHARE] = "--",
+    [OP_ENTER] = "--",   [OP_COVER] = "tt",     [OP_COUNTER] = "t-", [OP_SHARE] = "--",
+    [OP_SOCKOPT] = "b-",
+    [OP_TEMPLATE] = "bb",
+    [OP_TERMINAL] = "--", [OP_CONFINE] = "--",  [OP_UNPRIVILEGED] = "--", [OP_NICE] = "--", [OP_MEDIATE] = "bb",
 };
 
 struct head { uint32_t op, len[2], zero; uint64_t a[4]; };
@@ -28,6 +31,7 @@ static size_t padded(uint32_t n) { return ((size_t)n + 7) & ~(size_t)7; }
 static int fits(uint32_t op, uint32_t len)
 {
     switch (op) {
+    case OP_MEDIATE:
     case OP_SECCOMP: return len > 0 && len % sizeof(struct sock_filter) == 0 && len / sizeof(struct sock_filter) <= BPF_MAXINSNS;
     case OP_LISTEN: return len >= sizeof(sa_family_t) && len <= sizeof(struct sockaddr_storage);
     default: return 1;

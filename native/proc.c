@@ -74,6 +74,15 @@ int list_children(pid_t *pids, int max)
     return children_of(getpid(), pids, max);
 }
 
+/* All descendants of ours, each before its own children; at most `max`. */
+int list_tree(pid_t *pids, int max)
+{
+    int count = children_of(getpid(), pids, max);
+    for (int i = 0; i < count; i++)
+        count += children_of(pids[i], pids + count, max - count);
+    return count;
+}
+
 /* Signals every child that `spare` does not exempt, and all descendants. Returns the number of children. For processes
  * outside a pid namespace of their own, where kill(-1) would reach the whole machine. */
 int kill_children(int signum, int (*spare)(pid_t))

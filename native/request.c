@@ -16,6 +16,9 @@ uint32_t request_type(const void *bytes, size_t size)
     case MSG_ATTACH:
     case MSG_KILL:
     case MSG_KILL_ALL:
+    case MSG_CONNECTED:
+    case MSG_FOLLOW:
+    case MSG_TREE:
     case MSG_SIGNAL: return size == sizeof(struct simple_msg) ? type : 0;
     case MSG_EXEC: return size >= sizeof(struct exec_msg) ? type : 0;
     default: return 0;
@@ -24,7 +27,10 @@ uint32_t request_type(const void *bytes, size_t size)
 
 int prepare_layout(const struct prepare_msg *p, int nfds, struct prepare_fds *out)
 {
-    out->copies = (p->flags & PREPARE_COPY) != 0 ? 2 : 0;
+    out->copies = (p->flags & PREPARE_COPY) == 0 ? 0 : (p->flags & PREPARE_JOIN) != 0 ? NJOINED : 2;
+    /* Both live in namespaces that exist, and neither is part of a machine. */
+    if ((p->flags & (PREPARE_TEMPLATE | PREPARE_FORK)) != 0 && out->copies != 2)
+        return -1;
     if (nfds < 2 + out->copies || nfds > MAX_FDS || p->cgroups > (uint32_t)(nfds - 2 - out->copies))
         return -1;
     out->cgroups = (int)p->cgroups;

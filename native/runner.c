@@ -31,6 +31,7 @@ static union { _Alignas(struct exec_rlimit) char bytes[MAX_MESSAGE]; struct exec
 _Static_assert(sizeof(struct exec_msg) % _Alignof(struct exec_rlimit) == 0, "the body is aligned");
 static char *strings[MAX_STRINGS];
 static char child_stack[65536] __attribute__((aligned(16)));
+void (*continue_template)(char **envp);
 
 struct command {
     int socket;
@@ -41,8 +42,17 @@ struct command {
     /* Written by the child, which shares our memory until it has exec'd or ended. */
     volatile uint32_t failed_op, at;
     volatile int error, unused, report_start;
+    volatile pid_t inside; /* the pid of the command as it sees it itself */
+    int joins, wake;       /* it is forked into a machine; `wake` is our end of the pipe that its exec closes */
     pid_t runner, pid;
+    uint32_t (*confine)(void);
 };
+
+static _Noreturn void fail(int socket, uint32_t op, int error)
+{
+    report_failure(socket, op, error);
+    _exit(EXIT_SANDBOX);
+}
 
 static _Noreturn void child_fail(struct command *c, uint32_t op, int error)
 {
@@ -84,11 +94,18 @@ static char *map_payload(int fd, size_t size)
 static void hand_over_socket(struct command *c)
 {
     char byte;
+    if (c->confine)
+        return; /* its runner reads the socket itself, after the exec */
     if (fcntl(c->socket, F_SETFL, O_ASYNC) < 0)
         child_fail(c, OP_REQUEST, errno);
     int empty = recv(c->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
     if (!c->report_start && empty)
         return;
+    if (c->joins) { /* the runner is outside of our pid namespace, and is signalled at the exec */
+        if (fcntl(c->wake, F_SETFL, O_ASYNC) < 0)
+            child_fail(c, OP_REQUEST, errno);
+        return;
+    }
     if (getppid() != c->runner)
         _exit(EXIT_NOT_EXECUTED); /* it is gone: another process may have its pid, and must not be signalled */
     if (kill(c->runner, SIGIO) < 0)
@@ -99,7 +116,11 @@ static void hand_over_socket(struct command *c)
 static void receive_request(struct command *c)
 {
     int fds[MAX_FDS], nfds;
+    char byte;
     struct exec_fds places;
+    /* In a machine the child may be killed by another command: it must be known whether it has taken its request. */
+    if (c->joins && recv(c->socket, &byte, 1, MSG_PEEK) > 0)
+        c->at = OP_STDIO;
     ssize_t got = receive_message(c->socket, request.bytes, sizeof request, fds, &nfds, 0);
     if (got < 0)
         child_fail(c, OP_REQUEST, errno);
@@ -141,14 +162,18 @@ static int child(void *arg)
 {
     struct command *c = arg;
     sigset_t none;
+    c->inside = getpid();
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (setsid() < 0)
         child_fail(c, OP_PROCESS, errno);
+    uint32_t refused = c->confine ? c->confine() : 0;
+    if (refused)
+        child_fail(c, refused, errno);
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC); /* opened ahead: most commands have no other input */
     receive_request(c);
     int terminal = -1;
-    if ((c->head->flags & EXEC_TTY) && (terminal = send_terminal(c->socket, c->head->rows, c->head->cols)) < 0)
+    if ((c->head->flags & EXEC_TTY) && (terminal = send_terminal(c->socket, c->built->has_terminal ? c->built->terminal : NULL, c->head->rows, c->head->cols)) < 0)
         child_fail(c, OP_TTY, errno);
     for (int i = 0; i < 3; i++) {
         int fd = terminal >= 0 ? terminal : c->stdio[i];
@@ -177,6 +202,14 @@ static int child(void *arg)
         child_fail(c, OP_FDS, errno);
     int denied = 0;
     c->at = OP_EXEC;
+    if (continue_template) {
+        char **envp = c->body.envp;
+        int keep[] = {WAIT_FD, SLOT_FD};
+        if (c->wait < 0 || close_all_but(keep, 2) < 0)
+            child_fail(c, OP_FDS, c->wait < 0 ? EPROTO : errno);
+        munmap(c, sizeof *c);
+        continue_template(envp);
+    }
     for (char **program = c->body.programs; *program; program++) {
         execve(*program, c->body.argv, c->body.envp);
         if (errno == EACCES)
@@ -187,16 +220,18 @@ static int child(void *arg)
     child_fail(c, OP_EXEC, denied ? EACCES : errno);
 }
 
-static _Noreturn void fail(int socket, uint32_t op, int error)
-{
-    report_failure(socket, op, error);
-    _exit(EXIT_SANDBOX);
-}
+static struct command memory;
+/* In a fork of a template the child has memory of its own, and this is a page that both processes map. */
+static struct command *command = &memory;
+static int exec_pipe = -1, life_pipe = -1;
 
-/* Signals the whole tree except the runner. Outside a pid namespace kill(-1) would reach the whole machine. */
+/* Signals the whole tree except the runner. Outside a pid namespace kill(-1) would reach the whole host. In a machine this is
+ * the command alone: the machine's first process signals the rest. */
 static void signal_tree(int signum)
 {
-    if (getpid() == 1)
+    if (command->joins)
+        kill(command->pid, signum);
+    else if (getpid() == 1)
         kill(-1, signum);
     else
         kill_children(signum, NULL);
@@ -212,16 +247,18 @@ static void end_everything(void)
     }
 }
 
-static struct command command;
-static int exec_pipe = -1, life_pipe = -1;
+/* Processes that the command leaves in its machine go on. */
+static void leave_everything(void)
+{
+}
 
 static int is_running(void)
 {
-    return !command.failed_op && command.at == OP_EXEC;
+    return !command->failed_op && command->at == OP_EXEC;
 }
 
 /* Sleeps until the child has exec'd or ended: then the last writing end of the pipe is closed. */
-static void await_exec(void)
+void await_exec(void)
 {
     char byte;
     if (exec_pipe < 0)
@@ -231,12 +268,16 @@ static void await_exec(void)
             _exit(EXIT_SANDBOX);
     close(exec_pipe);
     exec_pipe = -1;
-    struct simple_msg started = {.type = MSG_STARTED, .a = (int32_t)command.pid};
-    if (command.report_start && is_running() && send_message(command.socket, &started, sizeof started, NULL, 0) < 0) {
+    struct simple_msg started = {.type = MSG_STARTED, .a = (int32_t)command->inside};
+    if (command->report_start && is_running() && send_message(command->socket, &started, sizeof started, NULL, 0) < 0) {
         end_everything();
         _exit(EXIT_SANDBOX);
     }
 }
+
+/* The process whose end is that of the command. The handler changes it before waitpid() returns to its caller, so the end of
+ * the process before is not taken for that of the command. */
+static volatile pid_t followed;
 
 /* The host has sent a message or closed its socket, or the launcher has ended. The handler interrupts waitpid() and does all
  * the work itself, so no event can be lost between a check and the sleep. Sandboxed code can send this signal too, which
@@ -252,15 +293,18 @@ static void on_sigio(int signum)
      * closes its socket. */
     if (poll(&launcher, 1, 0) > 0)
         _exit(EXIT_SANDBOX);
-    if (command.at == OP_REQUEST)
+    if (command->at == OP_REQUEST)
         return;
     await_exec();
     do {
-        got = receive_message(command.socket, &msg, sizeof msg, fds, &nfds, MSG_DONTWAIT);
+        got = receive_message(command->socket, &msg, sizeof msg, fds, &nfds, MSG_DONTWAIT);
         for (int i = 0; i < nfds; i++)
             close(fds[i]);
-        if (got > 0 && request_type(&msg, (size_t)got) == MSG_SIGNAL)
-            msg.id ? (void)kill(-command.pid, msg.a) : signal_tree(msg.a);
+        uint32_t type = got > 0 ? request_type(&msg, (size_t)got) : 0;
+        if (type == MSG_SIGNAL)
+            signal_command(&msg);
+        else if (type == MSG_FOLLOW && msg.a > 1 && kill(msg.a, 0) == 0) /* sandboxed code names it: it may not exist */
+            followed = msg.a;
     } while (got > 0 || (got < 0 && (errno == EMSGSIZE || errno == EMFILE)));
     if (got == 0 || errno != EAGAIN) { /* the host closed the socket: end everything */
         end_everything();
@@ -294,10 +338,14 @@ static int await_end(pid_t main_child)
 {
     int status = 0;
     pid_t pid;
+    followed = main_child;
     mask_sigio(SIG_UNBLOCK);
-    while ((pid = waitpid(-1, &status, 0)) != main_child)
+    /* In a machine, other commands can signal the child also before the exec. Stopped, it would never receive its request. */
+    while ((pid = waitpid(-1, &status, command->joins ? WUNTRACED : 0)) != followed || WIFSTOPPED(status))
         if (pid < 0 && errno != EINTR)
             _exit(EXIT_SANDBOX);
+        else if (pid == main_child && command->at != OP_EXEC)
+            kill(pid, SIGCONT);
     mask_sigio(SIG_BLOCK);
     return status;
 }
@@ -313,37 +361,80 @@ static _Noreturn void report_end(int socket, int status)
         .system_us = (uint64_t)used.ru_stime.tv_sec * 1000000u + (uint64_t)used.ru_stime.tv_usec,
         .maxrss_kib = (uint64_t)used.ru_maxrss,
     };
+    struct simple_msg started = {.type = MSG_STARTED, .a = (int32_t)command->inside};
+    if (command->joins && !command->report_start)
+        send_message(socket, &started, sizeof started, NULL, 0);
     send_message(socket, &msg, sizeof msg, NULL, 0);
     sched_yield(); /* lets the host run first, if it was woken on this processor: our own exit takes long */
     _exit(0);
 }
 
-_Noreturn void runner_main(int socket, const struct built *built)
+pid_t begin_command(int socket, const struct built *built, uint32_t (*confine)(void))
 {
-    struct command *c = &command;
     int ends[2];
+    if (continue_template) {
+        /* Sandboxed code will have the runner's ids, and never shares its memory. */
+        void *page = mmap(NULL, sizeof memory, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (page == MAP_FAILED || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
+            fail(socket, OP_PROCESS, errno);
+        command = page;
+    }
+    struct command *c = command;
     c->socket = socket;
     c->built = built;
     c->at = OP_REQUEST;
     c->runner = getpid();
-    mask_sigio(SIG_BLOCK);
-    if (enable_sigio(socket, built->life) < 0 || pipe2(ends, O_CLOEXEC) < 0)
+    c->confine = confine;
+    c->joins = built->label != 0;
+    if (pipe2(ends, O_CLOEXEC) < 0 || (c->joins && fcntl(ends[0], F_SETOWN, getpid()) < 0))
         fail(socket, OP_FDS, errno);
-    c->pid = clone(child, child_stack + sizeof child_stack, CLONE_VM | SIGCHLD, c);
-    if (c->pid < 0)
+    c->wake = ends[0];
+    /* fork() also runs what libraries of the template have registered for it. */
+    pid_t pid = continue_template ? fork() : clone(child, child_stack + sizeof child_stack, CLONE_VM | SIGCHLD, c);
+    if (pid < 0)
         fail(socket, OP_FORK, errno);
+    if (pid == 0)
+        child(c);
+    c->pid = pid;
     close(ends[1]);
     exec_pipe = ends[0];
-    for (int i = 0; i < built->nslots; i++)
+    for (int i = 0; i < built->nslots && !c->joins; i++)
         close(built->slots[i]);
-    int status = await_end(c->pid);
+    return c->pid;
+}
+
+void signal_command(const struct simple_msg *msg)
+{
+    msg->id ? (void)kill(-command->pid, msg->a) : signal_tree(msg->a);
+}
+
+_Noreturn void finish_command(int status, void (*end_all)(void))
+{
+    const struct command *c = command;
+    int socket = c->socket;
     if (c->unused)
         _exit(0);
     if (c->failed_op)
         fail(socket, c->failed_op, c->error);
+    /* In a machine it may be another command that has killed the child: that is an end of the command. */
+    if (c->joins && c->at != OP_EXEC && WIFSIGNALED(status))
+        report_end(socket, status);
     /* The child was killed before the exec: that is not how the command ended. */
     if (c->at != OP_EXEC)
         fail(socket, c->at, ECHILD);
-    end_everything();
+    end_all();
     report_end(socket, status);
+}
+
+_Noreturn void runner_main(int socket, const struct built *built)
+{
+    mask_sigio(SIG_BLOCK);
+    if (enable_sigio(socket, built->life) < 0)
+        fail(socket, OP_FDS, errno);
+    int status = await_end(begin_command(socket, built, NULL));
+    while (command->joins && command->at == OP_REQUEST && WIFSIGNALED(status)) { /* killed while it waited: make another */
+        close(exec_pipe);
+        status = await_end(begin_command(socket, built, NULL));
+    }
+    finish_command(status, built->label ? leave_everything : end_everything);
 }

@@ -31,10 +31,11 @@ int set_ids(const struct prepare_msg *p)
 
 _Noreturn void sandbox_main(struct sandbox *s)
 {
-    static struct built built = {.life = -1};
+    static struct built built = {.life = -1, .notify = -1};
     char byte;
     uint32_t failed_op = 0;
     failure_socket = s->socket;
+    caller_proc = s->proc;
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -48,11 +49,14 @@ _Noreturn void sandbox_main(struct sandbox *s)
     if (got < 0 || setsid() < 0)
         fail(s->socket, OP_PROCESS);
     const struct step *last = s->nsteps > 0 ? &s->steps[s->nsteps - 1] : NULL;
-    int wrapped = last && last->op == OP_WRAP;
+    int wrapped = last && last->op == OP_WRAP, starts = last && last->op == OP_TEMPLATE;
     if (wrapped && find_program(s, last) < 0)
         fail(s->socket, OP_WRAP);
     if (s->prepare->flags & PREPARE_COPY) {
-        if (write_own_ids(s->proc, s->prepare) < 0 || open_sources(s->steps, s->nsteps, s->fds, s->nfds, 0) < 0)
+        int maps = (s->prepare->clone_flags & CLONE_NEWUSER) != 0; /* a template has the ids of the shared namespace */
+        if ((s->prepare->flags & PREPARE_JOIN) && join_machine(s, &built.label) < 0)
+            fail(s->socket, OP_COPY);
+        if ((maps && write_own_ids(s->proc, s->prepare) < 0) || open_sources(s->steps, s->nsteps, s->fds, s->nfds, 0) < 0)
             fail(s->socket, OP_COPY);
     } else {
         /* Before the ids change: sources may lie below directories that only the caller can enter. */
@@ -65,12 +69,19 @@ _Noreturn void sandbox_main(struct sandbox *s)
         if (drop_groups(s->prepare) < 0 || set_ids(s->prepare) < 0)
             fail(s->socket, OP_IDS);
     }
-    if (perform_steps(s->steps, (int)s->prepare->network, s->nsteps - wrapped, &built, &failed_op) < 0)
+    int own = 0; /* the number of steps before those of the command's process, if there are any */
+    while (s->steps && own < s->nsteps - wrapped - starts && s->steps[own].op != OP_CONFINE)
+        own++;
+    if (perform_steps(s->steps, (int)s->prepare->network, own, &built, &failed_op) < 0)
         fail(s->socket, failed_op);
+    if (own < s->nsteps - wrapped - starts)
+        confined_main(s->socket, &built, s->life, s->steps, own + 1, s->nsteps);
     if (wrapped)
         wrap(s, last);
+    if (starts)
+        start_template(s, last);
     /* A copy of a verified sandbox reports only failures. */
-    int silent = (s->prepare->flags & (PREPARE_COPY | PREPARE_REPORT_PID)) == PREPARE_COPY;
+    int silent = (s->prepare->flags & (PREPARE_COPY | PREPARE_REPORT_PID)) == PREPARE_COPY && !built.label;
     sandbox_ready(s->socket, &built, s->life, !silent);
 }
 
@@ -86,9 +97,12 @@ _Noreturn void sandbox_ready(int socket, const struct built *built, int life, in
     if (launcher.revents)
         _exit(EXIT_SANDBOX);
 
-    if (built->shares) {
+    if (built->nshared) {
         struct simple_msg shared = {.type = MSG_SHARED};
-        _exit(send_message(socket, &shared, sizeof shared, built->namespaces, 2) < 0 ? EXIT_SANDBOX : 0);
+        int sent = send_message(socket, &shared, sizeof shared, built->shared, built->nshared);
+        if (built->nshared > NJOINED && sent >= 0)
+            machine_main(socket);
+        _exit(sent < 0 ? EXIT_SANDBOX : 0);
     }
     int keep[2 + MAX_SLOTS + MAX_LISTENERS], n = 0;
     keep[n++] = socket;
@@ -100,7 +114,10 @@ _Noreturn void sandbox_ready(int socket, const struct built *built, int life, in
         keep[n++] = built->listeners[i];
     if (close_all_but(keep, n) < 0)
         fail(socket, OP_FDS);
-    struct simple_msg ready = {.type = MSG_READY, .a = (int32_t)getpid()};
+    /* Not every /proc shows no_new_privs. */
+    struct simple_msg ready = {.type = MSG_READY, .id = built->label, .a = (int32_t)getpid()};
+    if (report && (ready.b = prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)) < 0)
+        fail(socket, OP_PROCESS);
     if ((report || built->nlisteners) && send_message(socket, &ready, sizeof ready, built->listeners, built->nlisteners) < 0)
         _exit(EXIT_SANDBOX);
     for (int i = 0; i < built->nlisteners; i++)

@@ -107,6 +107,8 @@ _Noreturn void inside_main(void)
     if (nsteps < 0)
         fail(SOCKET_FD, OP_PLAN, EINVAL);
     built.life = LIFE_FD;
+    if (open_sources(steps, nsteps, NULL, 0, 0) < 0)
+        fail(SOCKET_FD, OP_BIND | 0xffffU << 8, errno);
     if (perform_steps(steps, 0, nsteps, &built, &failed_op) < 0)
         fail(SOCKET_FD, failed_op, errno);
     sandbox_ready(SOCKET_FD, &built, LIFE_FD, 1);
