@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from union.sandbox._plan.adaptation import LINUX, KernelFeatures
+
 if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._plan.plan import Plan, Step
@@ -51,9 +53,12 @@ class Setting:
     """The mechanism that enforces the network policy; see Isolation."""
     landlock_abi: int
     seccomp: bytes
+    mediated: bytes = b""
+    """The second filter, of a backend without namespaces."""
     wrapper: Wrapper | None = None
     share: bool = True
     """Whether sandboxes may start from a copy of a shared part that was built once."""
+    kernel: KernelFeatures = LINUX
 
 
 class Backend(Protocol):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._plan import plan as p
+from union.sandbox._system import IS_LINUX
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Setting
@@ -22,4 +23,6 @@ class NoIsolation:
         return p.Plan(steps=(p.Subreaper(),), clone_flags=0)
 
     def isolation(self, setting: Setting, *, limits: tuple[tuple[str, str], ...]) -> Isolation:  # noqa: ARG002
-        return Isolation(backend=self.name, limits=limits)
+        # Elsewhere no kernel adopts the orphans of a command for its launcher.
+        processes = "tree" if IS_LINUX else "session"
+        return Isolation(backend=self.name, limits=limits, processes=processes)

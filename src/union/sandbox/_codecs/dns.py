@@ -51,7 +51,7 @@ _PROHIBITED: Final = 18
 _EDNS_SIZE: Final = 1232
 _MAX_NAME_BYTES: Final = 255
 _MAX_QUERY_BYTES: Final = 4096
-_TTL_S: Final = 60
+TTL_S: Final = 60
 
 
 class DnsFormatError(ValueError):
@@ -115,7 +115,12 @@ def parse_query(data: bytes) -> Query:
 
 
 def encode_response(
-    query: Query, *, rcode: int = NOERROR, records: tuple[bytes, ...] = (), extended_error: str = ""
+    query: Query,
+    *,
+    rcode: int = NOERROR,
+    records: tuple[bytes, ...] = (),
+    extended_error: str = "",
+    ttl_s: int = TTL_S,
 ) -> bytes:
     """Encode a response with ``records`` (data of the requested type).
 
@@ -125,11 +130,12 @@ def encode_response(
         records: record data of the requested type. Default: none.
         extended_error: text of an Extended DNS Error (RFC 8914), sent if the client supports
             EDNS. Default: none.
+        ttl_s: how long the client may cache the records. Default: 60 s.
 
     """
     body = b"".join(
         # 0xC00C points at the name in the question.
-        struct.pack(">HHHIH", 0xC00C, _record_kind(query.kind), _CLASS_IN, _TTL_S, len(record))
+        struct.pack(">HHHIH", 0xC00C, _record_kind(query.kind), _CLASS_IN, ttl_s, len(record))
         + record
         for record in records
     )

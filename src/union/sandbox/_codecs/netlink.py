@@ -27,6 +27,7 @@ __all__ = [
     "NetlinkStep",
     "egress_setup",
     "encode_route_query",
+    "half_routes",
     "is_local_route",
     "loopback_setup",
 ]
@@ -52,9 +53,12 @@ _AF_UNSPEC: Final = 0
 _AF_INET: Final = 2
 _AF_INET6: Final = 10
 
+_RT_TABLE_MAIN: Final = 254
 _RT_TABLE_LOCAL: Final = 255
 _RTPROT_STATIC: Final = 4
+_RT_SCOPE_LINK: Final = 253
 _RT_SCOPE_HOST: Final = 254
+_RTN_UNICAST: Final = 1
 _RTN_LOCAL: Final = 2
 _HEADER: Final = 16
 _NO_ROUTE: Final = frozenset({101, 113})
@@ -141,6 +145,38 @@ def egress_setup(
         # to the namespace itself.
         steps.append(_redirect_step(label, protocol, transparent_port))
         steps.append(_local_route_step(label, family))
+    return tuple(steps)
+
+
+def half_routes() -> tuple[NetlinkStep, ...]:
+    """Return routes of every IPv4 address to loopback, in two halves.
+
+    For gVisor, which accepts no default route without a gateway.
+    """
+    steps = []
+    for first in (0, 128):
+        body = struct.pack(
+            "=BBBBBBBBI",
+            _AF_INET,
+            1,
+            0,
+            0,
+            _RT_TABLE_MAIN,
+            _RTPROT_STATIC,
+            _RT_SCOPE_LINK,
+            _RTN_UNICAST,
+            0,
+        )
+        body += _attribute(_RTA_DST, bytes((first, 0, 0, 0)))
+        body += _attribute(_RTA_OIF, struct.pack("=I", _LOOPBACK_INDEX))
+        steps.append(
+            NetlinkStep(
+                description=f"IPv4 route of {first}.0.0.0/1 to loopback",
+                protocol=NETLINK_ROUTE,
+                data=_message(_RTM_NEWROUTE, _F_REQUEST | _F_ACK | _F_CREATE, 1, body),
+                acks=1,
+            )
+        )
     return tuple(steps)
 
 

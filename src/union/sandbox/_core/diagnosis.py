@@ -147,18 +147,26 @@ def _note(label: str, text: str) -> list[str]:
     return _entry("", f"{label}: {text}") if text else []
 
 
+def _enforced(found: Isolation) -> str:
+    if found.profile:
+        return (
+            f"profile {found.profile}, ids {found.ids}, processes by {found.processes}, "
+            f"loopback {found.loopback}; no namespaces, no private root, no system-call filter"
+        )
+    return (
+        f"{len(found.namespaces)} namespaces, root {found.root}, proc {found.proc}, "
+        f"ids {found.ids}, Landlock ABI {found.landlock_abi}, "
+        f"{'system-call filter' if found.seccomp else 'no system-call filter'}"
+    )
+
+
 def _backend(backend: BackendReport, *, is_default: bool) -> list[str]:
     name = backend.name + (" *" if is_default else "")
     lines = _entry(name, _yes(backend.available, backend.reason))
     lines += _note("fix", "" if backend.available else backend.hint)
     if backend.isolation is not None:
         found = backend.isolation
-        lines += _note(
-            "enforced",
-            f"{len(found.namespaces)} namespaces, root {found.root}, proc {found.proc}, "
-            f"ids {found.ids}, Landlock ABI {found.landlock_abi}, "
-            f"{'system-call filter' if found.seccomp else 'no system-call filter'}",
-        )
+        lines += _note("enforced", _enforced(found))
     for outcome in ("held", "weaker", "failed"):
         same = [attack for attack in backend.attacks if attack.outcome == outcome]
         if outcome == "held":

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["VENV_DIR", "FileInfo", "FileKind", "SkipReason", "Skipped", "Transfer"]
+__all__ = [
+    "VENV_DIR",
+    "ChangeKind",
+    "FileChange",
+    "FileInfo",
+    "FileKind",
+    "SkipReason",
+    "Skipped",
+    "Transfer",
+]
 
 VENV_DIR: Final = ".sandbox-venv"
 """The directory of the session venv, relative to the work dir."""
@@ -32,6 +41,20 @@ class FileInfo:
     def name(self) -> str:
         """The last component."""
         return self.path.rpartition("/")[2]
+
+
+ChangeKind = Literal["created", "changed", "deleted", "overflow"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileChange:
+    """One change that ``watch()`` reports."""
+
+    path: str
+    """The path that changed, below the watched path as it was given."""
+    kind: ChangeKind
+    """A rename is ``deleted`` and ``created``. ``overflow``: more changes than the kernel keeps, so
+    some are missing."""
 
 
 SkipReason = Literal["symlink", "special", "changed", "venv"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["BackendName", "NetworkMode", "ScriptType", "TerminationReason"]
+__all__ = ["BackendName", "NetworkMode", "Persist", "ScriptType", "TerminationReason"]
 
-BackendName = Literal["bubblewrap", "userns", "sandbox-exec", "none"]
+BackendName = Literal["bubblewrap", "userns", "landlock", "sandbox-exec", "none"]
 NetworkMode = Literal["blocked", "allowlist", "open"]
+Persist = Literal["workdir", "machine"]
 ScriptType = Literal["shell", "python"]
 TerminationReason = Literal[
     "",

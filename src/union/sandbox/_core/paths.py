@@ -11,7 +11,7 @@ from typing import Final
 from union.sandbox._core.file_errors import SandboxPathError, shown_path
 from union.sandbox.errors import SandboxUsageError
 
-__all__ = ["shown_path", "work_path"]
+__all__ = ["shown_path", "visible_path", "work_path"]
 
 MAX_NAME_BYTES: Final = 255
 MAX_PATH_BYTES: Final = 4095
@@ -48,6 +48,24 @@ def work_path(
         msg = f"{argument}={shown_path(text)} is the work dir itself; a path below it is required"
         raise SandboxUsageError(msg, argument=argument, code="path-is-root")
     return "/".join(names) or "."
+
+
+def visible_path(path: object, *, work_dir: str, argument: str = "path") -> str:
+    """Return a path as the sandbox resolves it: any absolute one, or relative to ``work_dir``.
+
+    A path below ``work_dir`` is returned relative to it, and ``work_dir`` itself as ``"."``. A path
+    with ``..`` is returned as it is, because a link may come before.
+    """
+    text = _text(path, argument=argument)
+    if ".." in text.split("/"):
+        return text
+    names = [name for name in text.split("/") if name not in {"", "."}]
+    if not text.startswith("/"):
+        return "/".join(names) or "."
+    root = [name for name in work_dir.split("/") if name not in {"", "."}]
+    if names[: len(root)] == root:
+        return "/".join(names[len(root) :]) or "."
+    return "/" + "/".join(names)
 
 
 def _text(path: object, *, argument: str) -> str:

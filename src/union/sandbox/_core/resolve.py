@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from union.sandbox import constants
-from union.sandbox._core.literals import NetworkMode
+from union.sandbox._core.literals import NetworkMode, Persist
 from union.sandbox._core.resources import limits_from
 from union.sandbox._core.spec import (
     WARM,
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _MODES: Final[tuple[str, ...]] = get_args(NetworkMode)
+_PERSIST: Final[tuple[str, ...]] = get_args(Persist)
 _MAX_ENV_BYTES: Final = 1024 * 1024
 _MAX_ARG_BYTES: Final = 128 * 1024 - 1
 """The kernel's limit on one argument or one variable (MAX_ARG_STRLEN)."""
@@ -173,6 +174,8 @@ def _network(
     denylist: object,
     proxy_url: object = None,
     socks_url: object = None,
+    *,
+    relayed: bool = False,
 ) -> NetworkSpec:
     is_given = mode is not None
     network_mode = cast(
@@ -207,6 +210,7 @@ def _network(
         deny=_entries("network_denylist", denylist),
         proxy_url=_url("network_proxy_url", proxy_url, ("http://",)),
         socks_url=_url("network_socks_url", socks_url, ("socks5://", "socks5h://")),
+        relayed=relayed,
     )
 
 
@@ -226,6 +230,7 @@ def resolve_session(
     backend: object,
     backends: Sequence[str],
     host_work_dir: object = None,
+    work_dir_name: object = None,
     network_mode: object = None,
     network_allowlist: object = None,
     network_denylist: object = None,
@@ -239,6 +244,7 @@ def resolve_session(
     strict: object = False,
     warm: object = True,
     preload: object = (),
+    persist: object = "workdir",
 ) -> SessionSpec:
     """Return the session that the arguments describe; raise an error for an invalid one."""
     work_dir = None if host_work_dir is None else _absolute("host_work_dir", host_work_dir)
@@ -254,12 +260,14 @@ def resolve_session(
     return SessionSpec(
         backend=chosen,
         host_work_dir=work_dir,
+        work_dir_name=_work_dir_name(work_dir_name, chosen),
         network=_network(
             network_mode,
             network_allowlist,
             network_denylist,
             network_proxy_url,
             network_socks_url,
+            relayed=persist == "machine",
         ),
         network_is_ceiling=network_mode is not None,
         timeout_s=validate_timeout("timeout_s", timeout_s),
@@ -270,10 +278,55 @@ def resolve_session(
         strict=_flag("strict", strict),
         warm=_warm(warm),
         preload=_modules(preload),
+        persist=_persist(persist, chosen),
     )
 
 
-def _modules(value: object) -> tuple[str, ...]:
+_SYSTEM: Final = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32",
+    "/etc", "/proc", "/sys", "/dev", "/run", "/boot",
+)  # fmt: skip
+"""Directories with a purpose inside, which a work dir can neither replace nor lie below."""
+_WITHOUT_MOUNTS: Final = frozenset({"landlock", "none", "sandbox-exec"})
+
+
+def _work_dir_name(value: object, backend: str) -> str | None:
+    if value is None:
+        return None
+    name = _absolute("work_dir_name", value)
+    if backend in _WITHOUT_MOUNTS:
+        raise SandboxUsageError(
+            f"work_dir_name: the {backend!r} backend cannot show the work dir under another name",
+            argument="work_dir_name",
+            hint="leave it out, or use another backend",
+        )
+    is_plain = all(part not in {"", ".", ".."} for part in name[1:].split("/"))
+    of_system = any(f"{name}/".startswith(f"{top}/") for top in _SYSTEM)
+    if not is_plain or of_system or name == "/tmp":  # noqa: S108 - a name inside
+        raise _usage_error(
+            "work_dir_name",
+            value,
+            "an absolute path without '.' and '..', outside the system's directories",
+            hint='for example "/workspace"',
+        )
+    return name
+
+
+def _persist(value: object, backend: str) -> Persist:
+    chosen = cast("Persist", _choice("persist", value, _PERSIST))
+    if chosen == "machine" and backend in _WITHOUT_MOUNTS:
+        raise SandboxUsageError(
+            f"persist='machine' needs namespaces, which the {backend!r} backend does not have: its "
+            "processes cannot be kept apart from one command to the next",
+            argument="persist",
+            hint="use backend='bubblewrap' or backend='userns', or leave persist out",
+        )
+    return chosen
+
+
+def _modules(value: object) -> tuple[str, ...] | None:
+    if value is None:
+        return None
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise _usage_error("preload", value, "a list of module names")
     for name in value:
@@ -295,9 +348,12 @@ def _stream(argument: str, value: object) -> StreamMode:
         return "collect"
     if isinstance(value, bool):
         return "pipe" if value else "devnull"
-    if isinstance(value, Stream):
+    if isinstance(value, Stream) and value in _STREAMS:
         return _STREAMS[value]
-    raise _usage_error(argument, value, "True, False, PIPE, INHERIT or DEVNULL")
+    accepted = "True, False, PIPE, INHERIT or DEVNULL"
+    if argument == "stderr":
+        accepted = "True, False, PIPE, INHERIT, DEVNULL or STDOUT"
+    raise _usage_error(argument, value, accepted)
 
 
 def _stdin(value: object) -> bytes | Literal["pipe"] | None:
@@ -377,6 +433,7 @@ def _run_network(spec: SessionSpec, mode: object, allowlist: object) -> NetworkS
         deny=session.deny,
         proxy_url=session.proxy_url,
         socks_url=session.socks_url,
+        relayed=session.relayed,
     )
 
 
@@ -430,12 +487,15 @@ def resolve_run(
     call = None
     if resources is not None or read_only_paths != () or read_write_paths != ():
         call = _call(session, resources, read_only_paths, read_write_paths)
+    merged = stderr is Stream.STDOUT
+    own_stderr = window is None and not merged
+    output = _stream("stdout", stdout)
     return RunSpec(
         **_command(cmd, script_type),
         env=session.env if env is None else _with(session.env, _environment(env)),
         cwd=cwd,
-        stdout=_stream("stdout", stdout),
-        stderr=_stream("stderr", stderr) if window is None else "devnull",
+        stdout=output,
+        stderr=_stream("stderr", stderr) if own_stderr else "devnull",
         stdin=_stdin(stdin),
         network=_run_network(session, network_mode, network_allowlist),
         timeout_s=validate_timeout("timeout_s", timeout_s),
@@ -443,6 +503,7 @@ def resolve_run(
         pty=window,
         max_output_bytes=validate_output_cap(max_output_bytes),
         call=call,
+        merged=merged and output != "devnull",
     )
 
 

@@ -88,12 +88,20 @@ def spec_of_call(session: SessionSpec, call: CallPosture) -> SessionSpec:
         if not any(is_below(path, top) for top in read_only)
     ]
     dropped = [path for path in _normalized(session.read_write_paths) if path not in kept]
-    return dataclasses.replace(
+    found = dataclasses.replace(
         session,
         read_only_paths=_once(session.read_only_paths, read_only, dropped),
         read_write_paths=_once(kept, read_write),
         limits=call.limits,
     )
+    if session.persist == "machine" and found != session:
+        raise PolicyError(
+            "resources, read_only_paths and read_write_paths of one call need a sandbox of its "
+            "own, and commands of persist='machine' share one",
+            argument="resources" if call.limits != session.limits else "read_write_paths",
+            hint="open the session with these limits and paths, or use another session",
+        )
+    return found
 
 
 def read_only_in_session(path: str, top: str) -> PolicyError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from union.sandbox import constants
 
 if TYPE_CHECKING:
-    from union.sandbox._core.literals import NetworkMode
+    from union.sandbox._core.literals import NetworkMode, Persist
     from union.sandbox._policy.rules import Entry
 
 __all__ = ["WARM", "CallPosture", "Limits", "NetworkSpec", "RunSpec", "SessionSpec", "StreamMode"]
@@ -47,6 +47,9 @@ class NetworkSpec:
     deny: tuple[Entry, ...] = ()
     proxy_url: str | None = None
     socks_url: str | None = None
+    relayed: bool = False
+    """Whether ``open`` is a network namespace of the command's own, so that its network can end
+    before its last process does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,8 @@ class SessionSpec:
 
     backend: str
     host_work_dir: str | None = None
+    work_dir_name: str | None = None
+    """The path under which sandboxes see the work dir; None for its path on the host."""
     network: NetworkSpec = NetworkSpec()
     """The network of a run that does not request another."""
     network_is_ceiling: bool = False
@@ -67,8 +72,12 @@ class SessionSpec:
     strict: bool = False
     warm: int = WARM
     """The number of sandboxes of each posture to keep ready."""
-    preload: tuple[str, ...] = ()
-    """Modules that a prepared Python imports before its command arrives."""
+    preload: tuple[str, ...] | None = ()
+    """Modules that a prepared Python imports before its command arrives; None: no template."""
+    persist: Persist = "workdir"
+    """What stays between commands: the work dir alone, or also scratch files and processes."""
+    trusts_preload: bool = True
+    """Whether the owner has named them, so that a template may import them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +112,8 @@ class RunSpec(NamedTuple):
     max_output_bytes: int = constants.MAX_OUTPUT_BYTES
     call: CallPosture | None = None
     """None for the files and limits of the session."""
+    merged: bool = False
+    """Whether stderr is written to the pipe of stdout; ``stderr`` is then ``"devnull"``."""
 
     @property
     def cmd(self) -> str | tuple[str, ...]:

@@ -43,6 +43,9 @@ NEEDED: Final = (
 """Every option used here, except the one for an existing user namespace."""
 USERNS_FD: Final = "7"
 """The file descriptor of that namespace in native/wrap.c."""
+_INSIDE_STAGING: Final = "/run/staged"
+"""Where bwrap mounts the sources of binds that the runner performs."""
+_COVER_STAGING: Final = p.Tmpfs(_INSIDE_STAGING, 4096, mode=0o555, inodes=1, read_only=True)
 _TO_MOUNT: Final = ("CAP_SYS_ADMIN", "CAP_SETPCAP")
 _FOR_COUNTERS: Final = ("CAP_SYS_RESOURCE",)
 _FOR_NETWORK: Final = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE")
@@ -76,7 +79,19 @@ def divide(steps: Iterable[p.Step]) -> tuple[list[str], tuple[p.Step, ...]]:
     """Return the arguments for bwrap and the steps that remain for the runner."""
     args: list[str] = []
     inside: list[p.Step] = []
+    staged_binds = 0
     for step in steps:
+        if isinstance(step, p.Bind) and step.existing:
+            # bwrap would create a missing mount point, in a directory of the caller. The runner
+            # does not, so bwrap only brings the source into the private root.
+            if not staged_binds:
+                # The runner opens all sources before its first step, so they may be covered here.
+                inside.append(_COVER_STAGING)
+            at = f"{_INSIDE_STAGING}/{staged_binds}"
+            staged_binds += 1
+            args += [_bind_option(step.attrs), step.source, at]
+            inside.append(dataclasses.replace(step, source=at, fd=None, idmap=None))
+            continue
         taken = mount_args(step)
         args += taken
         if isinstance(step, p.Bind):
@@ -145,7 +160,7 @@ def staged(steps: Iterable[p.Step], place: str) -> tuple[tuple[p.Step, ...], tup
         if isinstance(step, p.Bind):
             at = f"{place}/{len(before)}"
             before.append(dataclasses.replace(step, path=at, existing=False))
-            after.append(p.Bind(at, step.path, step.attrs))
+            after.append(p.Bind(at, step.path, step.attrs, existing=step.existing))
         else:
             after.append(step)
     return tuple(before), tuple(after)

@@ -16,12 +16,13 @@ __all__ = [
     "OP_NAMES",
     "Attrs",
     "Bind",
+    "Confine",
     "Counter",
+    "Cover",
     "Detach",
     "Devpts",
     "Enter",
     "File",
-    "Hide",
     "Hostname",
     "Identity",
     "LandlockCreate",
@@ -29,8 +30,10 @@ __all__ = [
     "LandlockRestrict",
     "Listen",
     "Lockdown",
+    "Mediate",
     "Mkdir",
     "Netlink",
+    "Nice",
     "Plan",
     "Proc",
     "Remount",
@@ -40,16 +43,20 @@ __all__ = [
     "Seccomp",
     "Share",
     "Slot",
+    "SocketOption",
     "Step",
     "Subreaper",
     "Symlink",
+    "Terminal",
     "Tmpfs",
+    "Unprivileged",
     "Wrap",
     "encode",
 ]
 
 MAGIC = 0x32584253
 BIND_EXISTING = 1 << 63
+BIND_CLASSIC = 1 << 62
 WRAP_USERNS = 1
 _HEAD = struct.Struct("=IIII4Q")
 
@@ -95,6 +102,7 @@ class Bind(Step):
     ``fd`` and ``idmap`` are indices into the file descriptors sent with the plan; with ``fd`` the
     source is that file descriptor. ``identity`` (device, inode) must match, or the step fails.
     ``existing``: ``path`` must exist, and is not created; it is a directory of the host.
+    ``classic``: use mount(2) alone; ``attrs`` then do not apply to mounts below ``path``.
     """
 
     op: ClassVar[int] = 1
@@ -105,12 +113,15 @@ class Bind(Step):
     idmap: int | None = None
     identity: tuple[int, int] = (0, 0)
     existing: bool = False
+    classic: bool = False
 
     def integers(self) -> tuple[int, ...]:
         fd = 0 if self.fd is None else self.fd + 1
         idmap = 0 if self.idmap is None else self.idmap + 1
         return (
-            self.attrs | (BIND_EXISTING if self.existing else 0),
+            self.attrs
+            | (BIND_EXISTING if self.existing else 0)
+            | (BIND_CLASSIC if self.classic else 0),
             *self.identity,
             idmap << 32 | fd,
         )
@@ -225,6 +236,25 @@ class Netlink(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class SocketOption(Step):
+    """Set an option, through a socket of its own, that acts on the whole network namespace."""
+
+    op: ClassVar[int] = 31
+    domain: int
+    kind: int
+    protocol: int
+    level: int
+    option: int
+    value: bytes
+
+    def integers(self) -> tuple[int, ...]:
+        return self.domain, self.kind, self.protocol, self.level << 32 | self.option
+
+    def blobs(self) -> tuple[bytes, ...]:
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
 class Listen(Step):
     """Bind a socket in the sandbox's network namespace; its descriptor is sent to the host."""
 
@@ -280,9 +310,11 @@ class LandlockCreate(Step):
 class LandlockPath(_PathStep):
     op: ClassVar[int] = 16
     access: int = 0
+    identity: tuple[int, int] = (0, 0)
+    """(device, inode) that must match, or the step fails; (0, 0): unchecked."""
 
     def integers(self) -> tuple[int, ...]:
-        return (self.access,)
+        return self.access, *self.identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,14 +369,14 @@ class Enter(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Hide(_PathStep):
-    """Mount ``empty``, a file of the private root, over the file at ``path``."""
+class Cover(_PathStep):
+    """Mount ``file``, which is part of the private root, read-only over the file at ``path``."""
 
     op: ClassVar[int] = 27
-    empty: str = ""
+    file: str = ""
 
     def blobs(self) -> tuple[bytes, ...]:
-        return _text(self.path), _text(self.empty)
+        return _text(self.path), _text(self.file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,9 +456,68 @@ class Wrap(Step):
 
 @dataclass(frozen=True, slots=True)
 class Share(Step):
-    """Send the namespaces to the host, for sandboxes that start from a copy; always last."""
+    """Send the namespaces to the host, for sandboxes that start from a copy; always last.
+
+    With ``machine``, for commands that join them: the process stays, as the first of the machine.
+    """
 
     op: ClassVar[int] = 30
+    machine: bool = False
+
+    def integers(self) -> tuple[int, ...]:
+        return (int(self.machine),)
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal(Step):
+    """Open a terminal for the command, which cannot open one itself."""
+
+    op: ClassVar[int] = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Confine(Step):
+    """Divide the steps: later ones are performed by the process of the command alone."""
+
+    op: ClassVar[int] = 41
+
+
+@dataclass(frozen=True, slots=True)
+class Unprivileged(Step):
+    """Clear the capability sets that an unprivileged process can clear; set no_new_privs."""
+
+    op: ClassVar[int] = 42
+
+
+@dataclass(frozen=True, slots=True)
+class Nice(Step):
+    """Lower the priority by ``value``."""
+
+    op: ClassVar[int] = 43
+    value: int
+
+    def integers(self) -> tuple[int, ...]:
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Mediate(Step):
+    """Install a filter whose notifications the runner performs.
+
+    ``roots`` are the paths below which it changes modes and times. With ``connect`` it requests
+    TCP connections from the host; without, it refuses them.
+    """
+
+    op: ClassVar[int] = 44
+    program: bytes
+    roots: tuple[str, ...]
+    connect: bool = False
+
+    def integers(self) -> tuple[int, ...]:
+        return (int(self.connect),)
+
+    def blobs(self) -> tuple[bytes, ...]:
+        return self.program, b"".join(map(_text, self.roots))
 
 
 OP_NAMES: dict[int, str] = {
@@ -456,9 +547,16 @@ OP_NAMES: dict[int, str] = {
     24: "limit of a tmpfs",
     25: "bwrap",
     26: "entering the private root",
-    27: "hidden file",
+    27: "covered file",
     28: "limit of a user namespace",
     30: "shared view",
+    31: "network redirection",
+    40: "opening a terminal",
+    41: "confinement",
+    42: "dropping capabilities",
+    43: "priority",
+    44: "system-call notification",
+    48: "template",
 }
 """The name of each step in error messages."""
 
@@ -486,6 +584,8 @@ class Plan:
     deny_setgroups: bool = False
     shared: Plan | None = None
     """The plan performed once, ahead; ``steps`` start from a copy of its namespaces."""
+    machine: Plan | None = None
+    """The plan of the machine that ``steps`` join, which starts from a copy of ``shared``."""
     network: int = 0
     """With a shared part: the number of leading steps that set up a network namespace which a later
     sandbox of the session may reuse."""

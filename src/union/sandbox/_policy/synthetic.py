@@ -41,6 +41,12 @@ class SyntheticNames:
         self._numbers[name] = len(self._names)
         return len(self._names)
 
+    def clear_if_full(self) -> None:
+        """Forget all names once the limit is reached: a long-lived user can resolve new ones."""
+        if len(self._names) >= MAX_NAMES:
+            self._numbers.clear()
+            self._names.clear()
+
     def addresses(self, name: str) -> tuple[IPv4Address, IPv6Address] | None:
         """Return the synthetic addresses of ``name``, or None if the limit is reached."""
         number = self.number(name)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from union.sandbox._seccomp.bpf import (
     ALLOW,
@@ -44,7 +44,10 @@ from union.sandbox._seccomp.bpf import (
 from union.sandbox._seccomp.syscalls import AUDIT_ARCH, MACHINES, NEWEST, X32_BIT, numbers
 from union.sandbox.errors import SandboxUsageError
 
-__all__ = ["Rule", "digest", "explain", "filter_program"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Rule", "compile_decisions", "digest", "explain", "filter_program"]
 
 
 def _any_bit(argument: int, bits: int, *, then: Node, other: Node) -> Node:
@@ -190,6 +193,9 @@ _CONSOLE_IOCTLS: Final = (0x4B00, 0x5600)
 """The first of KD* and VT*, which fill the low byte: keyboard, fonts and switching of a console."""
 _LEASES: Final = (1024, 1026, 1040)
 """F_SETLEASE, F_NOTIFY, F_SETDELEG."""
+_F_SETSIG: Final = 10
+_SIGIO: Final = 29
+_O_ACCMODE, _O_TRUNC = 0o3, 0o1000
 _RLIMIT_CORE: Final = 4
 _MAX_UNCOUNTED_SEGMENT: Final = 4096
 
@@ -354,6 +360,52 @@ _UNCOUNTED: Final[tuple[tuple[Rule, Node], ...]] = (
     ),
 )
 
+_INIT_REASON: Final = "this kernel lets process 1 be killed from inside, which would end the run"
+
+# Used only where the kernel does not protect the first process of a pid namespace (gVisor).
+_GUARDED_INIT: Final[tuple[tuple[Rule, Node], ...]] = (
+    (
+        Rule(
+            name="kill",
+            verdict="EPERM for process 1 in gVisor, except signal 0 and SIGIO",
+            reason=_INIT_REASON,  # SIGIO only makes it check for messages
+        ),
+        Load(
+            LOW[0],
+            Branch(JEQ, 1, Load(LOW[1], _one_of((0, _SIGIO), then=ALLOW, other=EPERM)), ALLOW),
+        ),
+    ),
+    *(
+        (
+            Rule(name=name, verdict="EPERM for process 1 in gVisor", reason=_INIT_REASON),
+            Load(LOW[0], Branch(JEQ, 1, EPERM, ALLOW)),
+        )
+        for name in ("tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+    ),
+    (
+        Rule(
+            name="pidfd_send_signal",
+            verdict="ENOSYS in gVisor",
+            reason="its target is behind a descriptor; callers fall back to kill",
+        ),
+        ENOSYS,
+    ),
+    (
+        Rule(
+            name="fcntl in gVisor",
+            verdict="EPERM also for F_SETSIG",
+            reason="another signal than SIGIO could be sent to process 1",
+        ),
+        Load(LOW[1], _one_of((*_LEASES, _F_SETSIG), then=EPERM, other=ALLOW)),
+    ),
+)
+_CONTENT_REASON: Final = "this kernel truncates files of a read-only tmpfs"
+_ATTRIBUTE_CALLS: Final = (
+    "setxattr", "lsetxattr", "fsetxattr", "setxattrat",
+    "removexattr", "lremovexattr", "fremovexattr", "removexattrat",
+)  # fmt: skip
+"""Used only where a read-only mount does not protect extended attributes (gVisor)."""
+
 _MODE_ARGUMENT: Final = {
     "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mkdir": 1, "mkdirat": 2,
 }  # fmt: skip
@@ -361,7 +413,13 @@ _FLAGS_ARGUMENT: Final = {"open": 1, "openat": 2}  # the mode is the argument af
 _NODE_ARGUMENT: Final = {"mknod": 1, "mknodat": 2}
 
 
-def _decisions(*, allow_setid_modes: bool, only_counted_memory: bool) -> dict[str, Node]:
+def _decisions(
+    *,
+    allow_setid_modes: bool,
+    only_counted_memory: bool,
+    guard_init: bool,
+    guard_contents: bool,
+) -> dict[str, Node]:
     made: dict[str, Node] = {
         name: _VERDICTS[answer] for answer, _, names in _REFUSED for name in names.split()
     }
@@ -374,7 +432,20 @@ def _decisions(*, allow_setid_modes: bool, only_counted_memory: bool) -> dict[st
         made |= {name: _mode(argument) for name, argument in _MODE_ARGUMENT.items()}
         made |= {name: _open(argument) for name, argument in _FLAGS_ARGUMENT.items()}
         made["openat2"] = ENOSYS
+    if guard_init:
+        made |= {rule.name.partition(" ")[0]: node for rule, node in _GUARDED_INIT}
+    if guard_contents:
+        made |= {"truncate": EPERM, "openat2": ENOSYS}
+        made |= dict.fromkeys(_ATTRIBUTE_CALLS, ENOSYS)
+        for name, argument in _FLAGS_ARGUMENT.items():
+            made[name] = _truncating(argument, made.get(name, ALLOW))
     return made
+
+
+def _truncating(argument: int, allowed: Node) -> Node:
+    """Refuse O_TRUNC without write access, which a read-only mount does not refuse."""
+    reading = Load(LOW[argument], Branch(JEQ, 0, EPERM, allowed), mask=_O_ACCMODE)
+    return _any_bit(argument, _O_TRUNC, then=reading, other=allowed)
 
 
 def _search(runs: list[tuple[int, Node]]) -> Node:
@@ -386,26 +457,39 @@ def _search(runs: list[tuple[int, Node]]) -> Node:
 
 
 def filter_program(
-    *, machine: str, allow_setid_modes: bool = False, only_counted_memory: bool = False
+    *,
+    machine: str,
+    allow_setid_modes: bool = False,
+    only_counted_memory: bool = False,
+    guard_init: bool = False,
+    guard_contents: bool = False,
 ) -> bytes:
     """Compile the filter for ``machine`` to a packed array of ``struct sock_filter``.
 
     ``allow_setid_modes`` lifts the rules that keep set-user-id and set-group-id files from being
     made, and nothing else. ``only_counted_memory`` refuses memory that belongs to no process and
-    no mount, for sandboxes whose memory limit is enforced by a watch.
+    no mount, for sandboxes whose memory limit is enforced by a watch. ``guard_init`` and
+    ``guard_contents`` are for a kernel that does not protect process 1, or the contents of
+    read-only files on a tmpfs, by itself.
     """
     if machine not in MACHINES:
         msg = f"machine={machine!r} has no seccomp filter; accepted: {', '.join(MACHINES)}"
         hint = "run on a 64-bit x86 or Arm Linux, or choose a backend that needs no filter"
         raise SandboxUsageError(msg, argument="machine", hint=hint)
     decisions = _decisions(
-        allow_setid_modes=allow_setid_modes, only_counted_memory=only_counted_memory
+        allow_setid_modes=allow_setid_modes,
+        only_counted_memory=only_counted_memory,
+        guard_init=guard_init,
+        guard_contents=guard_contents,
     )
-    by_number = {
-        number: decisions[name]
-        for name, number in numbers(machine=machine).items()
-        if name in decisions
-    }
+    return compile_decisions(decisions, numbers(machine=machine), machine=machine)
+
+
+def compile_decisions(
+    decisions: Mapping[str, Node], table: Mapping[str, int], *, machine: str
+) -> bytes:
+    """Compile decisions by name; a call that has none is allowed if its number is known."""
+    by_number = {number: decisions[name] for name, number in table.items() if name in decisions}
     runs: list[tuple[int, Node]] = []
     for number in range(NEWEST + 1):
         decision = by_number.get(number, ALLOW)
@@ -461,5 +545,24 @@ def explain() -> tuple[Rule, ...]:
         verdict="ENOSYS unless set-id modes are allowed",
         reason="its mode is behind a pointer; callers fall back to openat",
     )
-    judged = (rule for rule, _ in (*_BY_ARGUMENT, *_UNCOUNTED))
-    return (*general, *refused, *judged, *modes, *nodes, hidden)
+    judged = (rule for rule, _ in (*_BY_ARGUMENT, *_UNCOUNTED, *_GUARDED_INIT))
+    contents = (
+        Rule(name="truncate", verdict="EPERM in gVisor", reason=_CONTENT_REASON),
+        *(
+            Rule(
+                name=name,
+                verdict="ENOSYS in gVisor",
+                reason="this kernel sets extended attributes on read-only mounts",
+            )
+            for name in _ATTRIBUTE_CALLS
+        ),
+        *(
+            Rule(
+                name=f"{name} in gVisor",
+                verdict="EPERM for O_TRUNC without write access",
+                reason=_CONTENT_REASON,
+            )
+            for name in _FLAGS_ARGUMENT
+        ),
+    )
+    return (*general, *refused, *judged, *modes, *nodes, *contents, hidden)
