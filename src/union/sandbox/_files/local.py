@@ -33,6 +33,8 @@ __all__ = ["LocalTree"]
 
 _READ_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_DIR: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_PIN: Final = getattr(os, "O_PATH", 0)
+"""0 on systems without O_PATH."""
 
 
 class LocalTree:
@@ -101,7 +103,10 @@ class LocalTree:
             except FileExistsError:
                 if not exist_ok:
                     raise
-                os.close(_step(at, name))  # raises if it is not a directory
+                try:
+                    os.close(_step(at, name))  # raises if it is not a directory
+                except NotADirectoryError as exc:
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from exc
             finally:
                 os.close(at)
 
@@ -156,7 +161,15 @@ class LocalTree:
 def _step(dir_fd: int, name: bytes) -> int:
     """Open one directory; refuse a link."""
     try:
-        return os.open(name, _READ_DIR | os.O_NOFOLLOW, dir_fd=dir_fd)
+        # Pinned first: gVisor follows a link to a directory in spite of O_NOFOLLOW, unless it is
+        # opened with O_PATH.
+        pinned = os.open(name, _READ_DIR | os.O_NOFOLLOW | _PIN, dir_fd=dir_fd)
+        if not _PIN:
+            return pinned
+        try:
+            return os.open(b".", _READ_DIR, dir_fd=pinned)
+        finally:
+            os.close(pinned)
     except NotADirectoryError:
         # On some systems O_DIRECTORY reports a link as "not a directory".
         if stat.S_ISLNK(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):

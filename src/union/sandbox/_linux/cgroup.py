@@ -18,21 +18,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from union.sandbox._core.spec import Limits
 
-__all__ = ["Group", "Hierarchy", "hierarchy"]
+__all__ = ["Group", "Hierarchy", "hierarchy", "memory_limit", "oom_kills", "process_limit"]
 
 _NUMBERS = itertools.count(1)
 _PREFIX: Final = "sandbox-"
 _SWEEP_AFTER_S: Final = 5.0
 _CPU_PERIOD_US: Final = 100_000
+_NO_LIMIT: Final = 2**60
 _TCP_BYTES: Final = 64 * 2**20
 """Enough for a thousand connections that are all in use."""
 _V1_CONTROLLERS: Final = (
-    ("memory", "memory.limit_in_bytes"),
-    ("cpu", "cpu.cfs_quota_us"),
-    ("pids", "pids.max"),
+    ("memory", ("memory.limit_in_bytes", "memory.oom_control")),
+    ("cpu", ("cpu.cfs_quota_us",)),
+    ("pids", ("pids.max",)),
 )
+"""Files that a controller must have. A memory controller that reports no kills enforces nothing:
+gVisor's accepts a limit and ignores it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +85,44 @@ def sweep(place: str) -> None:
 
 def process_limit() -> int | None:
     """The lowest limit on processes of the groups that this process is in; None: there is none."""
+    return _lowest("pids", "pids.max", "pids.max")
+
+
+def memory_limit() -> int | None:
+    """The lowest memory limit of the groups that this process is in; None: there is none."""
+    found = _lowest("memory", "memory.limit_in_bytes", "memory.max")
+    # Version 1 has no other way to say that there is no limit.
+    return None if found is None or found > _NO_LIMIT else found
+
+
+def oom_kills() -> int:
+    """How many processes of this process's own group the kernel has killed for memory."""
+    for place, _, version in _own_places("memory"):
+        name = "memory.events" if version == 2 else "memory.oom_control"
+        for line in _lines(str(place / name)):
+            key, _, value = line.partition(" ")
+            if key == "oom_kill":
+                return int(value)
+    return 0
+
+
+def _own_places(controller: str) -> Iterator[tuple[Path, str, int]]:
+    """(directory of this process's group, mount point, version) for a controller."""
     memberships = _memberships()
-    limits = []
     for kind, root, point, options in _mounts():
-        is_pids = kind == "cgroup2" or "pids" in options.split(",")
-        own = memberships.get("" if kind == "cgroup2" else "pids")
-        if not is_pids or own is None:
-            continue
-        place = _below(root, point, own)
+        is_v2 = kind == "cgroup2"
+        own = memberships.get("" if is_v2 else controller)
+        if own is not None and (is_v2 or controller in options.split(",")):
+            yield _below(root, point, own), point, 2 if is_v2 else 1
+
+
+def _lowest(controller: str, v1_name: str, v2_name: str) -> int | None:
+    limits = []
+    for found, point, version in _own_places(controller):
+        place = found
         while place.is_relative_to(point):
-            limits += [int(line) for line in _lines(str(place / "pids.max")) if line.isdecimal()]
+            lines = _lines(str(place / (v2_name if version == 2 else v1_name)))
+            limits += [int(line) for line in lines if line.isdecimal()]
             place = place.parent
     return min(limits, default=None)
 
@@ -138,7 +171,7 @@ def _find_v2(
         place = _below(root, point, own.get("", "/"))
         while place.is_relative_to(point):
             enabled = " ".join(_lines(str(place / "cgroup.subtree_control"))).split()
-            if "memory" in enabled and _usable(place, "memory.max"):
+            if "memory" in enabled and _usable(place, ("memory.max", "memory.events")):
                 names = [c for c in ("memory", "pids", "cpu") if c in enabled]
                 return Hierarchy(2, tuple((name, str(place)) for name in names))
             place = place.parent
@@ -152,22 +185,27 @@ def _find_v1(
     for kind, root, point, options in mounts:
         if kind != "cgroup":
             continue
-        for name, probe in _V1_CONTROLLERS:
+        for name, needed in _V1_CONTROLLERS:
             if name in options.split(",") and name in own:
                 place = _below(root, point, own[name])
-                if _usable(place, probe):
+                if _usable(place, needed):
                     places.append((name, str(place)))
     return Hierarchy(1, tuple(places)) if any(n == "memory" for n, _ in places) else None
 
 
-def _usable(place: Path, needed: str) -> bool:
+def _usable(place: Path, needed: tuple[str, ...]) -> bool:
     trial = place / f"{_PREFIX}{os.getpid()}-trial"
     try:
         trial.mkdir()
     except OSError:
         return False
     try:
-        return os.access(trial / needed, os.W_OK) and os.access(trial / "cgroup.procs", os.W_OK)
+        limit, *others = needed
+        return (
+            os.access(trial / limit, os.W_OK)
+            and os.access(trial / "cgroup.procs", os.W_OK)
+            and all((trial / name).exists() for name in others)
+        )
     finally:
         trial.rmdir()
 
@@ -245,12 +283,16 @@ class Group:
         return self._end[1]
 
     def _saw_oom_kill(self) -> bool:
+        return self.kills() > 0
+
+    def kills(self) -> int:
+        """Return how many of its processes the kernel has killed for memory."""
         name = "memory.events" if self._version == 2 else "memory.oom_control"
         for line in self._lines_of(name):
             key, _, value = line.partition(" ")
-            if key == "oom_kill" and int(value) > 0:
-                return True
-        return False
+            if key == "oom_kill":
+                return int(value)
+        return 0
 
     def _peak(self) -> int | None:
         v2 = self._version == 2

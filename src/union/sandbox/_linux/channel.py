@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from union.sandbox._linux.descriptors import send_with_fds
+from union.sandbox._linux.descriptors import message_pair, send_with_fds
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.protocol import PREPARE, SIMPLE, Message, PrepareFlag
+from union.sandbox._plan.template import Template
 from union.sandbox.errors import BackendUnavailableError, SandboxExecutionError
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
     from union.sandbox._linux.reader_set import ReaderSet
@@ -35,10 +36,12 @@ waits for a device, or for a file system that does not answer, and cannot be kil
 class Channel:
     """One session's channel to the launcher, read in the session's event loop."""
 
+    launcher: ClassVar[type[Launcher]] = Launcher
+
     def __init__(self, readers: ReaderSet) -> None:
         self.readers = readers
         self._loop = asyncio.get_running_loop()
-        self._launcher, self._sock = _attach()
+        self._launcher, self._sock = _attach(self.launcher)
         self._refused: OSError | None = None
         self._ids = 0
         self._gone: dict[int, Callable[[], None]] = {}
@@ -71,9 +74,11 @@ class Channel:
         cgroups: Sequence[int] = (),
         fds: Sequence[int] = (),
         shared: Sequence[int] = (),
+        join: bool = False,
         on_gone: Callable[[], None] | None = None,
         pid: asyncio.Future[int] | None = None,
         budgets: tuple[int, int] = (0, 0),
+        template: int = 0,
     ) -> tuple[int, socket.socket]:
         """Begin a sandbox. Return its number and the socket to its first process.
 
@@ -83,15 +88,17 @@ class Channel:
             cgroups: descriptors of the ``cgroup.procs`` files that the sandbox joins.
             fds: descriptors that the plan refers to by index.
             shared: user and mount namespace that the sandbox begins with a copy of.
+            join: ``shared`` are the namespaces of a machine, which the sandbox joins.
             on_gone: called when every process of the sandbox has been reaped.
             pid: receives the pid, on the host, of the process that all others descend from.
             budgets: limits on the processes and on the queued signals of all sandboxes that begin
                 with the same ``shared``; 0: no limit.
+            template: number of the template that the sandbox is a fork of; 0: none.
 
         """
         if self.lost:
             raise self.end_reason()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = message_pair()
         self._ids += 1
         number = self._ids
         uid, gid = plan.uid or (0, 0), plan.gid or (0, 0)
@@ -99,12 +106,20 @@ class Channel:
             Message.PREPARE,
             number,
             plan.clone_flags,
-            _flags(plan, notify=on_gone is not None, pid=pid is not None, copy=bool(shared)),
+            _flags(
+                plan,
+                notify=on_gone is not None,
+                pid=pid is not None,
+                copy=bool(shared),
+                join=join,
+            )
+            | (PrepareFlag.FORK if template else 0),
             *uid,
             *gid,
             len(cgroups),
             plan.network,
             *budgets,
+            template,
         )
         try:
             send_with_fds(self._sock, message, [theirs.fileno(), encoded, *cgroups, *fds, *shared])
@@ -190,14 +205,19 @@ class Channel:
         self._end_all()
 
     def _on_readable(self) -> None:
+        was_reset = False
         while True:
             try:
                 data = self._sock.recv(SIMPLE.size)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                # The launcher ended with a message of ours unread. The error is reported once;
-                # the messages that it sent before can still be received.
+                # The launcher ended with a message of ours unread. Linux reports that once, before
+                # the messages that it sent; gVisor after them, and then for every call.
+                if was_reset:
+                    self._on_lost()
+                    return
+                was_reset = True
                 continue
             if len(data) != SIMPLE.size:
                 # End of file, or a malformed message: in both cases the channel is closed, which
@@ -247,25 +267,27 @@ class Channel:
             callback()
 
 
-def _flags(plan: Plan, *, notify: bool, pid: bool, copy: bool) -> int:
+def _flags(plan: Plan, *, notify: bool, pid: bool, copy: bool, join: bool) -> int:
     flags = PrepareFlag.NOTIFY if notify else 0
     flags |= PrepareFlag.REPORT_PID if pid else 0
     flags |= PrepareFlag.WRAPPED if plan.is_wrapped else 0
     flags |= PrepareFlag.COPY if copy else 0
+    flags |= PrepareFlag.JOIN if join else 0
+    flags |= PrepareFlag.TEMPLATE if plan.steps and isinstance(plan.steps[-1], Template) else 0
     if plan.uid is not None:
         flags |= PrepareFlag.MAP_IDS
         flags |= PrepareFlag.DENY_SETGROUPS if plan.deny_setgroups else 0
     return flags
 
 
-def _attach() -> tuple[Launcher, socket.socket]:
+def _attach(kind: type[Launcher]) -> tuple[Launcher, socket.socket]:
     """Return the launcher and a channel to it; replace a launcher that has just died."""
-    launcher = Launcher.current()
+    launcher = kind.current()
     try:
         return launcher, launcher.attach()
     except (BrokenPipeError, ConnectionResetError):
         launcher.give_up()
-    launcher = Launcher.current()
+    launcher = kind.current()
     try:
         return launcher, launcher.attach()
     except (BrokenPipeError, ConnectionResetError) as exc:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from union.sandbox._linux.protocol import RLIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["Command", "packed_rlimits"]
 
@@ -35,6 +35,11 @@ class Command(NamedTuple):
     def with_env(self, *items: str) -> Command:
         """Return the same command with more entries of the environment (``NAME=value``)."""
         return self._replace(env=(*self.env, *items))
+
+    def with_variables(self, variables: Mapping[str, str]) -> Command:
+        """Return the same command with these variables in place of those of the same name."""
+        kept = [item for item in self.env if item.partition("=")[0] not in variables]
+        return self._replace(env=(*kept, *(f"{n}={v}" for n, v in variables.items())))
 
     def body(self) -> bytes:
         """Return the part of an EXEC message that follows its head."""

@@ -6,18 +6,49 @@ import array
 import errno
 import os
 import socket
+import tempfile
 from typing import TYPE_CHECKING, Final
+
+from union.sandbox._linux.framed_socket import FramedSocket
+from union.sandbox._system import IS_LINUX, IS_MACOS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["close_all", "read_only_memfd", "receive", "sealed_memfd", "send_with_fds"]
+__all__ = [
+    "close_all",
+    "message_pair",
+    "path_of",
+    "read_only_memfd",
+    "receive",
+    "sealed_memfd",
+    "send_with_fds",
+]
 
 _FD_SIZE: Final = array.array("i").itemsize
 # Plain integers: the flags of each message are tested on the path of a run.
 _TRUNCATED, _CLOEXEC = int(socket.MSG_CTRUNC), int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_F_GETPATH: Final = 50
+"""Of macOS."""
+_MAX_PATH_BYTES: Final = 1024
 _ALL_SEALS: Final = 0xF
 """F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_WRITE."""
+
+
+def message_pair() -> tuple[socket.socket, socket.socket]:
+    """Return our end of a connection that carries messages, and the end that is sent away."""
+    if IS_LINUX:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return FramedSocket.pair()
+
+
+def path_of(fd: int) -> str:
+    """Return the path of an open file or directory, as the kernel knows it."""
+    if not IS_MACOS:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    import fcntl
+
+    return os.fsdecode(fcntl.fcntl(fd, _F_GETPATH, bytes(_MAX_PATH_BYTES)).rstrip(b"\0"))
 
 
 def close_all(fds: Iterable[int]) -> None:
@@ -61,7 +92,12 @@ def receive(sock: socket.socket, size: int, max_fds: int) -> tuple[bytes, list[i
 
 
 def sealed_memfd(name: str, content: bytes, *, owner: int | None = None) -> int:
-    """Return a descriptor of an immutable file in memory, owned by the id ``owner`` if given."""
+    """Return a descriptor of an immutable file in memory, owned by the id ``owner`` if given.
+
+    Where there are no files in memory it is an unlinked file, opened for reading only.
+    """
+    if not IS_LINUX:
+        return _unlinked_file(content)
     import fcntl
 
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -82,7 +118,30 @@ def sealed_memfd(name: str, content: bytes, *, owner: int | None = None) -> int:
 def read_only_memfd(name: str, content: bytes, *, owner: int | None) -> int:
     """Return a sealed file in memory, opened for reading only."""
     fd = sealed_memfd(name, content, owner=owner)
+    if not IS_LINUX:
+        return fd
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(fd)
+
+
+def _unlinked_file(content: bytes) -> int:
+    fd, path = tempfile.mkstemp(prefix="sandbox-")
+    try:
+        reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except BaseException:
+        os.close(fd)
+        os.unlink(path)
+        raise
+    try:
+        os.unlink(path)
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(fd)
+    return reading

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import site
 import stat
 import sys
 import sysconfig
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from union.sandbox._linux import owner_packages
@@ -23,7 +25,9 @@ __all__ = [
     "Interpreter",
     "ca_environment",
     "interpreter",
+    "is_on_tmpfs",
     "is_system",
+    "mount_points",
     "pinned",
     "shown",
     "system_view",
@@ -108,6 +112,25 @@ def _missing(path: str, argument: str, exc: OSError) -> SandboxUsageError:
         argument=argument,
         hint="every path must exist when the session is opened",
     )
+
+
+def mount_points() -> dict[str, str]:
+    """Return where file systems are mounted on this host: path -> type, the visible one."""
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        left, _, right = line.partition(b" - ")
+        found[os.fsdecode(_unescaped(left.split()[4]))] = right.split()[0].decode()
+    return found
+
+
+def is_on_tmpfs(path: str, points: dict[str, str]) -> bool:
+    """Return whether a canonical path is on a tmpfs, given ``mount_points()``."""
+    above = (p for p in points if path == p or path.startswith(p.rstrip("/") + "/"))
+    return points.get(max(above, key=len, default="")) == "tmpfs"
+
+
+def _unescaped(path: bytes) -> bytes:
+    return re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), path)
 
 
 @functools.cache

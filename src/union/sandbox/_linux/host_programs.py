@@ -24,7 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._linux.descriptors import path_of
 from union.sandbox._linux.pinning import LinkInWritablePlaceError, Pinned, Places, pin
+from union.sandbox._system import IS_LINUX
 from union.sandbox.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -154,7 +156,7 @@ def _judged(candidate: str, places: Places) -> Found | None:
         with pin(candidate, places, check=_accept if trusted else _require_safe) as pinned:
             if not stat.S_ISREG(pinned.found.st_mode):
                 return None
-            if not os.access(f"/proc/self/fd/{pinned.fd}", os.X_OK):
+            if not os.access(pinned.handle, os.X_OK):
                 return None
             if pinned.is_writable_place:
                 raise _UnsafeError("it lies where sandboxed code can write")
@@ -202,15 +204,11 @@ def _accept(fd: int, found: os.stat_result) -> None:
 def _require_safe(fd: int, found: os.stat_result) -> None:
     """Raise unless only root and the caller can change what this descriptor stands for."""
     if found.st_uid not in _trusted_owners():
-        raise _UnsafeError(f"{_named(fd)} belongs to user {found.st_uid}")
+        raise _UnsafeError(f"{path_of(fd)} belongs to user {found.st_uid}")
     if found.st_mode & stat.S_IWOTH:
-        raise _UnsafeError(f"{_named(fd)} is writable by every user")
+        raise _UnsafeError(f"{path_of(fd)} is writable by every user")
     if found.st_mode & stat.S_IWGRP and not (_is_private_group(found.st_gid) and not _has_acl(fd)):
-        raise _UnsafeError(f"{_named(fd)} is writable by group {found.st_gid}")
-
-
-def _named(fd: int) -> str:
-    return os.readlink(f"/proc/self/fd/{fd}")
+        raise _UnsafeError(f"{path_of(fd)} is writable by group {found.st_gid}")
 
 
 def _trusted_owners() -> frozenset[int]:
@@ -249,6 +247,8 @@ def _is_private_group(gid: int) -> bool:
 
 def _has_acl(fd: int) -> bool:
     """Return whether an access list may give others what the group bits show."""
+    if not IS_LINUX:
+        return False  # elsewhere the group bits are those of the group alone
     try:
         return bool(os.getxattr(f"/proc/self/fd/{fd}", _ACL))
     except OSError as exc:

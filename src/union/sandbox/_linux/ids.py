@@ -21,7 +21,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-__all__ = ["IDS", "HostIds", "id_range"]
+__all__ = ["IDS", "HostIds", "SessionId", "id_range"]
 
 _FIRST, _COUNT = 2_000_000_000, 100_000_000
 """Beyond what accounts, containers and their id ranges use."""
@@ -122,3 +122,24 @@ class HostIds:
 
 IDS: Final = HostIds()
 os.register_at_fork(after_in_child=IDS.forget)
+
+
+class SessionId:
+    """The id that a session's code runs as, where the caller is root.
+
+    It is reserved at its first use and returned when the session's processes are gone.
+    """
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    @property
+    def number(self) -> int:
+        if self._number is None:
+            self._number = IDS.take()
+        return self._number
+
+    def release(self) -> None:
+        if self._number is not None:
+            IDS.release(self._number)
+            self._number = None

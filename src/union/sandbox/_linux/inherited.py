@@ -11,12 +11,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
+import logging
 import os
 import resource
 from pathlib import Path
 from typing import Final
 
 from union.sandbox._linux import cgroup, kernel
+
+_LOGGER: Final = logging.getLogger("union.sandbox")
 
 __all__ = ["can_stop_core_dumps", "process_budget", "reset", "signal_budget"]
 
@@ -26,12 +29,11 @@ _IOPRIO: Final = {"x86_64": (251, 252), "aarch64": (30, 31)}
 _IOPRIO_PROCESS, _IOPRIO_SHIFT, _IOPRIO_RT, _IOPRIO_BE = 1, 13, 1, 2
 _IOPRIO_DEFAULT_LEVEL: Final = 4
 _SCHED_DEADLINE: Final = 6
-_HALVED: Final = (
-    resource.RLIMIT_SIGPENDING,
-    resource.RLIMIT_MSGQUEUE,
-    resource.RLIMIT_MEMLOCK,
-)
+_FIRST_TO_GO: Final = 500
+"""As if a sandbox used half of the memory that there is, in addition to its own."""
+_HALVED: Final = ("RLIMIT_SIGPENDING", "RLIMIT_MSGQUEUE", "RLIMIT_MEMLOCK")
 _SIGNALS_IF_UNLIMITED: Final = 32768
+_PROCESSES_IF_UNKNOWN: Final = 32768
 _SESSIONS_AT_ONCE: Final = 4
 """A session gets this part of what all sessions together may queue."""
 
@@ -48,10 +50,22 @@ def reset(pid: int) -> None:
 
 
 def _limits() -> dict[int, int]:
-    found = {kind: _half(kind) for kind in _HALVED}
+    found = {kind: _half(kind) for kind in (getattr(resource, name) for name in _HALVED)}
     found |= {resource.RLIMIT_RTPRIO: 0, resource.RLIMIT_NICE: 0}
     found[resource.RLIMIT_NPROC] = process_budget()
-    return found
+    return {kind: value for kind, value in found.items() if _exists(kind)}
+
+
+@functools.cache
+def _exists(kind: int) -> bool:
+    """Return whether the kernel has this limit: gVisor refuses to set one that it does not have."""
+    if not kernel.is_gvisor():
+        return True
+    try:
+        resource.setrlimit(kind, resource.getrlimit(kind))
+    except (ValueError, PermissionError):
+        return False
+    return True
 
 
 def _half(kind: int) -> int:
@@ -62,7 +76,9 @@ def _half(kind: int) -> int:
 
 
 def signal_budget() -> int:
-    """How many signals all runs of one session may have queued at a time."""
+    """How many signals all runs of one session may have queued at a time; 0: no such limit."""
+    if not _exists(resource.RLIMIT_SIGPENDING):
+        return 0
     return max(_half(resource.RLIMIT_SIGPENDING) // _SESSIONS_AT_ONCE, 1)
 
 
@@ -72,11 +88,12 @@ def process_budget() -> int:
 
     For an ordinary user the kernel counts all processes of the user; for root those of a session.
     """
-    room = [int(Path(f"/proc/sys/kernel/{n}").read_text()) for n in ("pid_max", "threads-max")]
+    settings = [Path("/proc/sys/kernel", name) for name in ("pid_max", "threads-max")]
+    room = [int(path.read_text(encoding="ascii")) for path in settings if path.exists()]
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     room += [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
     room += [limit for limit in (cgroup.process_limit(),) if limit is not None]
-    return max(min(room) * 3 // 4, 1)
+    return max(min(room, default=_PROCESSES_IF_UNKNOWN) * 3 // 4, 1)
 
 
 def can_stop_core_dumps() -> bool:
@@ -115,11 +132,16 @@ def _raise_unless_missing(call: str) -> None:
 
 
 def _reset_oom_score(pid: int) -> None:
-    """Never better protected than a process of default value, and never better than the caller.
+    """Make sandboxes the first that the kernel kills when memory runs out, before the caller.
 
     A privileged writer also sets the lowest value that the process may choose for itself.
     """
     path = Path(f"/proc/{pid}/oom_score_adj")
     value = int(path.read_text(encoding="ascii"))
-    if value < 0 or kernel.capabilities() >> _CAP_SYS_RESOURCE & 1:
-        path.write_text(str(max(value, 0)), encoding="ascii")
+    try:
+        path.write_text(str(max(value, _FIRST_TO_GO)), encoding="ascii")
+    except OSError as exc:
+        # Where /proc is read-only. A protection of the caller must not be inherited, though.
+        if value < 0:
+            raise
+        _LOGGER.debug("the OOM score of sandboxes stays at %d: %s", value, exc)

@@ -10,11 +10,15 @@ import platform
 from pathlib import Path
 from typing import Final
 
+from union.sandbox._plan.adaptation import LINUX, KernelFeatures
+
 __all__ = [
     "can_give_away",
     "can_map_mounts",
     "can_own_namespaces",
+    "can_read_memory",
     "capabilities",
+    "features",
     "has_seccomp",
     "is_filtered",
     "is_gvisor",
@@ -24,10 +28,12 @@ __all__ = [
     "start_time",
 ]
 
+_MOUNT_SETATTR: Final = 442
 _LANDLOCK_CREATE_RULESET: Final = 444
 _LANDLOCK_VERSION: Final = 1
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _SYSLOG_READ_ALL: Final = 3
+_CAPABILITY_VERSION: Final = 0x20080522
 _CAP_SYS_ADMIN: Final = 21
 _CAPS_TO_OWN: Final = (1, 19, 21)
 """DAC_OVERRIDE, SYS_PTRACE, SYS_ADMIN."""
@@ -60,9 +66,33 @@ def _status(field: str) -> str:
     return ""
 
 
+class _CapHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _CapData(ctypes.Structure):
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def capabilities() -> int:
-    """Return the effective capabilities of this process, as a bit mask."""
-    return int(_status("CapEff") or "0", 16)
+    """Return the effective capabilities of this thread, as a bit mask.
+
+    They are needed several times for each session. The kernel formats a whole page for
+    /proc/self/status, which is read only where the system call is refused.
+    """
+    header, data = _CapHeader(_CAPABILITY_VERSION, 0), (_CapData * 2)()
+    if _libc().capget(ctypes.byref(header), ctypes.byref(data)) != 0:
+        return int(_status("CapEff") or "0", 16)
+    return int(data[1].effective << 32 | data[0].effective)
 
 
 def is_filtered() -> bool:
@@ -78,6 +108,13 @@ def has_seccomp() -> bool:
     return ctypes.get_errno() == errno.EFAULT
 
 
+def can_read_memory() -> bool:
+    """Return whether this process may read memory of others: a filter can refuse the call."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Of this process, and no byte of it.
+    return int(libc.process_vm_readv(os.getpid(), None, 0, None, 0, 0)) == 0
+
+
 @functools.cache
 def is_gvisor() -> bool:
     """Return whether the kernel is gVisor's, which its log shows."""
@@ -85,6 +122,33 @@ def is_gvisor() -> bool:
     log = ctypes.create_string_buffer(4096)
     size = libc.klogctl(_SYSLOG_READ_ALL, log, len(log))
     return size > 0 and b"Starting gVisor" in log.raw
+
+
+@functools.cache
+def features() -> KernelFeatures:
+    """Return the features that plans adapt to, as far as they can be found without a sandbox.
+
+    Only gVisor lacks any. A trial sandbox finds the rest: securebits and nf_tables.
+    """
+    if not is_gvisor():
+        return LINUX
+    return KernelFeatures(
+        cgroup_namespaces=os.path.exists("/proc/self/ns/cgroup"),
+        mount_trees=_has_mount_setattr(),
+        terminal_options=False,
+        init_is_immune=False,
+        read_only_metadata=False,
+        own_proc_net=False,
+        own_process_count=False,
+    )
+
+
+def _has_mount_setattr() -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    # An attribute structure of size 0 is invalid wherever the call exists.
+    libc.syscall(ctypes.c_long(_MOUNT_SETATTR), -1, b"", 0, None, ctypes.c_size_t(0))
+    return ctypes.get_errno() != errno.ENOSYS
 
 
 def start_time(pid: int) -> int:

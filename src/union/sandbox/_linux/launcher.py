@@ -13,25 +13,32 @@ import atexit
 import errno
 import os
 import platform
-import socket
 import struct
 import subprocess
 import threading
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from union.sandbox._linux import inherited, remedies
-from union.sandbox._linux.descriptors import close_all, receive, send_with_fds
+from union.sandbox._linux.descriptors import close_all, message_pair, receive, send_with_fds
 from union.sandbox._linux.protocol import FAILURE_NAMES, PREPARE, SIMPLE, Message, operation
 from union.sandbox.errors import BackendUnavailableError
 
-__all__ = ["BINARY", "Launcher", "NamespaceRefusedError"]
+if TYPE_CHECKING:
+    import socket
+
+__all__ = ["BINARY", "LIBRARY", "Launcher", "NamespaceRefusedError", "Process"]
 
 BINARY: Final = Path(__file__).parent / "bin" / "sandbox-launcher"
+LIBRARY: Final = BINARY.with_name("sandbox-template.so")
+"""The launcher's code as a library, which a template loads."""
 
 _REPLY_TIMEOUT_S: Final = 10.0
 """For a reply that takes a millisecond; a launcher that is so late has been stopped."""
 _MAX_NAMESPACES: Final = 16
+
+
+Process = subprocess.Popen[bytes]
 
 
 class NamespaceRefusedError(OSError):
@@ -45,37 +52,26 @@ class Launcher:
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self) -> None:
-        _check_binary()
+        _check_binary(self.binary())
         self.pid_of_host = os.getpid()
-        me = _pidfd(self.pid_of_host)
+        ours, theirs = message_pair()
         try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError:
-            os.close(me)
-            raise
-        try:
-            self._process = subprocess.Popen(
-                ["sandbox"],  # noqa: S607 - the name of process 1 inside
-                executable=BINARY,
-                stdin=theirs.fileno(),
-                stdout=me,
-                stderr=subprocess.DEVNULL,
-                env={},
-                close_fds=True,
-            )
+            self._process = self._start(theirs)
         except OSError as exc:
             ours.close()
             if exc.errno in {errno.EMFILE, errno.ENFILE}:
                 raise  # not a property of the launcher
-            raise _cannot_start(exc) from exc
+            raise _cannot_start(self.binary(), exc) from exc
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
-            os.close(me)
         self._control = ours
         self.reset_error: OSError | None = None
         """Why inherited limits could not be reset; then no sandbox may be used."""
         try:
-            inherited.reset(self._process.pid)
+            self._reset_inherited(self._process.pid)
         except PermissionError as exc:
             # A missing namespace explains more: this is reported only if nothing else fails.
             self.reset_error = exc
@@ -87,6 +83,32 @@ class Launcher:
         self._control.settimeout(_REPLY_TIMEOUT_S)
         self._userns: dict[tuple[int, int, int, int], int] = {}
 
+    def _start(self, control: socket.socket) -> Process:
+        me = _pidfd(self.pid_of_host)
+        try:
+            return self._spawn(control, stdout=me)
+        finally:
+            os.close(me)
+
+    def _spawn(self, control: socket.socket, *, stdout: int) -> Process:
+        return subprocess.Popen(
+            ["sandbox"],  # noqa: S607 - the name of process 1 inside
+            executable=self.binary(),
+            stdin=control.fileno(),
+            stdout=stdout,
+            stderr=subprocess.DEVNULL,
+            env={},
+            close_fds=True,
+        )
+
+    def _reset_inherited(self, pid: int) -> None:
+        inherited.reset(pid)
+
+    @classmethod
+    def binary(cls) -> Path:
+        """Return the path of the launcher's program."""
+        return BINARY
+
     @classmethod
     def current(cls) -> Launcher:
         """Return the running launcher; start one if there is none or it has died."""
@@ -95,7 +117,7 @@ class Launcher:
                 cls._current.forget()
                 cls._current = None
             if cls._current is None:
-                cls._current = Launcher()
+                cls._current = cls()
             return cls._current
 
     def is_usable(self) -> bool:
@@ -154,7 +176,7 @@ class Launcher:
 
     def attach(self) -> socket.socket:
         """Return the host's end of a new channel, for one session."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = message_pair()
         try:
             with self._lock:
                 send_with_fds(
@@ -164,9 +186,13 @@ class Launcher:
             ours.close()
             raise
         finally:
-            theirs.close()
+            self._sent(ours, theirs)
         ours.setblocking(False)
         return ours
+
+    def _sent(self, ours: socket.socket, theirs: socket.socket) -> None:  # noqa: ARG002
+        """Close the end of a channel that was sent to the launcher."""
+        theirs.close()
 
     def userns(self, *, inside: tuple[int, int], outside: tuple[int, int]) -> int:
         """Return a user namespace that maps one (uid, gid) to another; the caller closes it.
@@ -185,7 +211,7 @@ class Launcher:
 
     def _make_userns(self, key: tuple[int, int, int, int]) -> int:
         uid_in, gid_in, uid_out, gid_out = key
-        message = PREPARE.pack(Message.USERNS, 0, 0, 0, uid_in, uid_out, gid_in, gid_out, *[0] * 4)
+        message = PREPARE.pack(Message.USERNS, 0, 0, 0, uid_in, uid_out, gid_in, gid_out, *[0] * 5)
         try:
             self._control.send(message)
             data, fds = receive(self._control, SIMPLE.size, 1)
@@ -223,22 +249,18 @@ def _pidfd(pid: int) -> int:
         ) from exc
 
 
-def _check_binary() -> None:
-    if BINARY.is_file():
+def _check_binary(binary: Path) -> None:
+    if binary.is_file():
         return
-    if platform.system() != "Linux":
-        raise BackendUnavailableError(
-            f"this backend needs Linux; this is {platform.system()}", missing=("linux",)
-        )
     raise BackendUnavailableError(
-        f"the native launcher was not built when this package was installed ({BINARY} is missing)",
+        f"the native launcher was not built when this package was installed ({binary} is missing)",
         missing=("launcher",),
         hint="install a C compiler (Debian: apt-get install gcc libc6-dev) and reinstall: "
         "pip install --force-reinstall --no-binary unionai-sandbox unionai-sandbox",
     )
 
 
-def _cannot_start(exc: OSError) -> BackendUnavailableError:
+def _cannot_start(binary: Path, exc: OSError) -> BackendUnavailableError:
     if exc.errno == errno.ENOEXEC:
         return BackendUnavailableError(
             f"the native launcher was built for another architecture; this machine is "
@@ -248,7 +270,7 @@ def _cannot_start(exc: OSError) -> BackendUnavailableError:
             "--no-binary unionai-sandbox unionai-sandbox",
         )
     return BackendUnavailableError(
-        f"the native launcher {BINARY} could not be started: {exc.strerror}",
+        f"the native launcher {binary} could not be started: {exc.strerror}",
         missing=("launcher",),
         hint="make it executable, and install it on a file system that is not mounted noexec"
         if exc.errno == errno.EACCES

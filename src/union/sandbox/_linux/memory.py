@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from union.sandbox._plan.rootfs import OWN_MOUNTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
 __all__ = ["MemoryWatch", "tree_memory"]
 
 _EVERY_S: Final = 0.03
+_OFTEN_S: Final = 0.01
+"""The interval of a tree that has more than half of what it may have."""
 _SHARE: Final = 8
 """Looking takes at most one part in so many of the event loop's time."""
 _MAX_PROCESSES: Final = 4096
@@ -33,6 +35,8 @@ _RESIDENT: Final = ("RssAnon", "RssShmem", "VmSwap")
 class _Process(NamedTuple):
     task: str
     """A directory in /proc of a thread that still has the process's memory."""
+    group: int
+    """A number that all threads of the process have."""
     bytes: int
     shared: int
     """How many of them are shared memory."""
@@ -50,38 +54,52 @@ def tree_memory(first: int, limit: int | None = None) -> int:
     total = files + sum(process.bytes for process in processes)
     if limit is None or total <= limit:
         return total
-    return files + sum(_proportional(process, frozenset(mounts)) for process in processes)
+    devices = frozenset(mounts)
+    if not os.path.exists("/proc/self/smaps_rollup"):
+        return files + _by_mapping(processes, devices)
+    return files + sum(_proportional(process, devices) for process in processes)
 
 
-def _tree(first: int) -> Iterator[_Process]:
-    waiting = [first]
+def _tree(first: int) -> Iterable[_Process]:
+    waiting, seen = [first], {first}
+    found: dict[int, _Process] = {}
     for _ in range(_MAX_PROCESSES):
         if not waiting:
-            return
+            break
         pid = waiting.pop()
-        try:
-            tasks = os.listdir(f"/proc/{pid}/task")
-        except OSError:
-            continue  # it ended while we looked
-        found: _Process | None = None
-        for task in tasks:
+        process: _Process | None = None
+        for task in _tasks(pid):
             place = f"/proc/{pid}/task/{task}"
             try:
                 # A thread that has ended has no memory any more, though its process may.
-                found = found or _resident(place)
+                process = process or _resident(place)
                 children = Path(place, "children").read_text(encoding="ascii")
             except OSError:
-                continue
-            waiting.extend(map(int, children.split()))
-        if found is not None:
-            yield found
+                continue  # it ended while we looked
+            fresh = set(map(int, children.split())) - seen
+            seen |= fresh
+            waiting.extend(fresh)
+        if process is not None:
+            # gVisor lists all threads as children, so that a process is found more than once.
+            found.setdefault(process.group, process)
+    return found.values()
+
+
+def _tasks(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        # It ended while we looked; or, in gVisor, its first thread has ended.
+        return [str(pid)]
 
 
 def _resident(place: str) -> _Process | None:
-    fields = _fields(f"{place}/status", _RESIDENT)
-    if "RssAnon" not in fields:
-        return None
-    return _Process(place, sum(fields.values()), fields.get("RssShmem", 0))
+    fields = _fields(f"{place}/status", (*_RESIDENT, "VmRSS", "Tgid"))
+    whole, group = fields.pop("VmRSS", None), fields.pop("Tgid", 0)
+    if "RssAnon" in fields:
+        return _Process(place, group, sum(fields.values()), fields.get("RssShmem", 0))
+    # gVisor shows the sum alone, in which mapped files count too.
+    return _Process(place, group, whole, 0) if whole else None
 
 
 def _fields(path: str, names: tuple[str, ...]) -> dict[str, int]:
@@ -131,6 +149,44 @@ def _proportional(process: _Process, devices: frozenset[int]) -> int:
     return sum(found.values())
 
 
+def _by_mapping(processes: list[_Process], devices: frozenset[int]) -> int:
+    """Return the memory of all mappings, for gVisor: those that are shared count once.
+
+    Pages that processes share since a fork count for each of them: nothing shows that they do.
+    """
+    private, shared = 0, dict[tuple[str, ...], int]()
+    for process in processes:
+        try:
+            with open(f"{process.task}/smaps", encoding="utf-8", errors="replace") as file:
+                lines = file.readlines()
+        except PermissionError:
+            private += process.bytes
+            continue
+        except OSError:
+            continue  # it ended while we looked
+        mapping: tuple[str, ...] | None = None
+        for line in lines:
+            head, _, rest = line.partition(" ")
+            if head == "Anonymous:":
+                private += int(rest.split()[0]) * _KIB
+            elif head == "Rss:" and mapping is not None:
+                size = int(rest.split()[0]) * _KIB
+                shared[mapping] = max(shared.get(mapping, 0), size)
+            elif not head.endswith(":"):
+                mapping = _shared_memory(line, devices)
+    return private + sum(shared.values())
+
+
+def _shared_memory(line: str, devices: frozenset[int]) -> tuple[str, ...] | None:
+    """Return what identifies shared memory without a file; None for every other mapping."""
+    _, mode, offset, device, inode, *name = line.split(maxsplit=5)
+    major, _, minor = device.partition(":")
+    # Files on disk are page cache; those on the devices are counted with their mounts.
+    if "s" not in mode or os.makedev(int(major, 16), int(minor, 16)) in devices:
+        return None
+    return (offset, device, inode) if "(deleted)" in "".join(name) else None
+
+
 def _on_devices(path: str, devices: frozenset[int]) -> int:
     total, counts = 0, False
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -165,7 +221,8 @@ class MemoryWatch:
             self.exceeded = True
             self._on_exceeded()
             return
-        wait_s = max(_EVERY_S, (time.monotonic() - began) * _SHARE)
+        every_s = _OFTEN_S if used > self._limit // 2 else _EVERY_S
+        wait_s = max(every_s, (time.monotonic() - began) * _SHARE)
         self._timer = self._loop.call_later(wait_s, self._look)
 
     def stop(self) -> None:

@@ -8,8 +8,8 @@ Rules of this file:
 - Failures are plain ``OSError``: ``ELOOP`` for a link, ``EXDEV`` for a way out (or, with
   ``same_mount``, a mount point), ``EAGAIN`` when the tree would not hold still.
 
-openat2 does the whole walk in the kernel. Where it is missing (before Linux 5.6, or filtered),
-a walk by single components gives the same guarantees, one descriptor at a time.
+openat2 does the whole walk in the kernel. Where it is missing (before Linux 5.6, filtered, or on
+another system), a walk by single components gives the same guarantees, one descriptor at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import platform
 import stat
 from typing import Final
 
-__all__ = ["has_openat2", "open_beneath", "rename_noreplace"]
+from union.sandbox._system import IS_LINUX, IS_MACOS
+
+__all__ = ["PIN", "PIN_DIR", "has_openat2", "open_beneath", "rename_noreplace"]
 
 _SYS_OPENAT2: Final = 437  # one number on every architecture
 _SYS_RENAMEAT2: Final = {"x86_64": 316, "aarch64": 276}
@@ -39,7 +41,13 @@ _CONFINED: Final = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLI
 _TRIES: Final = 64
 
 _AT_FDCWD: Final = -100
-_STEP: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_O_SEARCH: Final = 0x40000000
+"""Of macOS: a directory that may be searched, whether or not it may be read."""
+PIN: Final[int] = getattr(os, "O_PATH", _O_SEARCH if IS_MACOS else os.O_RDONLY)
+"""Holds a directory in place, with as few rights as the system lets a program request."""
+PIN_DIR: Final = PIN | os.O_DIRECTORY | os.O_CLOEXEC
+_STEP: Final = PIN_DIR | os.O_NOFOLLOW
 
 
 class _OpenHow(ctypes.Structure):
@@ -79,8 +87,10 @@ def open_beneath(
 @functools.cache
 def has_openat2() -> bool:
     """Say whether this kernel has openat2 and lets this process call it."""
+    if not IS_LINUX:
+        return False  # the number is that of another call
     try:
-        fd = _openat2(_AT_FDCWD, b"/", flags=os.O_PATH | os.O_CLOEXEC, mode=0, resolve=0)
+        fd = _openat2(_AT_FDCWD, b"/", flags=PIN | os.O_CLOEXEC, mode=0, resolve=0)
     except OSError as exc:
         # Some seccomp profiles answer an unknown call with EPERM; "/" itself never does.
         if exc.errno in {errno.ENOSYS, errno.EPERM}:
@@ -137,6 +147,14 @@ def _walk(dir_fd: int, path: bytes, *, flags: int, mode: int, same_mount: bool) 
 def _step(dir_fd: int, name: bytes, *, flags: int, mode: int = 0) -> int:
     """Open one component, never through a link."""
     try:
+        if IS_LINUX and flags & os.O_DIRECTORY and not flags & os.O_PATH:
+            # Pinned first: gVisor follows a link to a directory in spite of O_NOFOLLOW, unless it
+            # is opened with O_PATH.
+            pinned = os.open(name, _STEP, dir_fd=dir_fd)
+            try:
+                return os.open(b".", flags, mode, dir_fd=pinned)
+            finally:
+                os.close(pinned)
         return os.open(name, flags, mode, dir_fd=dir_fd)
     except NotADirectoryError:
         # With O_DIRECTORY a link is only "not a directory"; openat2 tells the two apart.
@@ -154,7 +172,7 @@ def _same_device(fd: int, *, device: int, wanted: bool, path: bytes) -> None:
 
 def rename_noreplace(dir_fd: int, source: bytes, target: bytes) -> None:
     """Rename within one directory, atomically failing with ``FileExistsError`` if taken."""
-    call = _SYS_RENAMEAT2.get(platform.machine())
+    call = _SYS_RENAMEAT2.get(platform.machine()) if IS_LINUX else None
     if call is not None:
         done: int = _libc().syscall(
             ctypes.c_long(call),

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
 import errno
 import fcntl
 import functools
 import os
+import termios
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._linux.descriptors import close_all
+from union.sandbox._linux.protocol import ExecFlag
 from union.sandbox._linux.terminal import read_some
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from union.sandbox._core.events import Event
     from union.sandbox._linux.reader_set import ReaderSet
@@ -27,6 +30,9 @@ _CHUNK: Final = 256 * 1024
 _FULL: Final = 64 * 1024
 """The default capacity of a pipe."""
 _WIDE: Final = 1024 * 1024
+_GET_SIZE: Final[int | None] = getattr(fcntl, "F_GETPIPE_SZ", None)
+_SET_SIZE: Final[int | None] = getattr(fcntl, "F_SETPIPE_SZ", None)
+"""None on macOS, where the capacity of a pipe is not the program's to choose."""
 _ROUND: Final = 4
 """Chunks read from one pipe before the other descriptors get their turn."""
 _HELD_S: Final = 0.25
@@ -67,6 +73,9 @@ class OutputPipes:
         self._left: dict[int, int] = {}
         """Bytes that are still read from pipes that a process of another tree holds open."""
         self._grace: asyncio.TimerHandle | None = None
+        self._is_held = False
+        self._is_requested = False
+        self._keep: Callable[[int], None] | None = None
 
     @property
     def near_ends(self) -> Mapping[int, int]:
@@ -76,12 +85,47 @@ class OutputPipes:
         """Take over the near end of output ``fd``; `listen` begins to read it."""
         self._near[fd] = near
 
+    def open(
+        self,
+        make: Callable[[], tuple[int, int]],
+        given: dict[int, int],
+        *,
+        pipes: tuple[bool, bool],
+        merge: bool,
+    ) -> None:
+        """Open the pipes that are read; add their far ends to ``given``, by their `ExecFlag`."""
+        for fd, wanted in enumerate(pipes, start=1):
+            if wanted:
+                near, given[1 << fd] = make()
+                self.add(fd, near)
+        if merge:
+            given[ExecFlag.STDERR] = os.dup(given[ExecFlag.STDOUT])
+
+    def hold(self) -> None:
+        """Read nothing before `begin`, because the command may not start."""
+        self._is_held = True
+
+    def begin(self) -> None:
+        """The command has started: read as requested."""
+        self._is_held = False
+        if self._is_requested:
+            self.listen()
+
+    def add_line(self, line: str, end: str) -> None:
+        """Deliver a line on stderr, or on stdout if that is the only stream."""
+        fd = 2 if 2 in self._near else 1
+        if fd in self._near:
+            self.sink.output(fd, (line + end).encode("utf-8", "surrogateescape"))
+
     def listen(self) -> None:
         """Read output as it comes. Output of a command that has already ended was read then.
 
         The end of a short command wakes the event loop once, when all of it is there; the end of
         each stream would wake it before, in the middle of the command's own end and in its way.
         """
+        self._is_requested = True
+        if self._is_held:
+            return
         for fd in self._near:
             if fd not in self._paused:
                 self.listen_to(fd)
@@ -111,6 +155,16 @@ class OutputPipes:
             if fd not in self._widened:
                 self._widened.add(fd)
                 _widen(near)
+
+    def pending(self) -> dict[int, int]:
+        """Return how many bytes each pipe holds at this moment."""
+        return {fd: _unread(near) for fd, near in self._near.items()}
+
+    def read_now(self) -> None:
+        """Read what is there without waiting for the event loop."""
+        for fd in tuple(self._near):
+            if fd in self._near and fd not in self._paused:
+                self._on_output(fd)
 
     def drain(self) -> None:
         """Read what the pipes still hold: the tree has ended, so no more will come."""
@@ -158,6 +212,17 @@ class OutputPipes:
                 self._paused.add(fd)
                 self._readers.remove(near)
 
+    def leave(self, keep: Callable[[int], None]) -> None:
+        """End the output of a command whose processes may go on.
+
+        The pipes hold all that the command has written itself; as many bytes are read, as the
+        reader takes them. ``keep`` then takes over each pipe that another process still holds.
+        """
+        self._keep = keep
+        for fd in tuple(self._near):
+            self._left[fd] = _WIDE
+            self._read_held(fd)
+
     def resume(self, fd: int) -> None:
         """Read a paused stream again."""
         if fd not in self._paused:
@@ -169,7 +234,7 @@ class OutputPipes:
             self.listen_to(fd)
 
     def _close(self, fd: int) -> None:
-        os.close(self._take(fd))
+        (self._keep or os.close)(self._take(fd))
         self.sink.end_of_output(fd)
 
     def _take(self, fd: int) -> int:
@@ -213,15 +278,24 @@ class OutputPipes:
 
 def _capacity(pipe: int) -> int:
     """Return how many bytes a pipe, or a terminal, can hold at most."""
+    if _GET_SIZE is None:
+        return _WIDE
     try:
-        return max(fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ), _WIDE)
+        return max(fcntl.fcntl(pipe, _GET_SIZE), _WIDE)
     except OSError as exc:
         if exc.errno != errno.EBADF:  # the kernel's answer for what is not a pipe
             raise
         return _WIDE
 
 
+def _unread(pipe: int) -> int:
+    size = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, size)
+    return size[0]
+
+
 def _widen(pipe: int) -> None:
     """Raise the capacity of a pipe, so that a command that writes much wakes the loop less."""
-    with contextlib.suppress(PermissionError):  # the user's limit on pipe pages is reached
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _WIDE)
+    if _SET_SIZE is not None:
+        with contextlib.suppress(PermissionError):  # the user's limit on pipe pages is reached
+            fcntl.fcntl(pipe, _SET_SIZE, _WIDE)

@@ -18,6 +18,10 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._linux.descriptors import path_of
+from union.sandbox._linux.openat2 import PIN, PIN_DIR
+from union.sandbox._system import IS_LINUX
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -25,8 +29,10 @@ __all__ = ["LinkInWritablePlaceError", "Pinned", "Places", "identity_of", "note_
 
 Identity = tuple[int, int]
 """Device and inode."""
-_STEP: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_STEP: Final = PIN | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _MAX_LINKS: Final = 40
+_TRIES: Final = 8
 
 _MAX_NOTED: Final = 256
 _noted: Final[dict[Identity, str]] = {}
@@ -100,6 +106,11 @@ class Pinned:
     """Its canonical place on the host."""
     is_writable_place: bool
     """Whether it lies in, or is, a directory that sandboxed code can write."""
+
+    @property
+    def handle(self) -> str:
+        """A path that leads to this very file, where the system has such paths."""
+        return f"/proc/self/fd/{self.fd}" if IS_LINUX else self.source
 
     @property
     def identity(self) -> Identity:
@@ -179,16 +190,12 @@ def pin(
                 walk.up()
                 continue
             at, _, inside = walk.here
-            fd = os.open(name, _STEP, dir_fd=at)
-            if not stat.S_ISLNK(os.fstat(fd).st_mode):
+            fd, target = _opened(at, name)
+            if fd is not None:
                 walk.enter(fd)
                 continue
-            try:
-                target = os.readlink("", dir_fd=fd)
-            finally:
-                os.close(fd)
             if inside:
-                raise LinkInWritablePlaceError(f"{_place(at)}/{name}", target)
+                raise LinkInWritablePlaceError(f"{path_of(at)}/{name}", target)
             links += 1
             if links > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
@@ -196,10 +203,44 @@ def pin(
             if target.startswith("/"):
                 walk.top()
         fd, found, inside = walk.here
-        yield Pinned(fd, found, _place(fd), inside)
+        yield Pinned(fd, found, path_of(fd), inside)
     finally:
         walk.close()
 
 
-def _place(fd: int) -> str:
-    return os.readlink(f"/proc/self/fd/{fd}")
+def _opened(at: int, name: str) -> tuple[int | None, str]:
+    """Open one component; a link is not opened: None and its target."""
+    if IS_LINUX:
+        fd = os.open(name, _STEP, dir_fd=at)
+        if not stat.S_ISLNK(os.fstat(fd).st_mode):
+            return fd, ""
+        try:
+            return None, os.readlink("", dir_fd=fd)
+        finally:
+            os.close(fd)
+    return _opened_by_kind(at, name)
+
+
+def _opened_by_kind(at: int, name: str) -> tuple[int | None, str]:
+    """Do the same without O_PATH: what was opened must be what was looked at.
+
+    Raises:
+        PermissionError: a file on the way may not be read; without O_PATH it cannot be opened.
+        OSError: ESTALE if the name changed between both calls, several times in a row.
+
+    """
+    for _ in range(_TRIES):
+        found = os.stat(name, dir_fd=at, follow_symlinks=False)
+        try:
+            if stat.S_ISLNK(found.st_mode):
+                return None, os.readlink(name, dir_fd=at)
+            kind = PIN_DIR | os.O_NOFOLLOW if stat.S_ISDIR(found.st_mode) else _FILE
+            fd = os.open(name, kind, dir_fd=at)
+        except OSError as exc:
+            if exc.errno in {errno.ELOOP, errno.ENOTDIR, errno.EINVAL}:
+                continue  # it is a link now, or no directory or no link any more
+            raise
+        if identity_of(os.fstat(fd)) == identity_of(found):
+            return fd, ""
+        os.close(fd)
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), name)

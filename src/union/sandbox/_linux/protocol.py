@@ -17,9 +17,12 @@ from typing import Final
 from union.sandbox._plan.plan import OP_NAMES
 
 __all__ = [
+    "BEGIN",
+    "CONNECT",
     "EXEC",
     "EXITED",
     "FAILURE_NAMES",
+    "MEMORY",
     "PREPARE",
     "RLIMIT",
     "SIMPLE",
@@ -55,15 +58,20 @@ class Message(IntEnum):
     PREPARE = 10
     KILL = 11
     KILL_ALL = 12
+    BEGIN = 13
     # Launcher to host: on a session's channel; USERNS_READY on the control socket.
     GONE = 20
     ALL_GONE = 21
     USERNS_READY = 22
     PID = 23
     DRAINING = 24
+    BEGUN = 25
     # Host to the first process of a sandbox.
     EXEC = 30
     SIGNAL = 31
+    CONNECTED = 32
+    FOLLOW = 33
+    TREE = 34
     # A sandbox, or the launcher on its behalf, to the host.
     READY = 40
     STARTED = 41
@@ -71,6 +79,9 @@ class Message(IntEnum):
     FAILED = 43
     SHARED = 44
     TERMINAL = 45
+    MEMORY = 46
+    CONNECT = 47
+    TREE_DONE = 48
 
 
 class PrepareFlag(IntEnum):
@@ -82,6 +93,9 @@ class PrepareFlag(IntEnum):
     REPORT_PID = 8
     WRAPPED = 16
     COPY = 32
+    JOIN = 64
+    TEMPLATE = 1024
+    FORK = 2048
 
 
 class ExecFlag(IntEnum):
@@ -146,11 +160,17 @@ SLOT_FD: Final = 101
 
 SIMPLE: Final = struct.Struct("=IIii")
 """struct simple_msg: type, id, a, b. FAILED: id is the operation, a the errno."""
-PREPARE: Final = struct.Struct("=12I")
+PREPARE: Final = struct.Struct("=13I")
 """struct prepare_msg: type, id, clone_flags, flags, uid_in, uid_out, gid_in, gid_out, cgroups,
-network, processes, signals."""
+network, processes, signals, template."""
+BEGIN: Final = struct.Struct("=6IQ")
+"""struct begin_msg of the portable launcher: type, id, flags, args, processes, zero, memory."""
+MEMORY: Final = struct.Struct("=IIQ")
+"""struct memory_msg of the portable launcher: type, exceeded, peak."""
 EXEC: Final = struct.Struct("=10I")
 """struct exec_msg: type, flags, slot, rlimits, programs, argc, envc, size, rows, cols."""
+CONNECT: Final = struct.Struct("=4I2Q")
+"""struct connect_msg: type, id, family, port, and 16 bytes of address in memory order."""
 RLIMIT: Final = struct.Struct("=IIQQ")
 """struct exec_rlimit: resource, zero, soft, hard."""
 EXITED: Final = struct.Struct("=IiQQQ")

@@ -15,6 +15,7 @@ from union.sandbox._core.events import Failed
 from union.sandbox._linux import kernel
 from union.sandbox._linux.protocol import FAILURE_NAMES, FailurePlace, operation
 from union.sandbox._plan import plan
+from union.sandbox._system import IS_LINUX
 from union.sandbox.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -70,10 +71,18 @@ def explain(where: int, error: int, program: str, stderr: bytes = b"") -> Failed
 
     """
     op = operation(where)
+    if op == plan.Wrap.op and not IS_LINUX:
+        text = bwrap_message(stderr) or "the sandbox ended before it received the command"
+        return Failed("spawn", f"sandbox-exec: {text}", "spawn-sandbox-exec")
     if op == plan.Wrap.op and stderr:
         return Failed("spawn", f"bwrap: {bwrap_message(stderr)}", "spawn-bwrap")
-    if op == FailurePlace.EXEC and error in _NOT_EXECUTED:
-        return _NOT_EXECUTED[error](program)
+    if op == FailurePlace.EXEC and error == errno.E2BIG:
+        return Failed(
+            "spawn",
+            "arguments and environment together are larger than the kernel accepts",
+            "too-large",
+            "pass large data through stdin, or in a file with put_bytes()",
+        )
     name = FAILURE_NAMES.get(op, f"step {op}")
     if op == FailurePlace.EXEC:
         name = f"{name} {program!r}"
@@ -89,22 +98,36 @@ def explain(where: int, error: int, program: str, stderr: bytes = b"") -> Failed
     return Failed("spawn", f"{name}: {os.strerror(error)}", code)
 
 
-_NOT_EXECUTED: Final[dict[int, Callable[[str], Failed]]] = {
-    errno.ENOENT: lambda program: Failed(
-        "spawn", f"no such program inside the sandbox: {program!r}", "program-not-found"
-    ),
-    errno.E2BIG: lambda _: Failed(
-        "spawn",
-        "arguments and environment together are larger than the kernel accepts",
-        "too-large",
-        "pass large data through stdin, or in a file with put_bytes()",
-    ),
-    errno.ENOEXEC: lambda program: Failed(
-        "spawn",
-        f"not a program for this machine: {program!r}",
-        hint="a script needs a '#!' first line",
-    ),
-}
+_NOT_FOUND: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
+_NOT_EXECUTABLE: Final = frozenset(
+    {
+        errno.EACCES,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOEXEC,
+        errno.EPERM,
+        errno.ETXTBSY,
+    }
+)
+
+
+def not_executed(where: int, error: int, program: str) -> tuple[int, str] | None:
+    """Return the exit code and the line on stderr of a program that cannot be executed.
+
+    They are those of a shell: 127 for a program that is not there, 126 for one that is no program.
+    None for other failures, which are failures of the sandbox.
+    """
+    if operation(where) != FailurePlace.EXEC:
+        return None
+    if error in _NOT_FOUND:
+        or_interpreter = ", or its interpreter is missing" if "/" in program else ""
+        return 127, f"{program}: not found in the sandbox{or_interpreter}"
+    if error == errno.ENOEXEC:
+        return 126, f"{program}: not a program for this machine (a script needs a '#!' line)"
+    if error in _NOT_EXECUTABLE:
+        return 126, f"{program}: cannot be executed: {os.strerror(error)}"
+    return None
 
 
 def no_descriptors(exc: OSError) -> Failed:
@@ -127,7 +150,8 @@ def unavailable(
         stderr_text: error output of bwrap, as `bwrap_message` returns it.
 
     """
-    what, hint = cause(op, error)
+    found = cause(op, error)
+    what, hint = _BWRAP_IN_GVISOR if found is _GVISOR and backend == "bubblewrap" else found
     if op == plan.Enter.op and backend == "bubblewrap":
         what += ", which bwrap needs"
         hint += ", or pass backend='userns', which has another way"
@@ -147,33 +171,33 @@ def unavailable(
 
 def cause(op: int, error: int) -> Cause:
     """Return the cause of a failed operation on this machine."""
-    if kernel.is_gvisor():
-        return _GVISOR
     if error in _EXHAUSTED:
         return _EXHAUSTED[error]
-    if op in _AFTER_BWRAP:
-        return _of_bwrap(op, error)
-    if op == FailurePlace.CLONE:
-        return _of_namespaces(error)
     if (
         op == FailurePlace.IDS
         and os.geteuid() == 0
         and not kernel.capabilities() >> _CAP_SETFCAP & 1
     ):
         return _NO_SETFCAP
+    if kernel.is_gvisor() and error in _NOT_IN_GVISOR and not kernel.is_filtered():
+        return _BWRAP_IN_GVISOR if op in _AFTER_BWRAP else _GVISOR
+    if op in _AFTER_BWRAP:
+        return _of_bwrap(op, error)
+    if op == FailurePlace.CLONE:
+        return _of_namespaces(error)
     if op == FailurePlace.IDS and _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
         return _APPARMOR
     if op == plan.Proc.op and error == errno.EPERM:
         return _MASKED_PROC
     if op in _OF_STEP:
         return _OF_STEP[op](error)
+    if op in _MOUNTS and (
+        error in {errno.EPERM, errno.EACCES} or (error == errno.ENOSYS and kernel.is_filtered())
+    ):
+        return _of_mounts()
     if error == errno.ENOSYS:
         return too_old()
-    if op in _MOUNTS and error in {errno.EPERM, errno.EACCES}:
-        return _of_mounts()
-    return Cause(
-        "a sandbox could not be built", "please report this, with the output of sbx doctor"
-    )
+    return _NOT_BUILT
 
 
 def _sysctl(name: str) -> str:
@@ -209,8 +233,16 @@ def _of_namespaces(error: int) -> Cause:
         return Cause(
             "this container's seccomp profile refuses user namespaces",
             "run the container with seccomp=unconfined (Kubernetes: securityContext: "
-            "seccompProfile: Unconfined), with a profile that allows clone, unshare and mount, or "
-            "with the SYS_ADMIN capability",
+            f"seccompProfile: Unconfined), with {_NESTED_PROFILE}, or with the SYS_ADMIN "
+            "capability; where none of them is possible, backend='landlock' isolates less",
+        )
+    if error == errno.EINVAL:
+        return Cause(
+            "a kind of namespace does not exist in this kernel, or in an emulator such as "
+            "qemu-user that executes this program",
+            "the kernel needs CONFIG_USER_NS, PID_NS, IPC_NS, UTS_NS, NET_NS and CGROUPS; an "
+            "emulated container needs an image for this machine's own architecture (Docker: "
+            "--platform)",
         )
     return Cause(
         "the kernel makes no user namespaces for this process",
@@ -261,6 +293,21 @@ def _of_id_maps(error: int) -> Cause:
     )
 
 
+def _of_mediator(error: int) -> Cause:
+    if error == errno.EBUSY:
+        return Cause(
+            "this container's seccomp profile uses notifications itself, and a process has only "
+            "one listener",
+            "run it with a profile without notifications",
+        )
+    if error in {errno.EINVAL, errno.ENOSYS}:
+        return Cause(
+            "the kernel, or this container's seccomp profile, has no seccomp notifications",
+            "Linux 5.19 or newer is needed, with a profile that allows seccomp",
+        )
+    return _NOT_BUILT
+
+
 def _of_root(_: int) -> Cause:
     return _NO_PIVOT if kernel.is_filtered() else _NO_ROOT
 
@@ -271,8 +318,8 @@ def _of_mounts() -> Cause:
     if kernel.is_filtered():
         return Cause(
             "this container's seccomp profile refuses mounts inside a user namespace",
-            "run it with seccomp=unconfined (Kubernetes: seccompProfile: Unconfined), or with a "
-            "profile that allows mount, open_tree, move_mount and mount_setattr",
+            "run it with seccomp=unconfined (Kubernetes: seccompProfile: Unconfined), or with "
+            f"{_NESTED_PROFILE}",
         )
     profile = _profile()
     if profile:
@@ -288,16 +335,27 @@ def too_old() -> Cause:
     if kernel.is_gvisor():
         return _GVISOR
     if kernel.is_filtered():
-        return _of_mounts()
+        return Cause(
+            "this container's seccomp profile refuses a system call that sandboxes need",
+            "run it with seccomp=unconfined (Kubernetes: seccompProfile: Unconfined), or with "
+            f"{_NESTED_PROFILE}",
+        )
     return Cause(f"the kernel {os.uname().release} is too old", "Linux 5.12 or newer is needed")
 
 
+_NESTED_PROFILE: Final = (
+    "the profile that `python -m union.sandbox._seccomp.container_profile` prints (Kubernetes: "
+    "seccompProfile: Localhost)"
+)
 NO_ID_MAPS: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)
 """The kernel, or the file system, has no id-mapped mounts; EPERM: not for a container's root."""
 _NO_COUNTER: Final = Cause(
     "the limits of a user namespace in /proc/sys/user cannot be set",
     "mount /proc/sys writable in this container, or run as root, where a session has an id of "
     "its own",
+)
+_NOT_BUILT: Final = Cause(
+    "a sandbox could not be built", "please report this, with the output of sbx doctor"
 )
 _NO_ROOM: Final = "raise the limit on open files (ulimit -n), or close sessions that are done"
 _EXHAUSTED: Final = {
@@ -333,8 +391,8 @@ _NO_SETFCAP: Final = Cause(
 )
 _NO_PIVOT: Final = Cause(
     "this container's seccomp profile refuses pivot_root",
-    "run it with seccomp=unconfined (Kubernetes: seccompProfile: Unconfined), or with a profile "
-    "that allows pivot_root",
+    "run it with seccomp=unconfined (Kubernetes: seccompProfile: Unconfined), or with "
+    f"{_NESTED_PROFILE}",
 )
 _NO_ROOT: Final = Cause(
     "a private root cannot be entered", "is this process in a chroot, or in an initramfs?"
@@ -345,13 +403,22 @@ _APPARMOR: Final = Cause(
     "AppArmor profile with the 'userns' permission",
 )
 _GVISOR: Final = Cause(
-    "this container runs in gVisor, whose kernel lacks what sandboxes inside it need",
-    "gVisor isolates this container as a whole already; for sandboxes inside it, run the container "
-    "with another runtime (Kubernetes: another runtimeClassName)",
+    "this container runs in gVisor, and this release of it lacks what sandboxes inside it need",
+    "gVisor release-20260622 or newer is needed (runsc --version); or run the container with "
+    "another runtime (Kubernetes: another runtimeClassName)",
 )
+_BWRAP_IN_GVISOR: Final = Cause(
+    "this container runs in gVisor, where bwrap does not work",
+    "pass backend='userns'",
+)
+_NOT_IN_GVISOR: Final = frozenset(
+    {0, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP, errno.ENOTDIR, errno.ENOENT}
+)
+"""Errors of a feature that gVisor does not have; 0: bwrap gave up. All others have other causes."""
 _OF_STEP: Final[dict[int, Callable[[int], Cause]]] = {
     plan.Netlink.op: lambda _: _NO_REDIRECT,
     plan.Counter.op: lambda _: _NO_COUNTER,
     FailurePlace.IDMAP: _of_id_maps,
     plan.Enter.op: _of_root,
+    plan.Mediate.op: _of_mediator,
 }

@@ -28,7 +28,8 @@ from union.sandbox._core.file_errors import (
     SandboxPathError,
 )
 from union.sandbox._core.paths import shown_path
-from union.sandbox._linux.openat2 import open_beneath
+from union.sandbox._linux.openat2 import PIN_DIR, open_beneath
+from union.sandbox._system import IS_LINUX
 
 __all__ = ["refuse_kept", "remove_entry", "remove_tree"]
 
@@ -50,7 +51,7 @@ def remove_tree(path: str, *, timeout_s: float = _TIMEOUT_S) -> None:
         msg = f"path={shown_path(path)} does not name a directory that can be removed"
         raise SandboxPathError(msg, path=path)
     try:
-        at = os.open(parent or ("/" if path.startswith("/") else "."), os.O_PATH | os.O_DIRECTORY)
+        at = os.open(parent or ("/" if path.startswith("/") else "."), PIN_DIR)
     except FileNotFoundError:
         raise _missing(path) from None
     try:
@@ -237,7 +238,9 @@ def _open_dir(dir_fd: int, name: bytes, kept: frozenset[tuple[int, int]]) -> int
     try:
         fd = open_beneath(dir_fd, name, flags=_READ_DIR, same_mount=True)
     except PermissionError:
-        pinned = open_beneath(dir_fd, name, flags=os.O_PATH | os.O_DIRECTORY, same_mount=True)
+        if not IS_LINUX:
+            return _open_after_chmod(dir_fd, name, kept)
+        pinned = open_beneath(dir_fd, name, flags=PIN_DIR, same_mount=True)
         try:
             _check_opened(pinned, kept)
             # fchmod refuses an O_PATH descriptor; its proc entry leads to that very inode,
@@ -252,6 +255,24 @@ def _open_dir(dir_fd: int, name: bytes, kept: frozenset[tuple[int, int]]) -> int
             # Someone else's directory may still let us remove; if not, unlink will say so.
             with contextlib.suppress(PermissionError):
                 os.fchmod(fd, stat.S_IRWXU)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _open_after_chmod(dir_fd: int, name: bytes, kept: frozenset[tuple[int, int]]) -> int:
+    """Open a directory whose mode denies it, on a system without O_PATH.
+
+    A link that has taken the name meanwhile has its own mode changed, which has no effect.
+    """
+    found = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    if (found.st_dev, found.st_ino) in kept:
+        raise _stays()
+    os.chmod(name, stat.S_IRWXU, dir_fd=dir_fd, follow_symlinks=False)
+    fd = open_beneath(dir_fd, name, flags=_READ_DIR, same_mount=True)
+    try:
+        _check_opened(fd, kept)
     except OSError:
         os.close(fd)
         raise

@@ -7,13 +7,27 @@ a status that no process can end with, is malformed.
 from __future__ import annotations
 
 import os
+import signal
 import struct
-from typing import NamedTuple
+import sys
+from typing import TYPE_CHECKING, NamedTuple
 
 from union.sandbox._core.events import Usage
-from union.sandbox._linux.protocol import EXITED, SIMPLE
+from union.sandbox._linux.protocol import CONNECT, EXITED, MEMORY, SIMPLE
 
-__all__ = ["Failure", "MalformedReportError", "decode_exited", "decode_failed", "decode_started"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "Failure",
+    "MalformedReportError",
+    "decode_connect",
+    "decode_exited",
+    "decode_failed",
+    "decode_memory",
+    "decode_started",
+    "end_reason",
+]
 
 
 class MalformedReportError(Exception):
@@ -40,6 +54,16 @@ def decode_started(data: bytes) -> int:
     return int(pid)
 
 
+def decode_connect(data: bytes) -> tuple[int, int, bytes, int]:
+    """Return the id, the address family, the address and the port of a requested connection."""
+    try:
+        _, number, family, port, *words = CONNECT.unpack(data)
+    except struct.error as exc:
+        raise MalformedReportError from exc
+    address = b"".join(int(word).to_bytes(8, sys.byteorder) for word in words)
+    return int(number), int(family), address, int(port)
+
+
 def decode_failed(data: bytes) -> Failure:
     """Return the failure of the sandbox or of the command's start."""
     try:
@@ -47,6 +71,15 @@ def decode_failed(data: bytes) -> Failure:
     except struct.error as exc:
         raise MalformedReportError from exc
     return Failure(where, error, data[SIMPLE.size :])
+
+
+def decode_memory(data: bytes) -> tuple[bool, int]:
+    """Return whether the tree exceeded its memory limit, and its peak memory in bytes."""
+    try:
+        _, exceeded, peak = MEMORY.unpack(data)
+    except struct.error as exc:
+        raise MalformedReportError from exc
+    return bool(exceeded), int(peak)
 
 
 def decode_exited(data: bytes, *, peak_memory: int | None) -> tuple[int, Usage]:
@@ -64,3 +97,22 @@ def decode_exited(data: bytes, *, peak_memory: int | None) -> tuple[int, Usage]:
         peak_memory_bytes=peak_memory,
     )
     return os.waitstatus_to_exitcode(status), usage
+
+
+def end_reason(signum: int, cause: str, was_out_of_memory: Callable[[], bool]) -> str:
+    """Return the termination reason of a command.
+
+    Args:
+        signum: the signal that ended it; not positive after an exit.
+        cause: why the host has ended it; empty if it has not.
+        was_out_of_memory: whether the kernel or the watch has killed one of its processes.
+
+    """
+    if cause:
+        return cause
+    # Also when only a child of the command was killed: nothing else would show it.
+    if was_out_of_memory():
+        return "oom"
+    if signum <= 0:
+        return ""
+    return "limit" if signum in {signal.SIGXCPU, signal.SIGXFSZ} else "signal"

@@ -7,25 +7,20 @@ owner at a time: the far ends of pipes are closed as soon as they were sent.
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
 import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Exited, Failed, Started, Usage
+from union.sandbox._linux import reports
+from union.sandbox._linux.connecting import Connect, answer_connect
 from union.sandbox._linux.descriptors import close_all, receive
 from union.sandbox._linux.hand_over import hand_over
 from union.sandbox._linux.output_pipes import UNATTACHED, OutputPipes
-from union.sandbox._linux.prepared import MAX_MESSAGE, Sandbox
+from union.sandbox._linux.prepared import MAX_MESSAGE, NotBuiltError, Sandbox, kill_delay_s
 from union.sandbox._linux.protocol import SIMPLE, ExecFlag, Limit, Message
-from union.sandbox._linux.remedies import explain, no_descriptors
-from union.sandbox._linux.reports import (
-    MalformedReportError,
-    decode_exited,
-    decode_failed,
-    decode_started,
-)
+from union.sandbox._linux.remedies import explain, no_descriptors, not_executed
 from union.sandbox._linux.stdin import StdinPipe, open_stdin
 from union.sandbox._linux.terminal import Terminal
 from union.sandbox.constants import KILL_GRACE_S
@@ -37,19 +32,9 @@ if TYPE_CHECKING:
     from union.sandbox._linux.command import Command
     from union.sandbox._session.transport import Sink
 
-__all__ = ["LocalRun", "NotBuiltError"]
+__all__ = ["LocalRun"]
 
 _RETRY_S: Final = 0.1
-_OUR_KILL_DELAY_S: Final = 2.0
-"""How long the sandbox's first process may take to end before it is killed from outside."""
-
-
-class NotBuiltError(BrokenPipeError):
-    """The command could not be sent because its sandbox could not be built."""
-
-    def __init__(self, failed: Failed) -> None:
-        super().__init__(errno.EPIPE, failed.reason)
-        self.failed = failed
 
 
 class LocalRun:
@@ -58,10 +43,11 @@ class LocalRun:
     def __init__(self, sandbox: Sandbox, *, isolation: Isolation) -> None:
         self._loop = asyncio.get_running_loop()
         self.isolation = isolation
+        self._kill_s = kill_delay_s(isolation)
         self.sandbox = sandbox
         self._readers = sandbox.channel.readers
         self._sink: Sink = UNATTACHED
-        self._output = OutputPipes(self._readers, UNATTACHED)
+        self.output = OutputPipes(self._readers, UNATTACHED)
         self._stdin: StdinPipe | None = None
         self._terminal: Terminal | None = None
         self._timers: list[asyncio.TimerHandle] = []
@@ -73,6 +59,7 @@ class LocalRun:
         self.finished: asyncio.Future[None] = self._loop.create_future()
         self.failure: tuple[int, int] | None = None
         self.on_listeners: Callable[[list[int]], None] = close_all
+        self.on_connect: Connect | None = None
         self.close_listeners: Callable[[], Coroutine[None, None, None]] | None = None
         self._closing_listeners: asyncio.Task[None] | None = None
 
@@ -81,7 +68,8 @@ class LocalRun:
         command: Command,
         *,
         pipes: tuple[bool, bool],
-        stdin: bytes | str | None = None,
+        merge: bool = False,
+        stdin: bytes | str | int | None = None,
         wait: int | None = None,
         pty: tuple[int, int] | None = None,
         report_start: bool = False,
@@ -93,7 +81,9 @@ class LocalRun:
         Args:
             command: the command.
             pipes: whether stdout and stderr are read.
-            stdin: content of stdin; a string: a pipe that `feed_stdin` writes to; None: /dev/null.
+            merge: whether stderr is written to the pipe of stdout.
+            stdin: content of stdin; a string: a pipe that `feed_stdin` writes to; a number: a copy
+                of this descriptor; None: /dev/null.
             wait: descriptor that a program started ahead of its command waits on.
             pty: rows and columns of a terminal, which replaces the pipes.
             report_start: whether ``started`` becomes a future, done when the command runs and the
@@ -101,12 +91,13 @@ class LocalRun:
 
         """
         if pty is not None:
-            self._terminal = Terminal(pty, stdin)
+            self._terminal = Terminal(pty, None if isinstance(stdin, int) else stdin)
             pipes, stdin = (False, False), None
         if report_start:
             self.started = self._loop.create_future()
+            self.output.hold()
         try:
-            self._send(command, pipes, stdin=stdin, wait=wait)
+            self._send(command, pipes, merge=merge, stdin=stdin, wait=wait)
         except (BrokenPipeError, ConnectionResetError) as exc:
             failure = self.sandbox.read_failure()
             self.discard()
@@ -123,7 +114,8 @@ class LocalRun:
         command: Command,
         pipes: tuple[bool, bool],
         *,
-        stdin: bytes | str | None,
+        merge: bool,
+        stdin: bytes | str | int | None,
         wait: int | None,
     ) -> None:
         self._program = command.argv[0]
@@ -132,24 +124,19 @@ class LocalRun:
         try:
             if stdin is not None:
                 given[ExecFlag.STDIN], self._stdin = open_stdin(stdin, self.sandbox.owner)
-            for fd, wanted in enumerate(pipes, start=1):
-                if wanted:
-                    near, given[1 << fd] = self.sandbox.pipe()
-                    self._output.add(fd, near)
+            self.output.open(self.sandbox.pipe, given, pipes=pipes, merge=merge)
             window = None if self._terminal is None else self._terminal.window
-            hand_over(
-                self.sandbox.sock, command, given, report=self.started is not None, window=window
-            )
+            if self._terminal is not None and self.sandbox.terminal is not None:
+                self._take_terminal(self._terminal, *self.sandbox.connect_terminal(given, window))
+            report = self.started is not None
+            hand_over(self.sandbox.sock, command, given, report=report, window=window)
         finally:
             close_all(given.values())
             self.sandbox.close_pipes()
 
     def attach(self, sink: Sink, *, timeout_s: float | None) -> None:
-        """Begin to receive reports about the command; `listen` begins to read its output.
-
-        After an exception the command is killed, and the run has ended.
-        """
-        self._sink = self._output.sink = sink
+        """Begin to receive reports; after an exception the command is killed and the run ended."""
+        self._sink = self.output.sink = sink
         try:
             self._readers.add(self.sandbox.sock.fileno(), self._on_message)
         except BaseException:
@@ -158,11 +145,10 @@ class LocalRun:
         if timeout_s is not None:
             self._timers.append(self._loop.call_later(timeout_s, self.end, "timeout"))
 
-    def _give_up(self) -> None:
-        """End a command that was sent but cannot be read from."""
+    def _give_up(self) -> None:  # a command that was sent but cannot be read from
         self._ended = True
         self.sandbox.kill()
-        self._output.release()
+        self.output.release()
         self._end_all()
 
     def give_up_killed(self) -> None:
@@ -177,14 +163,14 @@ class LocalRun:
         self.sandbox.release()
         if self._stdin is not None:
             self._stdin.drop()
-        self._output.discard()
+        self.output.discard()
 
     # Messages from the sandbox's first process.
 
     def _on_message(self) -> None:
         try:
             self._read_messages()
-        except MalformedReportError:
+        except reports.MalformedReportError:
             self._break_off(Failed("stream", "the sandbox sent a malformed message"))
         except OSError as exc:  # no descriptor is left for those in the message
             self._break_off(no_descriptors(exc))
@@ -194,20 +180,26 @@ class LocalRun:
             raise
 
     def _read_messages(self) -> None:
+        was_reset = False
         while not self._ended:
             try:
                 data, fds = receive(self.sandbox.sock, MAX_MESSAGE, Limit.LISTENERS)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                # It ended with a message of ours unread. The error is reported once; the messages
-                # that it sent before can still be received.
+                # It ended with a message of ours unread. Linux reports that once, before the
+                # messages that it sent; gVisor after them, and then for every call.
+                if was_reset:
+                    self._on_lost()
+                    return
+                was_reset = True
                 continue
             if not data:
                 self._on_lost()
                 return
             kind = int.from_bytes(data[:4], sys.byteorder)
             if kind == Message.READY:
+                self.sandbox.read_label(data)
                 self.on_listeners(fds)
             elif kind == Message.TERMINAL and self._terminal is not None and len(fds) == 2:
                 self._take_terminal(self._terminal, *fds)
@@ -217,38 +209,46 @@ class LocalRun:
 
     def _dispatch(self, kind: int, data: bytes) -> None:
         if kind == Message.STARTED:
-            self._sink.event(Started(decode_started(data)))
+            self._sink.event(Started(reports.decode_started(data)))
             _settle(self.started)
+            self.output.begin()
         elif kind == Message.EXITED:
-            code, usage = decode_exited(data, peak_memory=self.sandbox.peak_memory())
+            code, usage = reports.decode_exited(data, peak_memory=self.sandbox.peak_memory())
             self._drain_output()
-            reason = self._reason(-code if code < 0 else 0)
-            self._finish(Exited(128 - code if code < 0 else code, reason, usage))
+            status = 128 - code if code < 0 else code
+            oom = functools.partial(self.sandbox.ran_out_of_memory, status)
+            self._finish(Exited(status, reports.end_reason(-code, self._cause, oom), usage))
+        elif kind == Message.CONNECT and self.on_connect is not None:
+            answer_connect(self.sandbox.sock, data, self.on_connect)
+        elif kind == Message.MEMORY:
+            self.sandbox.record_memory(*reports.decode_memory(data))
         elif kind == Message.FAILED:
-            where, error, stderr = decode_failed(data)
+            where, error, stderr = reports.decode_failed(data)
             self.failure = (where, error)
-            self._fail(explain(where, error, self._program, stderr))
+            ended = not_executed(where, error, self._program)
+            if ended is None:
+                self._fail(explain(where, error, self._program, stderr))
+            else:
+                self._exit_unstarted(*ended)
         else:
-            raise MalformedReportError
+            raise reports.MalformedReportError
 
-    def _reason(self, signum: int) -> str:
-        if self._cause:
-            return self._cause
-        # Also when only a child of the command was killed: nothing else would show it.
-        if self.sandbox.was_out_of_memory():
-            return "oom"
-        if not signum:
-            return ""
-        return "limit" if signum in {signal.SIGXCPU, signal.SIGXFSZ} else "signal"
+    def _exit_unstarted(self, code: int, message: str) -> None:
+        """End the run of a program that cannot be executed, as a shell does."""
+        if self.started is not None and not self.started.done():
+            self._sink.event(Started(2))  # the pid inside that it would have
+        self.output.add_line(message, "\r\n" if self._terminal else "\n")
+        self._drain_output()
+        self._finish(Exited(code, self._cause, Usage()))
 
     def _drain_output(self) -> None:
         if self._terminal is not None:
             self._terminal.release()
-        self._output.drain()
+        self.output.drain()
 
     def _on_lost(self) -> None:
         """Handle a first process that ended without a report: it, or its tree, was killed."""
-        out_of_memory = self.sandbox.was_out_of_memory()
+        out_of_memory = self.sandbox.ran_out_of_memory(128 + signal.SIGKILL)
         if out_of_memory or self._cause:
             self._drain_output()
             usage = Usage(peak_memory_bytes=self.sandbox.peak_memory())
@@ -261,12 +261,12 @@ class LocalRun:
         """End a run that cannot continue, whatever its first process does."""
         self.sandbox.kill()
         if self._ended:
-            self._output.abandon()
+            self.output.abandon()
         else:
             self._fail(failed)
 
     def _fail(self, failed: Failed) -> None:
-        self._output.release()
+        self.output.release()
         self._finish(failed)
 
     def _finish(self, end: Exited | Failed) -> None:
@@ -293,7 +293,7 @@ class LocalRun:
         if self.sandbox.sock.fileno() >= 0:
             self._readers.remove(self.sandbox.sock.fileno())
             self.sandbox.sock.close()
-        self._output.close_ended()
+        self.output.close_ended()
         if self._stdin is not None:
             self._stdin.drop()
         if self._terminal is not None:
@@ -306,20 +306,20 @@ class LocalRun:
     def listen(self) -> None:
         """Read output as it comes."""
         try:
-            self._output.listen()
+            self.output.listen()
         except OSError as exc:
             self._break_off(no_descriptors(exc))
 
     def resume(self, fd: int) -> None:
         """Read a paused stream again."""
         try:
-            self._output.resume(fd)
+            self.output.resume(fd)
         except OSError as exc:
             self._break_off(no_descriptors(exc))
 
     def abandon(self) -> None:
         """Close the output of a session that closes: no reader will come."""
-        self._output.abandon()
+        self.output.abandon()
 
     # Signals and ends.
 
@@ -353,15 +353,13 @@ class LocalRun:
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
         self._timers.append(self._loop.call_later(KILL_GRACE_S, self.signal, signal.SIGKILL))
-        self._timers.append(
-            self._loop.call_later(KILL_GRACE_S + _OUR_KILL_DELAY_S, self.sandbox.kill)
-        )
+        self._timers.append(self._loop.call_later(KILL_GRACE_S + self._kill_s, self.sandbox.kill))
 
     def kill_tree(self) -> None:
         """Kill all processes, by the sandbox's first process, or else by the launcher."""
         self.signal(signal.SIGKILL)
         if not self._ended:
-            self._timers.append(self._loop.call_later(_OUR_KILL_DELAY_S, self.sandbox.kill))
+            self._timers.append(self._loop.call_later(self._kill_s, self.sandbox.kill))
 
     def end_now(self, cause: str) -> None:
         """Kill the sandbox from outside, without a grace period."""
@@ -370,16 +368,14 @@ class LocalRun:
             self._shut_listeners()
             self.sandbox.kill()
 
-    # A terminal, or standard input.
-
     def _take_terminal(self, terminal: Terminal, fd: int, device: int) -> None:
-        self._output.add(1, fd)
+        self.output.add(1, fd)
         self._stdin = terminal.take(fd, device)
-        self._output.listen_to(1)
+        self.output.listen()
 
     def resize(self, rows: int, cols: int) -> None:
         """Set the size of the terminal, if there is one."""
-        near = self._output.near_ends.get(1)
+        near = self.output.near_ends.get(1)
         if self._terminal is not None and near is not None:
             self._terminal.resize(near, rows, cols)
 

@@ -51,6 +51,12 @@ class Budget:
             return cls._spares.pop(ticket, None) is not None
 
     @classmethod
+    def holds(cls, ticket: int) -> bool:
+        """Return whether a spare is still counted."""
+        with cls._lock:
+            return ticket in cls._spares
+
+    @classmethod
     def held(cls) -> int:
         """Return the number of spares."""
         with cls._lock:

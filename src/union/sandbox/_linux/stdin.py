@@ -97,17 +97,19 @@ class StdinPipe:
         self._waiters.clear()
 
 
-def open_stdin(stdin: bytes | str, owner: int | None) -> tuple[int, StdinPipe | None]:
+def open_stdin(stdin: bytes | str | int, owner: int | None) -> tuple[int, StdinPipe | None]:
     """Return the descriptor for a command's stdin, and the pipe that feeds it, if there is one.
 
     Args:
-        stdin: the content, or a string for a pipe.
+        stdin: the content, a string for a pipe, or a descriptor, which is copied.
         owner: id that must own the descriptor, so that the command can reopen it.
 
     """
     if isinstance(stdin, bytes):
         return read_only_memfd("stdin", stdin, owner=owner), None
-    far, near = os.pipe2(os.O_CLOEXEC)
+    if isinstance(stdin, int):
+        return os.dup(stdin), None
+    far, near = os.pipe()
     try:
         os.set_blocking(near, False)
         if owner is not None:

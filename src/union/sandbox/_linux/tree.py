@@ -3,7 +3,7 @@
 Rules of this file:
 
 - Every name is resolved below one directory descriptor, held since the session opened, and no
-  link is followed anywhere in it (see ``beneath``).
+  link is followed anywhere in it (see ``openat2``).
 - Nothing waits: files are opened non-blocking and must be regular before a byte is read.
 - Content is never written to a file that was there before (see ``_files/writer``).
 - Names are bytes below this layer: UTF-8, with ``surrogateescape`` for what is not.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import itertools
 import os
 import stat
@@ -32,7 +31,9 @@ from union.sandbox._core.paths import shown_path
 from union.sandbox._files.listing import file_info, list_entries
 from union.sandbox._files.reader import FileReader, read_whole
 from union.sandbox._files.writer import FileWriter, Owner, as_byte_view, make_temporary_name
-from union.sandbox._linux.openat2 import open_beneath, rename_noreplace
+from union.sandbox._linux.descriptors import path_of
+from union.sandbox._linux.held_names import HeldNames
+from union.sandbox._linux.openat2 import PIN_DIR, open_beneath, rename_noreplace
 from union.sandbox._linux.removal import refuse_kept, remove_entry
 from union.sandbox.errors import SandboxUsageError, SessionClosedError
 
@@ -42,13 +43,12 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     from union.sandbox._core.files import FileInfo
+    from union.sandbox._linux.held_names import Mark
 
 __all__ = ["WorkTree"]
 
 _READ_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 _READ_DIR: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_DIRECTORY
-_PIN_DIR: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_PIN_DIR_ITSELF: Final = _PIN_DIR | os.O_NOFOLLOW
 
 _DIR_MODE: Final = 0o755
 
@@ -69,16 +69,17 @@ class WorkTree:
         self._users = 0
         self._closing = False
         self._unfinished: set[FileWriter] = set()
+        self._held: set[HeldNames] = set()
         # A trailing slash would make the kernel follow a link in spite of O_NOFOLLOW.
         bare = path.rstrip("/") or "/"
         with translate_os_errors(path):
             if stat.S_ISLNK(os.stat(bare, follow_symlinks=False).st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), bare)
-            self._fd = os.open(bare, _PIN_DIR | os.O_NOFOLLOW)
+            self._fd = os.open(bare, PIN_DIR | os.O_NOFOLLOW)
 
     def where(self) -> tuple[str, os.stat_result]:
         """Tell where the pinned directory really is, and what it is."""
-        return os.readlink(f"/proc/self/fd/{self._fd}"), os.fstat(self._fd)
+        return path_of(self._fd), os.fstat(self._fd)
 
     def close(self) -> None:
         """Give up files in the making, and the descriptor once no call is under way."""
@@ -87,6 +88,9 @@ class WorkTree:
                 return
             self._closing = True
             idle = self._users == 0
+            held = tuple(self._held)
+        for names in held:
+            names.close()  # waits for a look that is under way, which uses the descriptor below
         for new in tuple(self._unfinished):
             new.abort()
         if idle:
@@ -180,7 +184,7 @@ class WorkTree:
     def check_dir(self, rel: str) -> None:
         """Raise unless ``rel`` is a directory that is reached without any link."""
         with self.borrow_root(rel) as root:
-            os.close(open_beneath(root, _encoded(rel), flags=_PIN_DIR))
+            os.close(open_beneath(root, _encoded(rel), flags=PIN_DIR))
 
     def make_dir(self, rel: str, *, parents: bool = False, exist_ok: bool = False) -> None:
         """Create the directory ``rel``; with ``exist_ok`` a directory of that name is fine."""
@@ -192,6 +196,8 @@ class WorkTree:
             parent, leaf = self._parent(root, rel, create=parents)
             try:
                 os.close(_made_dir(parent, leaf, exist_ok=exist_ok, owner=self.owner))
+            except NotADirectoryError as exc:  # a file of that name, as mkdir() reports it
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from exc
             finally:
                 os.close(parent)
 
@@ -242,30 +248,43 @@ class WorkTree:
             return None
         return tuple(sorted(name for name in found if name.endswith(suffix)))
 
-    def fingerprint(self, names: tuple[str, ...]) -> tuple[tuple[int, int], ...] | None:
+    def fingerprint(self, names: tuple[str, ...]) -> tuple[Mark, ...] | None:
         """(inode, change time) of each name; None if one is missing, or is reached through a link.
 
-        It tells change, nothing else. Each directory is opened from the one above it, so that no
-        link is followed, whatever is exchanged meanwhile.
+        It tells change, nothing else.
         """
-        steps, slots = _walk_of(names)
+        if not names:
+            return ()
         with self._root() as root:
-            fds, marks = [root], []
             try:
-                for parent, leaf, is_parent in steps:
-                    if is_parent:
-                        fd = os.open(leaf, _PIN_DIR_ITSELF, dir_fd=fds[parent])
-                        fds.append(fd)
-                        found = os.fstat(fd)
-                    else:
-                        found = os.stat(leaf, dir_fd=fds[parent], follow_symlinks=False)
-                    marks.append((found.st_ino, found.st_ctime_ns))
+                held = HeldNames(root, names)
             except OSError:
                 return None
-            finally:
-                for fd in fds[1:]:
-                    os.close(fd)
-        return tuple([marks[slot] for slot in slots])
+        held.close()
+        return held.marks
+
+    def hold(self, names: tuple[str, ...]) -> HeldNames | None:
+        """Look at names as ``fingerprint()`` does and keep their directories open, to look again.
+
+        The caller closes it, or closing the tree does.
+        """
+        with self._root() as root:
+            try:
+                held = HeldNames(root, names)
+            except OSError:
+                return None
+            with self._lock:
+                if not self._closing:
+                    self._held.add(held)
+                    return held
+        held.close()
+        return None
+
+    def release(self, held: HeldNames) -> None:
+        """Close what ``hold()`` returned."""
+        held.close()
+        with self._lock:
+            self._held.discard(held)
 
     def read_link(self, rel: str) -> str:
         """Where the link ``rel`` points to; it is not followed."""
@@ -343,11 +362,11 @@ class WorkTree:
             msg = f"rel={rel!r} does not name a file below the work dir"
             raise SandboxUsageError(msg, argument="rel")
         try:
-            return open_beneath(root, above or b".", flags=_PIN_DIR), leaf
+            return open_beneath(root, above or b".", flags=PIN_DIR), leaf
         except FileNotFoundError:
             if not create:
                 raise
-        at = open_beneath(root, b".", flags=_PIN_DIR)
+        at = open_beneath(root, b".", flags=PIN_DIR)
         for name in above.split(b"/"):
             try:
                 below = _made_dir(at, name, exist_ok=True, owner=self.owner)
@@ -357,26 +376,6 @@ class WorkTree:
         return at, leaf
 
 
-@functools.lru_cache(maxsize=64)
-def _walk_of(names: tuple[str, ...]) -> tuple[tuple[tuple[int, str, bool], ...], tuple[int, ...]]:
-    """How to reach these names, each directory from the one above it.
-
-    Returns the steps (number of the parent among the directories that are open, one component,
-    whether it is opened), and for each name the step that meets it.
-    """
-    parents = {name.rpartition("/")[0] for name in names}
-    every = {"/".join(p.split("/")[: k + 1]) for p in parents if p for k in range(p.count("/") + 1)}
-    opened, met = {"": 0}, dict[str, int]()
-    steps: list[tuple[int, str, bool]] = []
-    for name in sorted({*every, *names}, key=lambda n: (n.count("/"), n)):
-        above, _, leaf = name.rpartition("/")
-        met[name] = len(steps)
-        steps.append((opened[above], leaf, name in every))
-        if name in every:
-            opened[name] = len(opened)
-    return tuple(steps), tuple(met[name] for name in names)
-
-
 def _made_dir(parent: int, name: bytes, *, exist_ok: bool, owner: Owner | None) -> int:
     """Create a directory unless it is there, and open it; the caller closes it."""
     try:
@@ -384,7 +383,7 @@ def _made_dir(parent: int, name: bytes, *, exist_ok: bool, owner: Owner | None) 
     except FileExistsError:
         if not exist_ok:
             raise
-        return open_beneath(parent, name, flags=_PIN_DIR)
+        return open_beneath(parent, name, flags=PIN_DIR)
     # By now another directory of the same tree may have the name: no harm, it is as much the
     # sandbox's own. A link is refused.
     fd = open_beneath(parent, name, flags=_READ_DIR)

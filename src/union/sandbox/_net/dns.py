@@ -21,7 +21,7 @@ from union.sandbox._policy.synthetic import MAX_NAMES
 if TYPE_CHECKING:
     import socket
 
-    from union.sandbox._net.egress import Connection
+    from union.sandbox._net.connection import Connection
     from union.sandbox._net.ledger import Ledger
     from union.sandbox._net.policy import Policy
     from union.sandbox._policy.rules import Verdict
@@ -43,16 +43,24 @@ class StubResolver:
         names: assigns the synthetic addresses.
         ledger: records refused names.
         ipv6: whether AAAA queries get an address.
+        ttl_s: how long a client may cache an address. Default: 60 s.
 
     """
 
     def __init__(
-        self, policy: Policy, names: SyntheticNames, ledger: Ledger, *, ipv6: bool
+        self,
+        policy: Policy,
+        names: SyntheticNames,
+        ledger: Ledger,
+        *,
+        ipv6: bool,
+        ttl_s: int = dns.TTL_S,
     ) -> None:
         self._policy = policy
         self._names = names
         self._ledger = ledger
         self._ipv6 = ipv6
+        self._ttl_s = ttl_s
         self._recent_refusals: dict[str, float] = {}
 
     def respond(self, data: bytes) -> bytes | None:
@@ -86,11 +94,15 @@ class StubResolver:
             )
         return self._respond_addresses(query, *addresses)
 
+    def forget_refusals(self) -> None:
+        """Record the next refusal of each name, even if the same was recorded just before."""
+        self._recent_refusals.clear()
+
     def _respond_addresses(self, query: dns.Query, four: IPv4Address, six: IPv6Address) -> bytes:
         if query.kind in {dns.A, dns.ANY}:
-            return dns.encode_response(query, records=(four.packed,))
+            return dns.encode_response(query, records=(four.packed,), ttl_s=self._ttl_s)
         if query.kind == dns.AAAA and self._ipv6:
-            return dns.encode_response(query, records=(six.packed,))
+            return dns.encode_response(query, records=(six.packed,), ttl_s=self._ttl_s)
         # The name exists but has no record of this type.
         return dns.encode_response(query)
 

@@ -8,13 +8,13 @@ further thread or process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
-import socket
 from typing import TYPE_CHECKING, Final, Protocol
 
+from union.sandbox._codecs.dns import TTL_S
 from union.sandbox._net.budget import process_budget
+from union.sandbox._net.connection import Connection
 from union.sandbox._net.dialer import Dialer, DialError, RefusedError
 from union.sandbox._net.dns import DnsFrontend, StubResolver
 from union.sandbox._net.happy_eyeballs import HostResolver
@@ -23,23 +23,21 @@ from union.sandbox._net.ledger import Attempt, Ledger
 from union.sandbox._net.socks import SocksFrontend
 from union.sandbox._net.stream import Stream, is_disconnect
 from union.sandbox._net.transparent import TransparentFrontend, original_destination
-from union.sandbox._policy.addresses import parse_address
-from union.sandbox._policy.rules import Verdict
+from union.sandbox._policy.rules import NetworkRules, Verdict
 from union.sandbox._policy.synthetic import SyntheticNames
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from union.sandbox._net.budget import Share
-    from union.sandbox._net.dialer import OutboundConnection
     from union.sandbox._net.happy_eyeballs import Resolver
     from union.sandbox._net.policy import Policy
     from union.sandbox._net.transparent import Destination
     from union.sandbox._net.upstream import UpstreamDialer
     from union.sandbox._policy.decision import Decision, FrontendName
-    from union.sandbox._policy.rules import NetworkRules
 
-__all__ = ["Connection", "Egress"]
+__all__ = ["Egress"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.network")
 _MAX_CONNECTIONS: Final = 512
@@ -47,8 +45,7 @@ _MAX_HALF_OPEN: Final = 256
 _ACCEPTS_PER_TURN: Final = 64
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_ACCEPT_S: Final = 0.1
-_LINGER_S: Final = 1.0
-_LINGER_BYTES: Final = 256 * 1024
+_NOTHING: Final = NetworkRules(allow=())
 
 
 class Frontend(Protocol):
@@ -68,133 +65,13 @@ class Frontend(Protocol):
         ...
 
 
-class Connection:
-    """One accepted connection, with the operations that a frontend may use."""
-
-    def __init__(self, egress: Egress, stream: Stream) -> None:
-        self._egress = egress
-        self._server: Stream | None = None
-        self._attempts: list[Attempt] = []
-        self.stream = stream
-        self.policy = egress.policy
-        self.upstream = egress.dialer.upstream
-
-    def begin_attempt(self, attempt: Attempt) -> Attempt:
-        """Begin an attempt, which ends the previous attempt on this connection."""
-        if not self._attempts or self._attempts[-1] is not attempt:
-            self.end_attempts()
-            self._attempts.append(attempt)
-        return attempt
-
-    def request_received(self) -> None:
-        """Mark the connection as used: the client has sent a request."""
-        self._egress.request_received(self)
-
-    async def dial(self, attempt: Attempt) -> OutboundConnection:
-        """Check the policy, connect, and store both outcomes in ``attempt``.
-
-        Raises:
-            RefusedError: the policy refuses the destination.
-            DialError: connecting failed.
-
-        """
-        try:
-            outbound = await self._egress.dialer.dial(attempt.host, attempt.port)
-        except RefusedError as exc:
-            attempt.verdict = exc.verdict
-            self.end_attempts()
-            raise
-        except DialError as exc:
-            attempt.verdict = exc.verdict
-            attempt.error = str(exc)
-            self.end_attempts()
-            raise
-        attempt.verdict = outbound.verdict
-        attempt.address = outbound.address
-        self.set_server(outbound.stream)
-        return outbound
-
-    def set_server(self, server: Stream) -> None:
-        """Store the stream to the destination and close the previous one."""
-        if self._server is not None:
-            self._server.close()
-        self._server = server
-
-    def recheck(self) -> Verdict | None:
-        """Check the current attempt against the current policy; None without an attempt."""
-        if not self._attempts:
-            return None
-        attempt = self._attempts[-1]
-        return self.policy.recheck(
-            attempt.host,
-            attempt.port,
-            address=parse_address(attempt.address),
-            server_names=attempt.server_names,
-        )
-
-    def revoke(self, reason: str) -> None:
-        """Forward no further byte. The task that serves the connection closes it with a reset."""
-        for attempt in self._attempts:
-            attempt.is_revoked = True
-            attempt.error = f"reset by a change of the network policy: {reason}"
-        if self._server is not None:
-            # Data that is blocked in a send() must not leave after switch() has returned.
-            with contextlib.suppress(OSError):  # may be closed already
-                self._server.sock.shutdown(socket.SHUT_RDWR)
-
-    async def check_before_upstream(self, attempt: Attempt, name: str) -> None:
-        """Check the addresses of ``name`` before the caller's proxy gets a request for it.
-
-        Raises:
-            RefusedError: the policy refuses one of them.
-
-        """
-        try:
-            await self._egress.dialer.check_before_upstream(name, attempt.port)
-        except RefusedError as exc:
-            attempt.verdict = exc.verdict
-            raise
-
-    async def linger(self) -> None:
-        """Shut down writing and drain input briefly, so that a reset discards no sent data."""
-        self.end_attempts()
-        self.stream.shutdown_write()
-        remaining = _LINGER_BYTES
-        try:
-            async with asyncio.timeout(_LINGER_S):
-                while remaining > 0 and (data := await self.stream.read_some()):
-                    remaining -= len(data)
-        except TimeoutError:
-            return
-
-    def end_attempts(self) -> None:
-        """Record the attempts that have ended."""
-        while self._attempts:
-            self._egress.ledger.record(self._attempts.pop())
-
-    def record_refusal(self, exc: RefusedError) -> None:
-        """Store a refusal that happened after the connection was established."""
-        if self._attempts:
-            self._attempts[-1].verdict = exc.verdict
-
-    def close(self, *, abort: bool) -> None:
-        """Close both streams and record the remaining attempts."""
-        for stream in (self.stream, self._server):
-            if stream is not None:
-                if abort:
-                    stream.abort()
-                else:
-                    stream.close()
-        self.end_attempts()
-
-
 class Egress:
     """Serve the frontends of one run until closed. Owns the sockets passed to it.
 
     Args:
         policy: decides about every destination.
-        http: listening socket of the HTTP proxy.
-        socks: listening socket of the SOCKS5 proxy.
+        http: listening socket of the HTTP proxy; None if only `adopt` brings connections.
+        socks: listening socket of the SOCKS5 proxy; None likewise.
         on_decision: called with each decision when its connection has ended.
         tcp_transparent: listening socket for redirected IPv4 connections. Default None: none.
         tcp_transparent6: the same for IPv6. Default None: none, and no AAAA records.
@@ -205,6 +82,7 @@ class Egress:
         share: the session's file descriptors. Default None: a new share of the process's budget.
         credentials: ``user:password`` that both proxies require. Default None: none.
         destination: returns the original destination of a redirected connection.
+        ttl_s: how long a client may cache an address. Default: 60 s.
 
     """
 
@@ -212,8 +90,8 @@ class Egress:
         self,
         policy: Policy,
         *,
-        http: socket.socket,
-        socks: socket.socket,
+        http: socket.socket | None,
+        socks: socket.socket | None,
         on_decision: Callable[[Decision], None],
         tcp_transparent: socket.socket | None = None,
         tcp_transparent6: socket.socket | None = None,
@@ -224,6 +102,7 @@ class Egress:
         share: Share | None = None,
         credentials: str | None = None,
         destination: Destination = original_destination,
+        ttl_s: int = TTL_S,
     ) -> None:
         self.policy = policy
         self.ledger = Ledger(on_decision)
@@ -234,10 +113,11 @@ class Egress:
             upstream=upstream,
             share=self._share,
         )
-        names = SyntheticNames()
-        self._dns = DnsFrontend(
-            StubResolver(policy, names, self.ledger, ipv6=tcp_transparent6 is not None)
+        names = self._names = SyntheticNames()
+        self._stub = StubResolver(
+            policy, names, self.ledger, ipv6=tcp_transparent6 is not None, ttl_s=ttl_s
         )
+        self._dns = DnsFrontend(self._stub)
         transparent = TransparentFrontend(names, destination=destination)
         frontends: tuple[tuple[socket.socket | None, Frontend], ...] = (
             (tcp_transparent, transparent),
@@ -246,6 +126,7 @@ class Egress:
             (http, HttpFrontend(credentials)),
             (socks, SocksFrontend(credentials)),
         )
+        self._frontends = {frontend.name: frontend for _, frontend in frontends}
         self._listeners = [(sock, frontend) for sock, frontend in frontends if sock is not None]
         self._dns_udp = dns_udp
         self._loop = asyncio.get_running_loop()
@@ -286,14 +167,33 @@ class Egress:
         """Replace the rules of every frontend at once.
 
         Connections that the new rules allow continue. All others forward no further byte and are
-        reset. The limit on recorded decisions starts again at zero.
+        reset. The limit on recorded decisions starts again at zero. Ends a suspension.
         """
         self.policy.replace(rules)
         self.ledger.reset_limits()
+        self._stub.forget_refusals()
+        self._names.clear_if_full()
         for task, connection in tuple(self._connections.items()):
             verdict = connection.recheck()
             if verdict is not None and not verdict.allowed:
                 connection.revoke(verdict.reason)
+                task.cancel()
+        self.policy.resume()
+
+    def suspend(self) -> None:
+        """Forward nothing and allow nothing until the next ``switch``.
+
+        Tunnels wait, and the next rules decide about them. All other connections are reset. Each
+        decision up to now is recorded before this call returns.
+        """
+        self.policy.replace(_NOTHING)
+        self.policy.suspend()
+        for task, connection in tuple(self._connections.items()):
+            if connection.is_tunnel:
+                connection.record_part()
+            else:
+                connection.revoke("the network is suspended")
+                connection.end_attempts()
                 task.cancel()
 
     @property
@@ -317,31 +217,63 @@ class Egress:
                     return
                 # The client disconnected before accept().
                 continue
-            stream = Stream(sock)
-            if len(self._connections) >= self._max_connections:
-                self._refuse(
-                    stream,
-                    frontend,
-                    f"connection limit of this run reached ({self._max_connections})",
-                )
-                continue
-            if not self._share.acquire():
-                self._refuse(
-                    stream,
-                    frontend,
-                    f"this session's share of the process's file descriptors is used up "
-                    f"({self._share.held} in use)",
-                )
-                continue
-            connection = Connection(self, stream)
-            task = self._loop.create_task(self._serve(connection, frontend))
-            self._connections[task] = connection
-            self._half_open[connection] = task
-            task.add_done_callback(self._on_task_done)
-            if len(self._half_open) > _MAX_HALF_OPEN:
-                # A program that opens connections and sends nothing loses the oldest one.
-                oldest = next(iter(self._half_open))
-                self._half_open.pop(oldest).cancel()
+            self._begin(sock, frontend)
+
+    def adopt(self, sock: socket.socket, name: FrontendName) -> bool:
+        """Serve a connection that the host made for the sandbox; takes ownership of it.
+
+        Args:
+            sock: this process's end of the connection.
+            name: the name of the frontend that serves it.
+
+        Returns:
+            Whether it is served. A destination that the policy refuses is not.
+
+        """
+        frontend = self._frontends[name]
+        if name == TransparentFrontend.name and not self._is_allowed(sock, frontend):
+            return False
+        return self._begin(sock, frontend)
+
+    def _is_allowed(self, sock: socket.socket, frontend: Frontend) -> bool:
+        """Decide about a destination before its connection is handed over."""
+        host, port = frontend.destination_of(sock)
+        verdict = self.policy.decide_name(host, port)
+        if not verdict.allowed:
+            sock.close()
+            self.ledger.record(
+                Attempt(frontend=frontend.name, host=host, port=port, verdict=verdict)
+            )
+        return verdict.allowed
+
+    def _begin(self, sock: socket.socket, frontend: Frontend) -> bool:
+        """Serve an accepted connection, unless a limit is reached; then it is reset."""
+        stream = Stream(sock)
+        if len(self._connections) >= self._max_connections:
+            self._refuse(
+                stream,
+                frontend,
+                f"connection limit of this run reached ({self._max_connections})",
+            )
+            return False
+        if not self._share.acquire():
+            self._refuse(
+                stream,
+                frontend,
+                f"this session's share of the process's file descriptors is used up "
+                f"({self._share.held} in use)",
+            )
+            return False
+        connection = Connection(self, stream)
+        task = self._loop.create_task(self._serve(connection, frontend))
+        self._connections[task] = connection
+        self._half_open[connection] = task
+        task.add_done_callback(self._on_task_done)
+        if len(self._half_open) > _MAX_HALF_OPEN:
+            # A program that opens connections and sends nothing loses the oldest one.
+            oldest = next(iter(self._half_open))
+            self._half_open.pop(oldest).cancel()
+        return True
 
     def _refuse(self, stream: Stream, frontend: Frontend, reason: str) -> None:
         """Reset a connection that exceeds a limit and record the reason."""
@@ -381,6 +313,7 @@ class Egress:
             if not is_disconnect(exc):
                 _LOGGER.warning("%s frontend: %s", frontend.name, exc)
         except Exception:
+            # A bug that one connection reaches must not end the frontend for the others.
             _LOGGER.exception(
                 "%s frontend: internal error while serving a connection", frontend.name
             )

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING, Final, Protocol
 
+from union.sandbox._net.host_lookup import look_up
 from union.sandbox._session.threads import names
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class HostResolver:
             OSError: there is none, or too many lookups of the session are queued.
 
         """
-        found = await names.run(self._key, socket.getaddrinfo, name, None, type=socket.SOCK_STREAM)
+        found = await names.run(self._key, look_up, name)
         return [str(info[4][0]) for info in found]
 
 
@@ -103,7 +104,7 @@ async def connect_any(
 async def _connect(address: Address, port: int) -> socket.socket:
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with contextlib.ExitStack() as on_failure:
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock = socket.socket(family, socket.SOCK_STREAM)
         on_failure.callback(sock.close)
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

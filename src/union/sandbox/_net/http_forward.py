@@ -20,7 +20,7 @@ from union.sandbox._policy.rules import Verdict, parse_host
 
 if TYPE_CHECKING:
     from union.sandbox._codecs.http1 import RequestHead, ResponseHead
-    from union.sandbox._net.egress import Connection
+    from union.sandbox._net.connection import Connection
     from union.sandbox._net.ledger import Attempt
     from union.sandbox._net.stream import Stream
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import socket
 
     from union.sandbox._codecs.http1 import RequestHead
-    from union.sandbox._net.egress import Connection
+    from union.sandbox._net.connection import Connection
 
 __all__ = ["HttpFrontend"]
 

@@ -42,6 +42,10 @@ class Attempt:
     bytes_down: int = 0
     server_names: tuple[str, ...] = ()
     """TLS server names that were allowed on this connection."""
+    is_tunnel: bool = False
+    """Bytes are forwarded both ways, so that forwarding can be suspended."""
+    is_continued: bool = False
+    """A part of this attempt was recorded before; the counters restarted then."""
     is_revoked: bool = False
     """The current policy no longer allows this attempt: no further byte is forwarded."""
 
@@ -70,11 +74,20 @@ class Ledger:
         self._logged = 0
         self._recorded = 0
 
+    def record_part(self, attempt: Attempt) -> None:
+        """Record an attempt that continues, and restart its counters."""
+        self.record(attempt)
+        attempt.is_continued = True
+        attempt.bytes_up = attempt.bytes_down = 0
+        attempt.requested_at, attempt.started = time.time(), time.monotonic()
+
     def record(self, attempt: Attempt) -> None:
         """Record an attempt that has ended. Attempts without a verdict are not recorded."""
         verdict = attempt.verdict
         if verdict is None:
             return
+        if attempt.is_continued and not (attempt.bytes_up or attempt.bytes_down or attempt.error):
+            return  # unused since its last part was recorded
         decision = Decision(
             time=attempt.requested_at,
             door=attempt.frontend,

@@ -6,6 +6,7 @@ ranges. So the kernel's routing table is queried for each destination at the tim
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 from ipaddress import ip_address
@@ -13,17 +14,20 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._codecs.netlink import NETLINK_ROUTE, encode_route_query, is_local_route
 from union.sandbox._policy.addresses import canonical, embedded_ipv4
+from union.sandbox._system import IS_LINUX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from union.sandbox._policy.addresses import Address
 
-__all__ = ["OwnServer", "is_local"]
+__all__ = ["OwnServer", "is_local", "is_own_address"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.network")
 _REPLY_BYTES: Final = 16 * 1024
 _TIMEOUT_S: Final = 1.0
+_DISCARD_PORT: Final = 9
+_UNREACHABLE: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL})
 
 
 def is_local(address: Address) -> bool:
@@ -33,15 +37,30 @@ def is_local(address: Address) -> bool:
         OSError: the kernel's routing table cannot be queried.
 
     """
-    family = getattr(socket, "AF_NETLINK", None)
-    if family is None:
-        raise OSError("this system has no netlink sockets")
-    with socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_ROUTE) as sock:
+    if not IS_LINUX:
+        return address.is_loopback or is_own_address(address)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_ROUTE) as sock:
         # The kernel replies before send() returns; the timeout bounds a kernel that does not.
         sock.settimeout(_TIMEOUT_S)
         sock.bind((0, 0))
         sock.send(encode_route_query(address.version, address.packed))
         return is_local_route(sock.recv(_REPLY_BYTES))
+
+
+def is_own_address(address: Address) -> bool:
+    """Return whether this host has ``address``, on a system without netlink sockets.
+
+    The kernel sends from the very address to which it delivers locally. No packet is sent.
+    """
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((str(address), _DISCARD_PORT))
+        except OSError as exc:
+            if exc.errno in _UNREACHABLE:
+                return False
+            raise
+        return ip_address(sock.getsockname()[0].partition("%")[0]) == address
 
 
 class OwnServer:

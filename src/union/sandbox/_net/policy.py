@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from union.sandbox._policy.names import NameSyntaxError
@@ -36,6 +37,7 @@ class Policy:
     def __init__(self, rules: NetworkRules, *, own_server: OwnServer | None = None) -> None:
         self._rules = rules
         self._own_server = own_server
+        self._suspended: asyncio.Future[None] | None = None
         self.generation = 0
 
     @property
@@ -47,6 +49,27 @@ class Policy:
         """Replace the rules for every later decision."""
         self._rules = rules
         self.generation += 1
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether connections must wait before they forward a byte."""
+        return self._suspended is not None
+
+    def suspend(self) -> None:
+        """Make every connection wait until ``resume()``."""
+        if self._suspended is None:
+            self._suspended = asyncio.get_running_loop().create_future()
+
+    def resume(self) -> None:
+        """Let connections that wait continue."""
+        if self._suspended is not None:
+            self._suspended.set_result(None)
+            self._suspended = None
+
+    async def until_resumed(self) -> None:
+        """Wait while connections must not forward."""
+        while self._suspended is not None:
+            await asyncio.shield(self._suspended)
 
     def decide_name(self, host: str, port: int | None) -> Verdict:
         """Decide about a destination as the program wrote it."""

@@ -42,9 +42,10 @@ async def tunnel(
     """
     server = outbound.stream
     hellos = ClientHelloTracker()
+    attempt.is_tunnel = True
     both = (
         asyncio.create_task(_forward_up(client, outbound, attempt, policy, hellos)),
-        asyncio.create_task(_forward_down(server, client, attempt, hellos)),
+        asyncio.create_task(_forward_down(server, client, attempt, policy, hellos)),
     )
     try:
         done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
@@ -69,43 +70,55 @@ async def _forward_up(
         if not data:
             hellos.is_over = True
             break
-        attempt.check_not_revoked()
+        await _until_allowed(attempt, policy)
         await server.send(data)
         attempt.bytes_up += len(data)
     # Bytes that were read together with the head precede those still in the socket.
     if rest := client.take_buffered():
-        attempt.check_not_revoked()
+        await _until_allowed(attempt, policy)
         await server.send(rest)
         attempt.bytes_up += len(rest)
-    async for size in _pump(client, server, attempt):
+    async for size in _pump(client, server, attempt, policy):
         attempt.bytes_up += size
-    attempt.check_not_revoked()
+    await _until_allowed(attempt, policy)
     server.shutdown_write()
 
 
 async def _forward_down(
-    server: Stream, client: Stream, attempt: Attempt, hellos: ClientHelloTracker
+    server: Stream, client: Stream, attempt: Attempt, policy: Policy, hellos: ClientHelloTracker
 ) -> None:
     # An upstream proxy may have sent the first bytes together with its own response.
     while not hellos.is_over and (data := await server.read_some(_READ_BYTES)):
-        attempt.check_not_revoked()
+        await _until_allowed(attempt, policy)
         hellos.feed_server(data)
         await client.send(data)
         attempt.bytes_down += len(data)
     if rest := server.take_buffered():
+        await _until_allowed(attempt, policy)
         await client.send(rest)
         attempt.bytes_down += len(rest)
-    async for size in _pump(server, client, attempt):
+    async for size in _pump(server, client, attempt, policy):
         attempt.bytes_down += size
-    attempt.check_not_revoked()
+    await _until_allowed(attempt, policy)
     client.shutdown_write()
 
 
-async def _pump(source: Stream, sink: Stream, attempt: Attempt) -> AsyncIterator[int]:
+async def _until_allowed(attempt: Attempt, policy: Policy) -> None:
+    """Wait while forwarding is suspended; raise if the connection was revoked."""
+    if policy.is_suspended:
+        await policy.until_resumed()
+    attempt.check_not_revoked()
+
+
+async def _pump(
+    source: Stream, sink: Stream, attempt: Attempt, policy: Policy
+) -> AsyncIterator[int]:
     """Forward bytes until ``source`` ends; yield the size of each read."""
     loop = asyncio.get_running_loop()
     count = 0
     while data := await loop.sock_recv(source.sock, _READ_BYTES):
+        if policy.is_suspended:
+            await policy.until_resumed()
         attempt.check_not_revoked()
         await loop.sock_sendall(sink.sock, data)
         yield len(data)

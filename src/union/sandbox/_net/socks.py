@@ -17,7 +17,7 @@ from union.sandbox._policy.rules import Verdict
 if TYPE_CHECKING:
     import socket
 
-    from union.sandbox._net.egress import Connection
+    from union.sandbox._net.connection import Connection
     from union.sandbox._net.stream import Stream
 
 __all__ = ["SocksFrontend"]

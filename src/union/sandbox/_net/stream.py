@@ -104,6 +104,18 @@ class Stream:
         await self._loop.sock_sendall(self.sock, data)
 
     @property
+    def is_ended(self) -> bool:
+        """Whether the peer has closed its sending direction and all its bytes were read."""
+        if self._buffer:
+            return False
+        try:
+            return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    @property
     def has_buffered(self) -> bool:
         """Whether the read buffer is not empty."""
         return bool(self._buffer)

@@ -19,7 +19,7 @@ from union.sandbox._policy.rules import Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from union.sandbox._net.egress import Connection
+    from union.sandbox._net.connection import Connection
     from union.sandbox._policy.addresses import Address
     from union.sandbox._policy.synthetic import SyntheticNames
 
