@@ -1,0 +1,1 @@
+"""Contexts: interpreters that stay alive and run cells, with values that any transport carries."""
