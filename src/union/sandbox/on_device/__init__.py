@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from union.sandbox._backends import registry
 from union.sandbox._core.resolve import resolve_session
+from union.sandbox._session.lifecycle import SingleUseLifecycle
 from union.sandbox._session.session import Session
 
 if TYPE_CHECKING:
@@ -13,16 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Never
 
-    from union.sandbox._core.literals import BackendName, NetworkMode
+    from union.sandbox._core.literals import BackendName, NetworkMode, Persist
     from union.sandbox._core.resources import AnyResources
+    from union.sandbox._core.spec import SessionSpec
 
-__all__ = ["available_backends", "default_fs_allowlist", "session"]
+__all__ = ["attach", "available_backends", "default_fs_allowlist", "session"]
 
 
 def session(
     *,
     backend: BackendName = registry.DEFAULT,
     host_work_dir: str | os.PathLike[str] | None = None,
+    work_dir_name: str | None = None,
     network_mode: NetworkMode | None = None,
     network_allowlist: Sequence[str] | None = None,
     network_denylist: Sequence[str] | None = None,
@@ -35,7 +38,8 @@ def session(
     resources: AnyResources | None = None,
     strict: bool = False,
     warm: bool | int = True,
-    preload: Sequence[str] = (),
+    preload: Sequence[str] | None = (),
+    persist: Persist = "workdir",
     **unknown: Never,
 ) -> Session:
     r"""Describe a session; ``async with`` or ``await ....open()`` opens it. Does no I/O.
@@ -48,10 +52,14 @@ def session(
     '4\n'
 
     Args:
-        backend: ``"bubblewrap"`` (default), ``"userns"``, ``"sandbox-exec"`` or ``"none"``. It is
-            used or refused, never replaced by another.
+        backend: ``"bubblewrap"`` (default), ``"userns"``, ``"landlock"`` (weaker, for containers
+            that refuse namespaces), ``"sandbox-exec"`` or ``"none"``. It is used or refused, never
+            replaced by another.
         host_work_dir: an existing directory to work in, which is kept. Default: a private
             directory, removed at close.
+        work_dir_name: the path under which commands see the work dir, such as ``"/workspace"``.
+            Default: its path on this machine. Not with ``"landlock"``, ``"none"`` and
+            ``"sandbox-exec"``.
         network_mode: ``"blocked"``, ``"allowlist"`` or ``"open"``: the default and the ceiling of
             every call. Without it, a call is blocked unless it requests more.
         network_allowlist: hosts that may be reached; required by ``"allowlist"`` only.
@@ -68,7 +76,12 @@ def session(
             ``Session.isolation``). Default: False.
         warm: number of sandboxes kept ready, so that a command starts at once. True (default)
             keeps a few, 0 or False none.
-        preload: modules that a waiting Python imports ahead, inside its sandbox. Default: none.
+        preload: modules of this Python that are imported once, ahead, for all Python commands and
+            contexts of the session, which are then forked from that process. Default: none. With
+            ``None`` nothing is forked: each Python is started, with its own address layout.
+        persist: ``"workdir"`` (default) keeps the work dir and the venv between commands.
+            ``"machine"`` also keeps ``/tmp``, ``/var/tmp``, ``/dev/shm`` and processes, until the
+            session closes. Only with ``"bubblewrap"`` and ``"userns"``.
         **unknown: none is accepted; the error suggests the nearest argument.
 
     """
@@ -80,6 +93,7 @@ def session(
         backend=backend,
         backends=registry.NAMES,
         host_work_dir=host_work_dir,
+        work_dir_name=work_dir_name,
         network_mode=network_mode,
         network_allowlist=network_allowlist,
         network_denylist=network_denylist,
@@ -93,19 +107,52 @@ def session(
         strict=strict,
         warm=warm,
         preload=preload,
+        persist=persist,
     )
+    return session_of(spec)
+
+
+def session_of(spec: SessionSpec, *, warn: bool = True) -> Session:
+    """Return a session of resolved arguments; ``warn`` about a backend that isolates less."""
 
     def transport() -> LocalTransport:
         from union.sandbox.on_device._transport import LocalTransport
 
-        if spec.backend == "none":
+        if spec.backend == "none" and warn:
             _warn_that_nothing_is_isolated()
+        elif spec.backend == "landlock" and warn:
+            _warn_that_less_is_isolated()
         return LocalTransport(spec)
 
-    return Session(spec, transport)
+    return Session(spec, SingleUseLifecycle(spec, transport))
+
+
+def attach(session_id: str) -> Session:
+    """Return an open session of this process, for use in another event loop or thread.
+
+    It is the same session: closing it closes it for all. It ends with the event loop that opened
+    it.
+
+    Args:
+        session_id: ``Session.id`` of the session.
+
+    Raises:
+        SessionClosedError: no session with that id is open in this process.
+
+    """
+    from union.sandbox._session import registry as sessions
+
+    return sessions.find(session_id)
 
 
 def _warn_that_nothing_is_isolated() -> None:
+    _warn("backend='none' isolates nothing: commands run with all of this process's rights")
+
+
+_has_warned = False
+
+
+def _warn(message: str) -> None:
     """Warn at the caller's line on every call; a plain warning is shown once per line."""
     import sys
     import warnings
@@ -114,18 +161,29 @@ def _warn_that_nothing_is_isolated() -> None:
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("union.sandbox"):
         frame = frame.f_back
     warnings.warn_explicit(
-        "backend='none' isolates nothing: commands run with all of this process's rights",
+        message,
         UserWarning,
         frame.f_code.co_filename,
         frame.f_lineno,
     )
 
 
+def _warn_that_less_is_isolated() -> None:
+    """Warn once per process."""
+    global _has_warned  # noqa: PLW0603 - once per process
+    if not _has_warned:
+        _has_warned = True
+        _warn(
+            "backend='landlock' isolates less than 'userns': no namespaces, no private root, /proc "
+            "or /tmp; names, sizes and times of files outside can be read (see SECURITY.md)"
+        )
+
+
 def available_backends() -> tuple[BackendStatus, ...]:
     """Try every backend; report ``name``, ``available``, ``reason`` and ``hint`` of each.
 
     >>> [status.name for status in available_backends()]
-    ['bubblewrap', 'userns', 'sandbox-exec', 'none']
+    ['bubblewrap', 'userns', 'landlock', 'sandbox-exec', 'none']
     """
     from union.sandbox.on_device import _availability
 

@@ -11,22 +11,24 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from union.sandbox._backends import registry
+from union.sandbox._linux.ids import SessionId
 from union.sandbox._linux.launcher import NamespaceRefusedError
 from union.sandbox._linux.pinning import Places
-from union.sandbox._linux.prepared import Sandbox
+from union.sandbox._linux.prepared import NotBuiltError, Sandbox
 from union.sandbox._linux.protocol import FailurePlace
 from union.sandbox._linux.remedies import explain
-from union.sandbox._linux.run import NotBuiltError
 from union.sandbox._session.threads import until_done
 from union.sandbox.on_device import _probe, _programs
-from union.sandbox.on_device._posture import Posture
-from union.sandbox.on_device._session_id import SessionId
+from union.sandbox.on_device._engine import inspect, posture_class
+from union.sandbox.on_device._private_root import PrivateRoot
 from union.sandbox.on_device._settings import named_paths
 
 if TYPE_CHECKING:
     from union.sandbox._backends.base import Backend, NetworkShape
     from union.sandbox._core.spec import SessionSpec
+    from union.sandbox._linux.machine import Machine
     from union.sandbox.on_device._pool import Pool
+    from union.sandbox.on_device._posture import Posture
     from union.sandbox.on_device._programs import Programs
     from union.sandbox.on_device._workdir import WorkDir
 
@@ -56,6 +58,8 @@ class Postures:
         self.programs: Programs | None = None
         """The host's programs; resolved before any sandboxed code runs."""
         self._postures: dict[NetworkShape, Posture] = {}
+        self._root: PrivateRoot | None = None
+        """The private root of all of them."""
         self._probed: set[NetworkShape] = set()
         self._own_id = SessionId()
         self._building = asyncio.Lock()
@@ -66,22 +70,30 @@ class Postures:
         """The path of the work dir on the host."""
         return self._work.source
 
+    @property
+    def machine(self) -> Machine | None:
+        """The machine of the session; None if it has none, or it is not started yet."""
+        return None if self._root is None else self._root.machine
+
     def get(self, shape: NetworkShape) -> Posture:
         """Return the posture of a network shape, compiled but perhaps not built yet."""
-        posture = self._postures.get(shape)
-        if posture is not None and not posture.is_intact:
+        if self._root is not None and not self._root.is_intact(shape):
+            if self._root.machine is not None:
+                raise OSError(
+                    errno.ESTALE,
+                    "a path that the session shows read-only was replaced on the host, and "
+                    "persist='machine' keeps its mounts; open a new session",
+                )
             self.close()  # the caller replaced a read-only path
-            posture = None
+        posture = self._postures.get(shape)
         if posture is None:
-            posture = self._make(shape, self._backend, self.features)
+            posture = self._compile(
+                self._spec, self.programs, shape, self._backend, self.features, root=self._root
+            )
             self._postures[shape] = posture
-        return posture
-
-    def _make(
-        self, shape: NetworkShape, backend: Backend, features: _probe.HostFeatures
-    ) -> Posture:
-        posture = self._compile(self._spec, self.programs, shape, backend, features)
-        self._work.keep(posture.read_only)
+            if self._root is None:
+                self._root = posture.root
+                self._work.keep(posture.read_only)
         return posture
 
     def for_call(self, spec: SessionSpec, shape: NetworkShape) -> Posture:
@@ -108,18 +120,21 @@ class Postures:
         shape: NetworkShape,
         backend: Backend,
         features: _probe.HostFeatures,
+        *,
+        root: PrivateRoot | None = None,
     ) -> Posture:
         if not self._pool.sandboxes.is_open or programs is None:
             # The session closes while a command starts: nothing would close a new posture.
             raise OSError(errno.ESHUTDOWN, "the session was closed meanwhile")
-        posture = Posture(
-            spec,
-            shape,
-            backend=backend,
-            work=self._work,
-            features=features,
-            programs=programs,
-            own=self._own_id,
+        if root is None:
+            found = inspect(
+                spec, self._work, features=features, programs=programs, own=self._own_id
+            )
+            root = PrivateRoot(found)
+        else:
+            root.share()
+        posture = posture_class(backend.name)(
+            spec, shape, root=root, backend=backend, features=features, programs=programs
         )
         _programs.record_writable(programs)
         return posture
@@ -138,6 +153,8 @@ class Postures:
             if shape not in self._probed:
                 await self.probe(shape)
             outcome = await self.get(shape).build(self._pool.channel())
+            if outcome.failure is not None:
+                self._discard(shape)  # the next command resolves paths again
         if outcome.failure is not None:
             raise NotBuiltError(explain(*outcome.failure, "", outcome.stderr_text.encode()))
         return self.get(shape)
@@ -151,8 +168,13 @@ class Postures:
             opened=self.features if self._probed else None,
         )
         self._pool.channel().check_limits(self._spec.backend)
-        self.get(shape).check_ids(strict=self._spec.strict)
+        if self._spec.strict:
+            self.get(shape).check_strict()
         self._probed.add(shape)
+
+    async def try_out(self, shape: NetworkShape) -> None:
+        """Start a sandbox of this network shape, on a system without host features to find."""
+        await self.get(shape).try_out(self._pool.channel())
 
     async def _try_features(
         self, shape: NetworkShape, features: _probe.HostFeatures
@@ -172,6 +194,7 @@ class Postures:
             network=shape,
             features=features,
             ids=posture.isolation.ids,
+            persist=self._spec.persist,
             device=self._work.identity[0],
         )
         if shares and what in _probe.verified:
@@ -186,11 +209,11 @@ class Postures:
             if outcome.failure is None:
                 self._pool.keep_first(posture)
             else:
-                self._postures.pop(shape).close()  # the next attempt resolves paths again
+                self._discard(shape)  # the next attempt resolves paths again
             return outcome
         outcome, sandbox = await self._inspect(posture)
         if sandbox is None:
-            self._postures.pop(shape).close()
+            self._discard(shape)
             return outcome
         if shares:
             _probe.verified.add(what)
@@ -202,7 +225,8 @@ class Postures:
 
     def _shows_own_paths(self) -> bool:
         spec = self._spec
-        return bool(spec.host_work_dir or spec.read_only_paths or spec.read_write_paths)
+        own = (spec.host_work_dir, spec.work_dir_name, spec.read_only_paths, spec.read_write_paths)
+        return any(own)
 
     async def _build_ahead(self, posture: Posture) -> None:
         """Build the shared part and the first sandbox while the caller continues."""
@@ -224,7 +248,7 @@ class Postures:
     ) -> _probe.Outcome:
         """Build the same sandbox without bwrap, by the launcher alone."""
         features = dataclasses.replace(features, share=False)
-        posture = self._make(shape, registry.get("userns"), features)
+        posture = self._compile(self._spec, self.programs, shape, registry.get("userns"), features)
         try:
             outcome, sandbox = await self._inspect(posture)
             if sandbox is not None:
@@ -249,10 +273,17 @@ class Postures:
             sock.close()
             raise
         sandbox = Sandbox(number, sock, channel=channel, owner=posture.owner)
+        posture.equip(sandbox)
         if outcome.failure is None:
             return outcome, sandbox
         sandbox.release()
         return dataclasses.replace(outcome, copied=posture.plan.shared is not None), None
+
+    def _discard(self, shape: NetworkShape) -> None:
+        """Close a posture that failed, and all others if their private root is not built either."""
+        self._postures.pop(shape).close()
+        if self._root is not None and not self._root.namespaces:
+            self.close()
 
     async def stop(self) -> None:
         """Cancel the build that runs ahead of the first command."""
@@ -270,3 +301,4 @@ class Postures:
         for posture in self._postures.values():
             posture.close()
         self._postures.clear()
+        self._root = None

@@ -19,8 +19,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.resolve_call import is_below, read_only_in_session, spec_of_call
+from union.sandbox._linux.prepared import NotBuiltError
 from union.sandbox._linux.remedies import explain
-from union.sandbox._linux.run import NotBuiltError
 from union.sandbox._linux.spares import IDLE_S
 from union.sandbox.errors import PolicyError
 
@@ -94,7 +94,7 @@ class CallPostures:
         try:
             self._check_paths(fresh, call)
             _check_not_weaker(fresh.isolation, usual.isolation)
-            key = (fresh.plan.encode(), spec, _identities(spec))
+            key = (fresh.cache_key, spec, _identities(spec))
         except BaseException:
             fresh.close()
             raise
@@ -135,9 +135,10 @@ class CallPostures:
             real = os.path.realpath(path)
             if any(is_below(real, place) or is_below(place, real) for place in places):
                 raise PolicyError(
-                    f"read_only_paths: backend='none' cannot make {path} read-only for one call",
+                    f"read_only_paths: backend={self._spec.backend!r} cannot make {path} "
+                    "read-only for one call",
                     argument="read_only_paths",
-                    hint="use backend='userns' or backend='bubblewrap'",
+                    hint="use backend='userns' or backend='bubblewrap', on Linux",
                 )
 
     def _discard(self, key: _Key) -> None:
@@ -220,4 +221,5 @@ def _also_writable(path: str, other: str) -> PolicyError:
 
 
 def _layers(isolation: Isolation) -> Isolation:
-    return dataclasses.replace(isolation, limits=(), seccomp="")
+    # The profile differs by the number of its paths.
+    return dataclasses.replace(isolation, limits=(), seccomp="", profile="")

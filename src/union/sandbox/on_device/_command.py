@@ -13,6 +13,7 @@ from union.sandbox._core.paths import work_path
 from union.sandbox._linux import inherited, kernel
 from union.sandbox._linux.command import Command, packed_rlimits
 from union.sandbox._plan.rootfs import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
+from union.sandbox._system import IS_LINUX
 from union.sandbox.on_device._network import proxy_variables, shape_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _SHELL: Final = "/bin/sh"
 _MAX_ARGUMENT_BYTES: Final = 120 * 1024
 """A longer shell command is passed as a file: the kernel limits one argument to 128 KiB."""
 _SLOTS: Final = {"python": (PYTHON_SLOT, 0), "shell": (SHELL_SLOT, 1)}
+_NO_BUDGET: Final = 2**31
 _NUMBERS = itertools.count(1)
 _Variables = tuple[dict[str, str], tuple[str, ...]]
 """Variables by name, and as NAME=value strings for execve."""
@@ -38,19 +40,31 @@ class CommandBuilder:
     Args:
         work_dir: the path of the work dir inside.
         limits: the limits of the session.
-        scratch: a directory for script files of the backend without a private root; None otherwise.
+        scratch: a directory for script files of the backends without a private root; None
+            otherwise.
+        tmp_dir: the value of TMPDIR of a backend that isolates without a private root; else None.
         uv: the path of ``uv`` on the host, used with ``scratch`` only.
 
     """
 
-    def __init__(self, *, work_dir: str, limits: Limits, scratch: str | None, uv: str) -> None:
+    def __init__(
+        self,
+        *,
+        work_dir: str,
+        limits: Limits,
+        scratch: str | None,
+        uv: str,
+        tmp_dir: str | None = None,
+    ) -> None:
         self._uv = uv
         self._work_dir = work_dir
         self._venv = f"{work_dir}/{VENV_DIR}"
         self._scratch = scratch
+        self._tmp_dir = tmp_dir
+        self._isolated = scratch is None or tmp_dir is not None
         self._base = self._environment()
         self._last: tuple[NetworkSpec | None, Mapping[str, str], _Variables] = (None, {}, ({}, ()))
-        self._shares_id = scratch is None and not kernel.is_root()
+        self._shares_id = self._isolated and not kernel.is_root()
         self._rlimits = _packed_rlimits(limits, shares_id=self._shares_id)
 
     def build(
@@ -89,7 +103,7 @@ class CommandBuilder:
             env=env,
             cwd=cwd,
             # The kernel counts processes per user namespace, so the limit is the sandbox's own.
-            rlimits=every if count_processes and self._scratch is None else all_but_processes,
+            rlimits=every if count_processes and self._isolated else all_but_processes,
             script=script,
             slot=slot,
         )
@@ -105,7 +119,7 @@ class CommandBuilder:
             "USER": "sandbox",
             "LANG": "C.UTF-8",
             "LC_ALL": "C.UTF-8",
-            "TMPDIR": "/tmp",  # noqa: S108 - a name inside the sandbox
+            "TMPDIR": self._tmp_dir or "/tmp",  # noqa: S108 - a name inside the sandbox
             "TERM": "dumb",
             "VIRTUAL_ENV": self._venv,
         }
@@ -121,9 +135,12 @@ class CommandBuilder:
 
     def _proxies(self, spec: RunSpec) -> dict[str, str]:
         """Return the proxy variables; without a private network our proxies do not exist."""
-        if self._scratch is not None and shape_of(spec.network) == "filtered":
+        filtered = shape_of(spec.network) == "filtered"
+        if not self._isolated and filtered:
             return {}
-        return proxy_variables(spec.network)
+        # Without a private network the resolver of the C library must use TCP, which is mediated.
+        by_tcp = {"RES_OPTIONS": "use-vc"} if filtered and self._tmp_dir is not None else {}
+        return proxy_variables(spec.network) | by_tcp
 
     def _cwd(self, cwd: str | None) -> str:
         if cwd is None:
@@ -170,9 +187,14 @@ def _rlimits(limits: Limits, *, shares_id: bool) -> list[tuple[int, int, int]]:
         (resource.RLIMIT_NOFILE, open_files),
         (resource.RLIMIT_FSIZE, limits.file_size_bytes),
         # The first process of the sandbox is the launcher's.
-        (resource.RLIMIT_NPROC, min(limits.processes + 1, inherited.process_budget())),
+        (resource.RLIMIT_NPROC, min(limits.processes + 1, _process_budget())),
     )
     return [(kind, *_within_hard(kind, value)) for kind, value in pairs]
+
+
+def _process_budget() -> int:
+    # On other systems the limit counts all processes of the user, so no command gets it.
+    return inherited.process_budget() if IS_LINUX else _NO_BUDGET
 
 
 def _within_hard(kind: int, value: int) -> tuple[int, int]:

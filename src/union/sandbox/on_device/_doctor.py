@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from union.sandbox._backends import registry
 from union.sandbox._core.diagnosis import Attack, BackendReport, DoctorReport
+from union.sandbox._core.spec import SessionSpec
 from union.sandbox._linux import kernel
+from union.sandbox._system import IS_LINUX
 from union.sandbox._version import __version__
-from union.sandbox.on_device import _escape_probe, session
+from union.sandbox.on_device import _escape_probe, session_of
 from union.sandbox.on_device._availability import in_own_loop, try_backend
 from union.sandbox.on_device._layers import probe_layers
 
@@ -41,7 +43,7 @@ def doctor() -> DoctorReport:
 
     >>> report = doctor()
     >>> [backend.name for backend in report.backends]
-    ['bubblewrap', 'userns', 'sandbox-exec', 'none']
+    ['bubblewrap', 'userns', 'landlock', 'sandbox-exec', 'none']
     """
     return in_own_loop(_examine())
 
@@ -65,7 +67,7 @@ async def _backend(name: BackendName) -> BackendReport:
         return BackendReport(
             name=name, available=status.available, reason=status.reason, hint=status.hint
         )
-    async with session(backend=name, warm=0) as sbx:
+    async with session_of(SessionSpec(backend=name, warm=1), warn=False) as sbx:
         with _targets(os.path.dirname(sbx.work_dir)) as targets:
             result = await sbx.exec(
                 _program(),
@@ -83,6 +85,7 @@ async def _backend(name: BackendName) -> BackendReport:
                 detail=found[key]["detail"],
             )
             for key, (tried, _) in _escape_probe.ATTEMPTS.items()
+            if key in found
         )
         return BackendReport(name=name, available=True, isolation=sbx.isolation, attacks=attacks)
 
@@ -100,6 +103,12 @@ def _outcome(
     return "weaker" if name == "processes" and isolation.proc == "inherited" else "failed"
 
 
+def _attempts() -> list[str]:
+    if not IS_LINUX:
+        return list(_escape_probe.PORTABLE)
+    return [name for name in _escape_probe.ATTEMPTS if name != "signals"]
+
+
 @contextlib.contextmanager
 def _targets(directory: str) -> Iterator[dict[str, Any]]:
     """Create a file, sockets and a listener on the host that a sandbox must not reach."""
@@ -112,19 +121,21 @@ def _targets(directory: str) -> Iterator[dict[str, Any]]:
             socket.socket(socket.AF_UNIX) as abstract,
         ):
             by_path.bind(f"{own}/socket")
-            abstract.bind(f"\0sandbox-doctor-{token}")
-            for listener in (by_path, abstract):
-                listener.listen()
+            if IS_LINUX:
+                abstract.bind(f"\0sandbox-doctor-{token}")
+                abstract.listen()
+            by_path.listen()
             Path(own, "secret").write_text(token, encoding="ascii")
             # World-readable, so that only the sandbox prevents access.
             for path, mode in ((own, 0o755), (f"{own}/secret", 0o644), (f"{own}/socket", 0o666)):
                 os.chmod(path, mode)
             yield {
                 "pid": os.getpid(),
-                "started": kernel.start_time(os.getpid()),
+                "started": kernel.start_time(os.getpid()) if IS_LINUX else 0,
                 "port": tcp.getsockname()[1],
                 "path_socket": f"{own}/socket",
-                "abstract_socket": f"sandbox-doctor-{token}",
+                "abstract_socket": f"sandbox-doctor-{token}" if IS_LINUX else "",
+                "attempts": _attempts(),
                 "secret": f"{own}/secret",
             }
     finally:

@@ -16,6 +16,8 @@ from typing import Any
 
 TARGETS = "SANDBOX_DOCTOR_TARGETS"
 _NEW_USER = 0x10000000
+_CAPABILITY_VERSION = 0x20080522
+_PR_GET_NO_NEW_PRIVS = 39
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -48,7 +50,10 @@ def connect_loopback(targets: dict[str, Any]) -> str:
 
 def connect_unix_sockets(targets: dict[str, Any]) -> str:
     found = []
-    for name in (targets["path_socket"], "\0" + targets["abstract_socket"]):
+    names = [targets["path_socket"]]
+    if targets["abstract_socket"]:
+        names.append("\0" + targets["abstract_socket"])
+    for name in names:
         with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(OSError):
             sock.connect(name)
             found.append(repr(name))
@@ -93,6 +98,8 @@ def change_root(_: dict[str, Any]) -> str:
 
 def list_capabilities(_: dict[str, Any]) -> str:
     found = []
+    if not os.access("/proc/self/status", os.R_OK):
+        return _capabilities_by_call()
     with open("/proc/self/status", encoding="ascii") as file:
         for line in file:
             name, value = line.split(":", 1)
@@ -101,6 +108,21 @@ def list_capabilities(_: dict[str, Any]) -> str:
             elif name == "NoNewPrivs" and value.strip() != "1":
                 found.append("privileges can be gained by exec")
     return ", ".join(found)
+
+
+def _capabilities_by_call() -> str:
+    """Ask the kernel by system calls, where /proc is hidden."""
+    header, sets = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    _check(_libc.capget(header, sets))
+    found = [f"{value:x}" for value in sets if value]
+    if _libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
+        found.append("privileges can be gained by exec")
+    return ", ".join(found)
+
+
+def signal_host_process(targets: dict[str, Any]) -> str:
+    os.kill(targets["pid"], 0)
+    return "a signal was allowed"
 
 
 def find_inherited_fds(_: dict[str, Any]) -> str:
@@ -112,6 +134,9 @@ def find_inherited_fds(_: dict[str, Any]) -> str:
     return ", ".join(found)
 
 
+PORTABLE = ("network", "sockets", "files", "system", "descriptors", "signals")
+"""Attempts on systems that are not Linux; ``signals`` is only there: a pid means nothing inside a
+pid namespace."""
 ATTEMPTS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     # The last attempts change the process if they succeed, so they come after the others.
     "processes": ("see the calling process", find_host_process),
@@ -125,13 +150,15 @@ ATTEMPTS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "mounts": ("mount a file system", mount_filesystem),
     "root": ("change the root directory", change_root),
     "namespaces": ("make a user namespace", create_user_namespace),
+    "signals": ("signal the calling process", signal_host_process),
 }
 
 
 def main() -> None:
     targets = json.loads(os.environ[TARGETS])
     found = {}
-    for name, (_, attempt) in ATTEMPTS.items():
+    for name in targets["attempts"]:
+        attempt = ATTEMPTS[name][1]
         try:
             got = attempt(targets)
         except OSError as exc:

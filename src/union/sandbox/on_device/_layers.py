@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import subprocess
-import sys
 import tempfile
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,8 @@ from union.sandbox._linux.pinning import Places
 from union.sandbox._linux.protocol import FailurePlace
 from union.sandbox._linux.reader_set import ReaderSet
 from union.sandbox._plan import plan as p
+from union.sandbox._plan.seatbelt import PROGRAM
+from union.sandbox._system import IS_LINUX, IS_MACOS, NAME
 from union.sandbox.errors import BackendUnavailableError
 from union.sandbox.on_device import _probe
 from union.sandbox.on_device._network import network_steps
@@ -44,9 +46,35 @@ _INSIDE_NAMESPACES: Final[dict[str, tuple[int, tuple[p.Step, ...]]]] = {
 
 async def probe_layers() -> tuple[Layer, ...]:
     """Return every layer, in the order in which a sandbox needs them."""
-    if sys.platform != "linux":
-        return (Layer(name="linux", available=False, detail=f"this is {sys.platform}"),)
+    if not IS_LINUX:
+        return _portable_layers()
     return (*await _launcher_layers(), *_kernel_layers(), *_system_layers())
+
+
+def _portable_layers() -> tuple[Layer, ...]:
+    from union.sandbox._macos.launcher import PortableLauncher
+
+    binary = str(PortableLauncher.binary())
+    layers = [
+        Layer(name="linux", available=False, detail=f"this is {NAME}"),
+        Layer(
+            name="launcher",
+            available=os.access(binary, os.X_OK),
+            detail=binary,
+            hint="reinstall the wheel for this system: pip install --force-reinstall "
+            "--only-binary :all: unionai-sandbox",
+        ),
+    ]
+    if IS_MACOS:
+        layers.append(
+            Layer(
+                name="sandbox-exec",
+                available=os.access(PROGRAM, os.X_OK),
+                detail=PROGRAM,
+                hint="it is part of macOS; check that this Mac's system files are intact",
+            )
+        )
+    return (*layers, _uv())
 
 
 async def _launcher_layers() -> list[Layer]:
@@ -86,9 +114,14 @@ async def _inside(channel: Channel, name: str) -> Layer:
     if name == "idmapped-mounts":
         return await _id_mapped(channel)
     flags, steps = _INSIDE_NAMESPACES[name]
-    if name == "nf-tables":
-        steps = network_steps("filtered", redirect=True)
-    return await _attempt(channel, name, flags, steps)
+    if name != "nf-tables":
+        return await _attempt(channel, name, flags, steps)
+    found = await _attempt(channel, name, flags, network_steps("filtered", redirect=True))
+    if found.available or not kernel.is_gvisor():
+        return found
+    steps = network_steps("filtered", redirect=True, nf_tables=False)
+    found = await _attempt(channel, name, flags, steps)
+    return dataclasses.replace(found, detail="by iptables") if found.available else found
 
 
 async def _attempt(

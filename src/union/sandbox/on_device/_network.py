@@ -1,9 +1,9 @@
 """The network of one run: its shape, the steps that build it, and its egress.
 
 ``blocked`` has only loopback; ``open`` is the host's network. ``filtered`` (an allow-list, or
-``open`` with a deny-list) is a network namespace whose only ways out are listening sockets inside
-it: a transparent listener for every TCP connection, a resolver, and two proxies. The launcher
-passes their file descriptors to the host's event loop, which applies the policy and dials.
+``open`` with a deny-list or in a machine) is a network namespace whose only ways out are listening
+sockets inside it: a transparent listener for every TCP connection, a resolver, and two proxies. The
+launcher passes their file descriptors to the host's event loop, which applies the policy and dials.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._codecs.netlink import egress_setup, loopback_setup
+from union.sandbox._codecs.dns import TTL_S
+from union.sandbox._codecs.iptables import IPTABLES_REPLACE, iptables_redirect
+from union.sandbox._codecs.netlink import egress_setup, half_routes, loopback_setup
 from union.sandbox._net.budget import process_budget
 from union.sandbox._net.egress import Egress
 from union.sandbox._net.happy_eyeballs import HostResolver
@@ -26,23 +28,31 @@ from union.sandbox._policy.rules import NetworkRules
 from union.sandbox._policy.upstream import parse_upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from union.sandbox._backends.base import NetworkShape
+    from union.sandbox._codecs.netlink import NetlinkStep
     from union.sandbox._core.spec import NetworkSpec
     from union.sandbox._net.own_server import OwnServer
+    from union.sandbox._policy.addresses import Address
     from union.sandbox._policy.decision import Decision
 
 __all__ = [
+    "DNS_PORT",
+    "HTTP_PORT",
+    "SOCKS_PORT",
     "ServerRules",
     "SessionNetwork",
+    "loopback_proxy_variables",
     "network_steps",
     "proxy_variables",
     "resolv_conf",
+    "rules_of",
     "shape_of",
 ]
 
-_HTTP, _SOCKS, _TRANSPARENT, _DNS = 3128, 1080, 3129, 53
+HTTP_PORT, SOCKS_PORT, DNS_PORT = 3128, 1080, 53
+_HTTP, _SOCKS, _TRANSPARENT, _DNS = HTTP_PORT, SOCKS_PORT, 3129, DNS_PORT
 _RESOLVER: Final = "127.0.0.53"
 _LOOPBACK, _LOOPBACK6 = "127.0.0.1", "::1"
 _BACKLOG: Final = 512
@@ -54,23 +64,46 @@ _NO_PROXY: Final = "localhost,127.0.0.1,::1"
 def shape_of(network: NetworkSpec) -> NetworkShape:
     """Return the shape of the network namespace of a call."""
     if network.mode == "open":
-        return "filtered" if network.deny else "open"
+        return "filtered" if network.deny or network.relayed else "open"
     return "filtered" if network.mode == "allowlist" else "blocked"
+
+
+def rules_of(network: NetworkSpec) -> NetworkRules:
+    """Return the rules of a filtered network; mode ``blocked`` allows nothing."""
+    if network.mode == "blocked":
+        return NetworkRules(allow=())
+    return NetworkRules(allow=None if network.mode == "open" else network.allow, deny=network.deny)
 
 
 def has_ipv6() -> bool:
     return os.path.exists("/proc/net/if_inet6")
 
 
-def network_steps(shape: NetworkShape, *, redirect: bool) -> tuple[p.Step, ...]:
-    """Return the steps that set up the namespace; none for the host's own network."""
+def network_steps(
+    shape: NetworkShape, *, redirect: bool, nf_tables: bool = True
+) -> tuple[p.Step, ...]:
+    """Return the steps that set up the namespace; none for the host's own network.
+
+    Args:
+        shape: the shape of the network.
+        redirect: whether connections are redirected to the transparent listener.
+        nf_tables: whether nf_tables does that. Default True; False: iptables, for IPv4 alone.
+
+    """
     if shape == "open":
         return ()
     if shape == "blocked":
-        found = loopback_setup()
+        steps = _netlink(loopback_setup())
+    elif redirect and not nf_tables:
+        # The rule is added before the routes, so that at no time a connection can be delivered to
+        # the namespace itself.
+        table = iptables_redirect(_TRANSPARENT)
+        rule = p.SocketOption(
+            socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW, *IPTABLES_REPLACE, table
+        )
+        steps = [*_netlink(loopback_setup()), rule, *_netlink(half_routes())]
     else:
-        found = egress_setup(_TRANSPARENT, ipv6=has_ipv6(), redirect=redirect)
-    steps: list[p.Step] = [p.Netlink(s.protocol, s.data, s.acks) for s in found]
+        steps = _netlink(egress_setup(_TRANSPARENT, ipv6=has_ipv6(), redirect=redirect))
     if shape == "filtered":
         steps += [_listen(_LOOPBACK, _HTTP), _listen(_LOOPBACK, _SOCKS)]
         steps += [_listen(_RESOLVER, _DNS, kind=socket.SOCK_DGRAM), _listen(_RESOLVER, _DNS)]
@@ -78,6 +111,10 @@ def network_steps(shape: NetworkShape, *, redirect: bool) -> tuple[p.Step, ...]:
         if has_ipv6():
             steps.append(_listen(_LOOPBACK6, _TRANSPARENT))
     return tuple(steps)
+
+
+def _netlink(found: Iterable[NetlinkStep]) -> list[p.Step]:
+    return [p.Netlink(step.protocol, step.data, step.acks) for step in found]
 
 
 def _listen(address: str, port: int, *, kind: int = socket.SOCK_STREAM) -> p.Listen:
@@ -112,9 +149,24 @@ def proxy_variables(network: NetworkSpec) -> dict[str, str]:
         return {}
     everything = http or socks
     found = {"HTTP_PROXY": http, "HTTPS_PROXY": http, "ALL_PROXY": everything, "SOCKS_PROXY": socks}
-    variables = {name: value for name, value in found.items() if value is not None}
+    return _in_both_cases({name: value for name, value in found.items() if value is not None})
+
+
+def loopback_proxy_variables(credentials: str, http: int, socks: int) -> dict[str, str]:
+    """Return the variables for proxies on the host's loopback, which require a password."""
+    return _in_both_cases(
+        {
+            "HTTP_PROXY": f"http://{credentials}@{_LOOPBACK}:{http}",
+            "HTTPS_PROXY": f"http://{credentials}@{_LOOPBACK}:{http}",
+            "ALL_PROXY": f"http://{credentials}@{_LOOPBACK}:{http}",
+            "SOCKS_PROXY": f"socks5h://{credentials}@{_LOOPBACK}:{socks}",
+        }
+    )
+
+
+def _in_both_cases(variables: dict[str, str]) -> dict[str, str]:
     if variables:
-        variables["NO_PROXY"] = _NO_PROXY
+        variables = {**variables, "NO_PROXY": _NO_PROXY}
     return variables | {name.lower(): value for name, value in variables.items()}
 
 
@@ -150,9 +202,20 @@ class SessionNetwork:
         self._upstreams: dict[str, UpstreamDialer] = {}
 
     def open(
-        self, network: NetworkSpec, fds: list[int], on_decision: Callable[[Decision], None]
+        self,
+        network: NetworkSpec,
+        fds: list[int],
+        on_decision: Callable[[Decision], None],
+        *,
+        ttl_s: int = TTL_S,
     ) -> Egress:
         """Start serving the listening sockets of a sandbox and take ownership of them.
+
+        Args:
+            network: the policy.
+            fds: the listening sockets.
+            on_decision: called with each decision.
+            ttl_s: how long a client may cache an address. Default: 60 s.
 
         Raises:
             OSError: there are fewer sockets than a filtered network has. All are closed.
@@ -166,11 +229,8 @@ class SessionNetwork:
                 f"expected at least {_MIN_LISTENERS} listeners from the sandbox, got {len(fds)}",
             )
         http, socks, dns_udp, dns_tcp, transparent, *rest = (socket.socket(fileno=fd) for fd in fds)
-        rules = NetworkRules(
-            allow=None if network.mode == "open" else network.allow, deny=network.deny
-        )
         egress = Egress(
-            Policy(rules, own_server=None if self._server is None else self._server.own_server),
+            self._policy(network),
             http=http,
             socks=socks,
             tcp_transparent=transparent,
@@ -181,9 +241,64 @@ class SessionNetwork:
             resolver=self._resolver,
             share=self._share,
             on_decision=on_decision,
+            ttl_s=ttl_s,
         )
         egress.start()
         return egress
+
+    def open_mediated(
+        self,
+        network: NetworkSpec,
+        on_decision: Callable[[Decision], None],
+        destination: Callable[[socket.socket], tuple[Address, int]],
+    ) -> Egress:
+        """Return an egress without listening sockets; connections are handed to ``adopt``."""
+        return Egress(
+            self._policy(network),
+            http=None,
+            socks=None,
+            upstream=self._upstream(network.proxy_url or network.socks_url),
+            resolver=self._resolver,
+            share=self._share,
+            on_decision=on_decision,
+            destination=destination,
+        )
+
+    def open_proxies(
+        self,
+        network: NetworkSpec,
+        listeners: tuple[socket.socket, ...],
+        credentials: str,
+        on_decision: Callable[[Decision], None],
+    ) -> Egress:
+        """Start serving proxies on the host's loopback and take ownership of their sockets.
+
+        Args:
+            network: the policy.
+            listeners: the sockets of the HTTP proxy and of the SOCKS proxy.
+            credentials: ``user:password`` that clients must send.
+            on_decision: called for each decision.
+
+        """
+        http, socks = listeners
+        for listener in listeners:
+            listener.setblocking(False)
+        egress = Egress(
+            self._policy(network),
+            http=http,
+            socks=socks,
+            upstream=self._upstream(network.proxy_url or network.socks_url),
+            resolver=self._resolver,
+            share=self._share,
+            on_decision=on_decision,
+            credentials=credentials,
+        )
+        egress.start()
+        return egress
+
+    def _policy(self, network: NetworkSpec) -> Policy:
+        own = None if self._server is None else self._server.own_server
+        return Policy(rules_of(network), own_server=own)
 
     def _upstream(self, url: str | None) -> UpstreamDialer | None:
         if url is None:

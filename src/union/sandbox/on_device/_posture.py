@@ -9,39 +9,72 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Setting, Wrapper
-from union.sandbox._linux import cgroup, inherited, kernel
+from union.sandbox._linux import cgroup, host, inherited, kernel
 from union.sandbox._linux.descriptors import sealed_memfd
+from union.sandbox._linux.ids import id_range
+from union.sandbox._linux.launcher import LIBRARY
+from union.sandbox._plan.adaptation import LINUX
 from union.sandbox._seccomp.filter import filter_program
+from union.sandbox._seccomp.mediated import mediated_program
 from union.sandbox.errors import BackendUnavailableError
+from union.sandbox.on_device import _host_root
 from union.sandbox.on_device._kernel_files import has_own_counters
 from union.sandbox.on_device._network import network_steps
-from union.sandbox.on_device._probe import Outcome, wait_for_shared
-from union.sandbox.on_device._settings import inspect_host, limit_report
+from union.sandbox.on_device._probe import Outcome
+from union.sandbox.on_device._settings import limit_report
 
 if TYPE_CHECKING:
     import asyncio
     import socket
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from union.sandbox._backends.base import Backend, NetworkShape
+    from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux import bwrap
     from union.sandbox._linux.channel import Channel
+    from union.sandbox._linux.prepared import Sandbox
+    from union.sandbox._plan.adaptation import KernelFeatures
     from union.sandbox._plan.plan import Plan
+    from union.sandbox.on_device._private_root import PrivateRoot
     from union.sandbox.on_device._probe import HostFeatures
     from union.sandbox.on_device._programs import Programs
-    from union.sandbox.on_device._session_id import SessionId
     from union.sandbox.on_device._settings import HostSetting
-    from union.sandbox.on_device._workdir import WorkDir
 
 __all__ = ["Posture"]
 
+_NO_ID: Final = (
+    "keep the work dir and the named paths on a file system with id-mapped mounts and grant "
+    "SYS_ADMIN, or run as an ordinary user, or drop strict=True"
+)
+_NO_IDS: Final = (
+    "this user namespace has too few ids: map at least 65536 of them into the container, as "
+    "Kubernetes does with hostUsers: false, or run as an ordinary user, or drop strict=True"
+)
+_OTHER_RUNTIME: Final = (
+    "run the container with another runtime than gVisor (Kubernetes: another runtimeClassName), "
+    "or drop strict=True"
+)
+_LANDLOCK: Final = (
+    "run on Linux 5.13 or newer with Landlock among its security modules "
+    "(/sys/kernel/security/lsm) and a seccomp profile that allows it, or drop strict=True"
+)
 _EGRESS: Final = {"blocked": "kernel", "filtered": "kernel", "open": "none"}
 
 
 @functools.cache
-def _filter(machine: str, *, only_counted_memory: bool) -> bytes:
-    return filter_program(machine=machine, only_counted_memory=only_counted_memory)
+def _filter(machine: str, features: KernelFeatures, *, only_counted_memory: bool) -> bytes:
+    return filter_program(
+        machine=machine,
+        only_counted_memory=only_counted_memory,
+        guard_init=not features.init_is_immune,
+        guard_contents=not features.read_only_metadata,
+    )
+
+
+@functools.cache
+def _mediated(machine: str, network: str, *, shares_id: bool, abi: int) -> bytes:
+    return mediated_program(machine=machine, network=network, shares_id=shares_id, abi=abi)
 
 
 def _wrapper(found: bwrap.Bwrap) -> Wrapper:
@@ -50,6 +83,24 @@ def _wrapper(found: bwrap.Bwrap) -> Wrapper:
         return Wrapper(program=found.program, mode="caller")
     enters = found.enters_userns and kernel.can_map_mounts()
     return Wrapper(program=found.program, mode="entered" if enters else "nested")
+
+
+def _can_fork(spec: SessionSpec, found: HostSetting) -> bool:
+    """Return whether the session may have a template.
+
+    Its packages must be out of reach of sandboxed code, also by another path.
+    """
+    if spec.preload is None or not spec.trusts_preload or spec.persist == "machine":
+        return False
+    if not spec.warm or not LIBRARY.exists():
+        return False
+    python = host.interpreter()
+    writable = [item.source for item in found.view.added if item.writable]
+    return not any(
+        os.path.commonpath((place, os.path.realpath(path))) == place
+        for path in (*python.paths, *python.site_dirs, *python.editable)
+        for place in writable
+    )
 
 
 def _needs_cgroup(spec: SessionSpec) -> bool:
@@ -63,7 +114,7 @@ def _needs_cgroup(spec: SessionSpec) -> bool:
 class Posture:
     """The compiled plan of one network shape, for one session on this host.
 
-    It owns its file descriptors, and is compared by identity.
+    It owns its encoded plans and holds a reference to its private root. It is compared by identity.
     """
 
     def __init__(
@@ -71,24 +122,26 @@ class Posture:
         spec: SessionSpec,
         shape: NetworkShape,
         *,
+        root: PrivateRoot,
         backend: Backend,
-        work: WorkDir,
         features: HostFeatures,
         programs: Programs,
-        own: SessionId,
     ) -> None:
-        found = inspect_host(spec, work, shape, features=features, programs=programs, own=own)
+        """Compile the plan, and take over one reference to ``root``, also on failure."""
+        self.root = root
         try:
             self._compile(
-                spec, shape, backend=backend, features=features, programs=programs, found=found
+                spec,
+                shape,
+                backend=backend,
+                features=features,
+                programs=programs,
+                found=root.found,
             )
         except BaseException:
-            _close_all(found.fds)
-            found.read_only.close()
+            root.release()
             raise
-        self._fds = found.fds
-        self._shared: tuple[int, ...] = ()
-        self.read_only = found.read_only
+        self.read_only = root.found.read_only
         self._closed = False
 
     def _compile(
@@ -105,22 +158,46 @@ class Posture:
         self.groups = groups = cgroup.hierarchy() if _needs_cgroup(spec) else None
         """The hierarchy in which each sandbox gets a control group; None for no group."""
         egress = _EGRESS[shape] if features.redirect or shape != "filtered" else "proxy-only"
+        unprivileged = found.identity.kind == "unprivileged"
+        mediated = b""
+        if backend.name == "landlock":
+            _host_root.check_kernel(shape)
+            egress = "none" if shape == "open" else "mediated"
+            mediated = _mediated(
+                kernel.machine(), shape, shares_id=not unprivileged, abi=kernel.landlock_abi()
+            )
         self.builder = programs.bwrap if backend.name == "bubblewrap" else None
         """The bwrap that builds its sandboxes; None if the launcher builds them alone."""
         watched = groups is None and spec.limits.memory_bytes is not None
+        if watched and spec.persist == "machine":
+            raise BackendUnavailableError(
+                "resources.memory with persist='machine' needs a control group for the session, "
+                "and none can be made here",
+                backend=spec.backend,
+                missing=("control groups",),
+                hint="delegate a control group with the memory controller to this user "
+                "(systemd-run --user --scope -p Delegate=yes), or leave memory out",
+            )
         setting = Setting(
             view=found.view,
             identity=found.identity,
             network=shape,
-            network_steps=network_steps(shape, redirect=features.redirect),
+            network_steps=()
+            if mediated
+            else network_steps(
+                shape, redirect=features.redirect, nf_tables=features.kernel.nf_tables
+            ),
             egress=egress,
             landlock_abi=kernel.landlock_abi(),
-            seccomp=_filter(kernel.machine(), only_counted_memory=watched),
+            seccomp=_filter(kernel.machine(), features.kernel, only_counted_memory=watched),
+            kernel=features.kernel,
+            mediated=mediated,
             wrapper=None if self.builder is None else _wrapper(self.builder),
             share=features.share,
         )
-        unprivileged = found.identity.kind == "unprivileged"
         self.plan = backend.plan(setting)
+        if spec.persist == "machine" and self.plan.machine is None:
+            raise _no_machine(setting, spec.backend)
         shares = self.plan.shared is not None
         limits = limit_report(
             spec.limits,
@@ -128,17 +205,23 @@ class Posture:
             groups,
             shared=shares,
             counted=has_own_counters(found.identity) or bool(found.view.counters),
+            own_count=features.kernel.own_process_count and not mediated,
+            on_host_root=bool(mediated),
         )
         self._budgets = (0, 0)
         if shares and found.identity.host_uid != 0:
-            most = min(spec.limits.session_processes + 1, inherited.process_budget())
+            # One more for the template, which has the same id.
+            most = min(spec.limits.session_processes + 2, inherited.process_budget())
             self._budgets = (most, inherited.signal_budget())
         self.shape = shape
         self.view = found.view
+        self.identity = found.identity
         self.host_env = found.host_env
         self._setting = setting
         self._backend = backend
         self.isolation = backend.isolation(setting, limits=tuple(limits.items()))
+        if shares and _can_fork(spec, found):
+            self.isolation = dataclasses.replace(self.isolation, python="forked")
         self.owner = found.identity.host_uid if unprivileged else None
         """The id that what a command may reopen, such as its pipes, must belong to."""
         self.counts_processes = found.identity.host_uid != 0 and found.identity.kind != "host"
@@ -146,17 +229,64 @@ class Posture:
         """Number of our own processes in a sandbox: the first one inside, and bwrap."""
         self._encoded = sealed_memfd("plan", self.plan.encode())
 
-    def check_ids(self, *, strict: bool) -> None:
-        """Refuse a strict session of root whose code would have root's own id."""
-        if strict and self.isolation.ids == "caller" and kernel.is_root():
+    def check_strict(self) -> None:
+        """Refuse a layer that is weaker than on Linux, and an id that others have too.
+
+        With namespaces that is root's own id alone; without them, any id.
+        """
+        if self.isolation.root == "host" and self.isolation.ids != "unprivileged":
+            raise BackendUnavailableError(
+                f"the {self.isolation.backend!r} backend cannot give sandboxed code an id of its "
+                "own here, and strict=True rules out an id that owns other files and processes",
+                backend=self.isolation.backend,
+                missing=("unprivileged ids",),
+                hint="run as root with the capabilities that containers have by default and with a "
+                "private work dir, or use backend='userns', or drop strict=True",
+            )
+        weaker = _weaker_layers(self.isolation)
+        if weaker:
+            raise BackendUnavailableError(
+                f"the {self.isolation.backend!r} backend is weaker here, which strict=True rules "
+                f"out: {'; '.join(weaker.values())}",
+                backend=self.isolation.backend,
+                missing=tuple(weaker),
+                hint=_OTHER_RUNTIME if kernel.is_gvisor() else _LANDLOCK,
+            )
+        if self.isolation.ids == "caller" and kernel.is_root():
             raise BackendUnavailableError(
                 f"the {self.isolation.backend!r} backend cannot give sandboxed code an id of its "
                 "own here, and strict=True rules out root's own",
                 backend=self.isolation.backend,
                 missing=("unprivileged ids",),
-                hint="keep the work dir and the named paths on a file system with id-mapped mounts "
-                "and grant SYS_ADMIN, or run as an ordinary user, or drop strict=True",
+                hint=_NO_ID if id_range() is not None else _NO_IDS,
             )
+
+    @property
+    def forks_pythons(self) -> bool:
+        """Whether waiting Pythons are forked from a template."""
+        return self.isolation.python == "forked"
+
+    def start_pythons(self) -> None:
+        """Start waiting Pythons instead, because the template was refused."""
+        if self.forks_pythons:
+            self.isolation = dataclasses.replace(self.isolation, python="started")
+
+    @property
+    def polls_memory(self) -> bool:
+        """Whether this process samples the memory of a sandbox that has no control group."""
+        return self.limits.memory_bytes is not None
+
+    @property
+    def cache_key(self) -> bytes:
+        """Equal for postures that build the same sandbox."""
+        return self.plan.encode()
+
+    async def try_out(self, channel: Channel) -> None:
+        """Start a sandbox without a command; on Linux, the probes of bring-up do that."""
+
+    def equip(self, sandbox: Sandbox) -> None:
+        """Give a prepared sandbox what it needs besides its socket."""
+        sandbox.machine = self.root.machine
 
     @property
     def is_plain(self) -> bool:
@@ -169,37 +299,29 @@ class Posture:
 
     @property
     def is_intact(self) -> bool:
-        """Whether its read-only paths inside writable directories are still in place."""
-        return self.read_only.is_intact()
+        """Whether the host's files that its private root shows are still in place."""
+        return self.root.is_intact(self.shape)
 
     @property
     def is_built(self) -> bool:
         """Whether the shared part of its sandboxes is built, if it has one."""
-        return self.plan.shared is None or bool(self._shared)
+        if self.plan.machine is not None and self.root.machine is None:
+            return False
+        return self.plan.shared is None or bool(self.root.namespaces)
 
     async def build(self, channel: Channel) -> Outcome:
         """Build the shared part, if there is one and it is not built yet."""
         self._check_open()
         plan = self.plan.shared
-        if plan is None or self._shared:
+        if plan is None:
             return Outcome(None)
-        encoded = sealed_memfd("plan", plan.encode())
-        try:
-            _, sock = channel.prepare(plan, encoded, fds=self._fds)
-        finally:
-            os.close(encoded)
-        try:
-            outcome, namespaces = await wait_for_shared(sock)
-        finally:
-            sock.close()
-        if self._closed:
-            _close_all(namespaces)
+        outcome = await self.root.build(plan, channel)
+        if outcome.failure is None and self.plan.machine is not None:
             self._check_open()
-        self._shared = namespaces
-        if self._shared:
-            # The shared part holds what the plan refers to; an idle session keeps little open.
-            _close_all(self._fds)
-            self._fds = ()
+            outcome = await self.root.start_machine(
+                self.plan.machine, channel, budgets=self._budgets
+            )
+        self._check_open()
         return outcome
 
     def prepare(
@@ -210,19 +332,25 @@ class Posture:
         on_gone: Callable[[], None] | None = None,
         pid: asyncio.Future[int] | None = None,
         terminals: bool = False,
+        template: int = 0,
     ) -> tuple[int, socket.socket]:
         """Prepare a sandbox, optionally with terminals of its own; see ``Channel.prepare``."""
         self._check_open()
         plan, encoded = self._with_terminals if terminals else (self.plan, self._encoded)
+        machine = self.root.machine
+        if machine is not None:
+            machine.check_alive()
         return channel.prepare(
             plan,
             encoded,
             cgroups=cgroups,
-            fds=self._fds,
-            shared=self._shared,
+            fds=self.root.fds,
+            shared=self.root.namespaces if machine is None else machine.namespaces,
+            join=machine is not None,
             on_gone=on_gone,
             pid=pid,
             budgets=self._budgets,
+            template=template,
         )
 
     @functools.cached_property
@@ -233,15 +361,42 @@ class Posture:
         return plan, sealed_memfd("plan", plan.encode())
 
     def close(self) -> None:
-        """Close its file descriptors; their numbers may be reused afterwards."""
-        _close_all((self._encoded, *self._fds, *self._shared))
-        self.read_only.close()
-        self._encoded, self._fds, self._shared = -1, (), ()
+        """Close its file descriptors, whose numbers may be reused, and release its root."""
+        os.close(self._encoded)
+        self._encoded = -1
         self._closed = True
         if "_with_terminals" in self.__dict__:
             os.close(self._with_terminals[1])
+        self.root.release()
 
 
-def _close_all(fds: Iterable[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+def _no_machine(setting: Setting, backend: str) -> BackendUnavailableError:
+    """Return the error for a host on which a sandbox can be built, but not a machine."""
+    if setting.kernel != LINUX:
+        why, hint = "the kernel is gVisor's", "run the container with another runtime"
+    elif not setting.view.fresh_proc:
+        why = "no /proc of its own can be mounted here"
+        hint = "run in a container that does not mask /proc (Kubernetes: procMount: Unmasked)"
+    else:
+        why = "sandboxes cannot start from a copy of a shared root here"
+        hint = "run as an ordinary user, or as root with SYS_ADMIN"
+    return BackendUnavailableError(
+        f"persist='machine' is not available: {why}",
+        backend=backend,
+        missing=("machine",),
+        hint=f"{hint}, or leave persist out",
+    )
+
+
+def _weaker_layers(report: Isolation) -> dict[str, str]:
+    """Return the layers that gVisor or an old kernel lacks, each with its effect."""
+    found = {}
+    if not report.landlock_abi:
+        found["landlock"] = "without Landlock, the private root is the only layer around files"
+    if report.proc_net == "shared":
+        found["proc_net"] = "/proc/net shows the sockets of the whole container"
+    if report.read_only == "contents":
+        found["read_only"] = "the mode and times of read-only files on a tmpfs can be changed"
+    if "rlimit-shared" in dict(report.limits).values():
+        found["processes"] = "the limit on processes counts those of all sessions"
+    return found

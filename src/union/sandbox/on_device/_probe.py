@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._linux import remedies
+from union.sandbox._linux import kernel, remedies
 from union.sandbox._linux.descriptors import receive
 from union.sandbox._linux.protocol import SIMPLE, FailurePlace, Message, operation
 from union.sandbox._plan import plan
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.bwrap import Bwrap
+    from union.sandbox._plan.adaptation import KernelFeatures
 
 __all__ = [
     "HostFeatures",
@@ -67,13 +68,17 @@ class HostFeatures:
     """Whether a sandbox can start from a copy of namespaces that were built once."""
     counters: bool = True
     """Whether the limits of a user namespace can be set."""
+    own_id: bool = True
+    """Whether an id of the session's own can reach all visible paths of the host's root."""
+    kernel: KernelFeatures = dataclasses.field(default_factory=kernel.features)
 
     def is_weaker_than(self, other: HostFeatures) -> bool:
         """Return whether a layer that ``other`` has is missing here; sharing is not a layer."""
-        return any(
+        weaker = any(
             getattr(other, name) and not getattr(self, name)
-            for name in ("fresh_proc", "pivot", "idmap", "counters")
+            for name in ("fresh_proc", "pivot", "idmap", "counters", "own_id")
         )
+        return weaker or (other.kernel.securebits and not self.kernel.securebits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,8 @@ class Outcome:
     """Standard error of bwrap, if it was bwrap that failed."""
     copied: bool = False
     """Whether the sandbox started from a shared part that was built successfully."""
+    no_new_privs: bool = False
+    """What its first process reported; not every /proc shows it."""
 
 
 async def verify_sandbox(
@@ -109,7 +116,9 @@ async def verify_sandbox(
                 errno.ETIMEDOUT, "the launcher did not report the pid of a sandbox"
             ) from exc
         try:
-            _verify(_first_inside(first), isolation, owner)
+            is_runner = isolation.persist == "machine"
+            inside = first if is_runner else _first_inside(first)
+            _verify(inside, isolation, owner, no_new_privs=outcome.no_new_privs)
         except (FileNotFoundError, ProcessLookupError, ValueError) as exc:
             return _final_message(sock, exc)
     return outcome
@@ -129,13 +138,13 @@ async def wait_until_ready(sock: socket.socket) -> Outcome:
     return _outcome(await _first_message(sock), Message.READY)
 
 
-async def wait_for_shared(sock: socket.socket) -> tuple[Outcome, tuple[int, ...]]:
-    """Wait for the shared part; return the outcome and the namespaces that hold it."""
+async def wait_for_shared(sock: socket.socket, count: int = 2) -> tuple[Outcome, tuple[int, ...]]:
+    """Wait for the shared part; return the outcome and the descriptors of what holds it."""
     outcome = _outcome(await _first_message(sock), Message.SHARED)
     if outcome.failure is not None:
         return outcome, ()
-    _, fds = receive(sock, _MAX_MESSAGE, 2)
-    if len(fds) != 2:
+    _, fds = receive(sock, _MAX_MESSAGE, count)
+    if len(fds) != count:
         for fd in fds:
             os.close(fd)
         raise _invalid_message()
@@ -151,9 +160,9 @@ def _outcome(data: bytes, wanted: int) -> Outcome:
         )
     if len(data) < SIMPLE.size:
         raise _invalid_message()
-    kind, where, error, _ = SIMPLE.unpack(data[: SIMPLE.size])
+    kind, where, error, no_new_privs = SIMPLE.unpack(data[: SIMPLE.size])
     if kind == wanted:
-        return Outcome(None)
+        return Outcome(None, no_new_privs=no_new_privs == 1)
     if kind != Message.FAILED:
         raise _invalid_message()
     return Outcome((operation(where), error), remedies.bwrap_message(data[SIMPLE.size :]))
@@ -182,30 +191,37 @@ async def _first_message(sock: socket.socket) -> bytes:
 def _first_inside(pid: int) -> int:
     """Return the sandbox's process 1: ``pid`` itself, or the only child of its bwrap."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
-    if len(numbers) > 2:
-        return pid
+    lines = [line.split() for line in status.splitlines() if line.startswith("NSpid:")]
+    if not lines or len(lines[0]) > 2:
+        return pid  # gVisor does not list the numbers, and bwrap does not work there
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii"))
 
 
-def _verify(pid: int, isolation: Isolation, owner: int | None) -> None:
+def _verify(pid: int, isolation: Isolation, owner: int | None, *, no_new_privs: bool) -> None:
     """Compare the report with what the kernel shows of the live sandbox."""
     status = dict(
         line.split(":\t", 1)
         for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
         if ":\t" in line
     )
-    wrong = [n for n in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb") if int(status[n], 16)]
+    sets = ["CapInh", "CapPrm", "CapEff", "CapAmb"]
+    if isolation.root != "host":  # without a user namespace only root could empty this one
+        sets.append("CapBnd")
+    wrong = [name for name in sets if int(status[name], 16)]
     wanted = {"unprivileged": owner, "caller": os.geteuid()}.get(isolation.ids)
     if any(int(number) != wanted for number in status["Uid"].split()):
         wrong.append(f"ids: {isolation.ids}")
-    if status["NoNewPrivs"] != "1":
+    if status.get("NoNewPrivs", "1" if no_new_privs else "0") != "1":
         wrong.append("NoNewPrivs")
-    if status.get("Seccomp") != "2":
+    filters = 2 if isolation.egress == "mediated" else 1
+    if status.get("Seccomp") != "2" or int(status.get("Seccomp_filters", filters)) < filters:
         wrong.append("Seccomp")
     for name in isolation.namespaces:
         file = f"ns/{_NS_FILES.get(name, name)}"
-        if os.readlink(f"/proc/{pid}/{file}") == os.readlink(f"/proc/self/{file}"):
+        own = os.readlink(f"/proc/self/{file}")
+        if name == "pid" and isolation.persist == "machine":
+            file = "ns/pid_for_children"  # the runner of a command stays outside of the machine
+        if os.readlink(f"/proc/{pid}/{file}") == own:
             wrong.append(f"{name} namespace")
     if wrong:
         raise BackendUnavailableError(
@@ -224,6 +240,7 @@ class VerifiedSetup:
     network: NetworkShape
     features: HostFeatures
     ids: str
+    persist: str
     device: int
     """The file system of the work dir, which may or may not support id-mapped mounts."""
 
@@ -254,17 +271,20 @@ async def find_features(
     features = opened or _known.get(spec.backend, HostFeatures())
     if spec.strict:
         features = dataclasses.replace(
-            features, fresh_proc=True, redirect=True, pivot=True, counters=True
+            features, fresh_proc=True, redirect=True, pivot=True, counters=True, own_id=True
         )
+    share = features.share
     while True:
         outcome = await trial(features)
         if outcome.failure is None:
-            _known[spec.backend] = dataclasses.replace(features, idmap=True)
+            _known[spec.backend] = dataclasses.replace(features, idmap=True, own_id=True)
             return features
-        if outcome.copied and features.share:
+        op, error = outcome.failure
+        lacking = _of_gvisor(features.kernel, op, error)
+        is_optional = features.share and spec.persist != "machine"
+        if outcome.copied and is_optional and lacking is None:
             features = dataclasses.replace(features, share=False)
             continue
-        op, error = outcome.failure
         if op == plan.Wrap.op and outcome.stderr_text:
             op, error = (await without_bwrap(features)).failure or (op, 0)
         weaker = _without_feature(features, op, error, spec)
@@ -272,7 +292,8 @@ async def find_features(
             raise remedies.unavailable(
                 spec.backend, op, error, strict=spec.strict, stderr_text=outcome.stderr_text
             )
-        features = weaker
+        # The shared part was not the cause: it failed without one too.
+        features = dataclasses.replace(weaker, share=share)
 
 
 def _without_feature(
@@ -284,14 +305,32 @@ def _without_feature(
     """
     if op == FailurePlace.IDMAP and features.idmap and error in remedies.NO_ID_MAPS:
         return dataclasses.replace(features, idmap=False)
+    if (found := _of_gvisor(features.kernel, op, error)) is not None:
+        return dataclasses.replace(features, kernel=found)
     if spec.strict or error in _TRANSIENT:
         return None
     if op == plan.Proc.op and error == errno.EPERM and features.fresh_proc:
         return dataclasses.replace(features, fresh_proc=False)
     if op == plan.Enter.op and features.pivot and spec.backend == "userns":
         return dataclasses.replace(features, pivot=False)
-    if op == plan.Netlink.op and features.redirect:
+    if op == plan.LandlockPath.op and error == errno.EACCES and features.own_id:
+        return dataclasses.replace(features, own_id=False)
+    if op in {plan.Netlink.op, plan.SocketOption.op} and features.redirect:
         return dataclasses.replace(features, redirect=False)
     if op == plan.Counter.op and features.counters:
         return dataclasses.replace(features, counters=False)
+    return None
+
+
+def _of_gvisor(known: KernelFeatures, op: int, error: int) -> KernelFeatures | None:
+    """Return the features of gVisor's kernel after a failed step; None if they do not explain it.
+
+    Also for strict sessions, which then refuse the weaker layers by name.
+    """
+    if not kernel.is_gvisor():
+        return None
+    if op == plan.Lockdown.op and known.securebits and error in {errno.EPERM, errno.EINVAL}:
+        return dataclasses.replace(known, securebits=False)
+    if op == plan.Netlink.op and known.nf_tables and error not in _TRANSIENT:
+        return dataclasses.replace(known, nf_tables=False)
     return None

@@ -11,7 +11,7 @@ import os
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._linux.run import LocalRun
+from union.sandbox._linux.machine_run import new_run
 from union.sandbox._linux.spares import Budget
 from union.sandbox.on_device._start_hook import PRELOAD
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._linux.command import Command
     from union.sandbox._linux.prepared import Sandbox
+    from union.sandbox._linux.run import LocalRun
     from union.sandbox.on_device._posture import Posture
 
 __all__ = ["WaitingPythons", "can_wait"]
@@ -35,6 +36,8 @@ def can_wait(spec: RunSpec) -> bool:
         spec.kind == "python"
         and spec.stdin is None
         and spec.pty is None
+        # It was started with a pipe for each stream.
+        and "devnull" not in {spec.stdout, spec.stderr}
         and len(spec.text) < _MAX_SCRIPT_BYTES
         and not any(name.startswith(_BEFORE_START) for name, _ in spec.env)
     )
@@ -95,9 +98,14 @@ class WaitingPythons:
         self, posture: Posture, sandbox: Sandbox, command: Command, fingerprint: object
     ) -> LocalRun:
         """Start a Python in a sandbox; ``command`` is that of a script, without the script."""
-        run = LocalRun(sandbox, isolation=posture.isolation)
-        far, go = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(far, True)
+        run, go = self._start(posture, sandbox, command)
+        self._waiting[posture].append(_Waiting(run, go, fingerprint))
+        return run
+
+    def _start(self, posture: Posture, sandbox: Sandbox, command: Command) -> tuple[LocalRun, int]:
+        run = new_run(sandbox, isolation=posture.isolation)
+        far, go = os.pipe()
+        os.set_blocking(go, False)
         if self._preload:
             command = command.with_env(f"{PRELOAD}={','.join(self._preload)}")
         try:
@@ -105,17 +113,24 @@ class WaitingPythons:
         except OSError:
             os.close(go)
             raise
-        self._waiting[posture].append(_Waiting(run, go, fingerprint))
+        return run, go
+
+    def fork(self, posture: Posture, sandbox: Sandbox, command: Command) -> LocalRun | None:
+        """Run this script in a sandbox that is forked now; None if it is too long."""
+        payload = _payload(command)
+        if payload is None:
+            sandbox.release()
+            return None
+        run, go = self._start(posture, sandbox, command._replace(script=None))
+        os.write(go, payload)
+        os.close(go)
         return run
 
     def take(self, posture: Posture, command: Command, fingerprint: object) -> LocalRun | None:
         """Return a Python that has started this script, or None if none was available."""
         waiting = self._waiting[posture]
-        if not waiting or command.script is None:
-            return None
-        environment = dict(item.split("=", 1) for item in command.env)
-        payload = marshal.dumps((command.script, environment, command.cwd))
-        if len(payload) > _MAX_SCRIPT_BYTES:
+        payload = _payload(command) if waiting else None
+        if payload is None:
             return None
         while waiting:
             one = waiting.popleft()
@@ -128,3 +143,12 @@ class WaitingPythons:
             while waiting:
                 waiting.popleft().release()
         self._waiting.clear()
+
+
+def _payload(command: Command) -> bytes | None:
+    """Return what a waiting Python receives; None if that does not fit into a pipe."""
+    if command.script is None:
+        return None
+    environment = dict(item.split("=", 1) for item in command.env)
+    payload = marshal.dumps((command.script, environment, command.cwd))
+    return payload if len(payload) <= _MAX_SCRIPT_BYTES else None

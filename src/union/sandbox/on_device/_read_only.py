@@ -18,6 +18,8 @@ import os
 import stat
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._linux import host
+from union.sandbox._linux.openat2 import PIN
 from union.sandbox._linux.pinning import identity_of
 from union.sandbox.errors import PolicyError, SandboxExecutionError
 
@@ -26,9 +28,32 @@ if TYPE_CHECKING:
 
     from union.sandbox._plan.rootfs import Shown
 
-__all__ = ["ReadOnlyPaths"]
+__all__ = ["ReadOnlyPaths", "refuse_on_tmpfs"]
 
-_PIN: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_PIN: Final = PIN | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def refuse_on_tmpfs(shown: Iterable[Shown], *, uid: int) -> None:
+    """Refuse read-only paths whose mode and times sandboxed code could change.
+
+    For gVisor, where a read-only mount of a tmpfs does not protect these from the owner of a file.
+
+    Raises:
+        PolicyError: a read-only path is on a tmpfs and belongs to ``uid``, the id of the sandbox.
+
+    """
+    points = host.mount_points()
+    for item in shown:
+        if item.writable or not host.is_on_tmpfs(item.source, points):
+            continue
+        if os.stat(item.source).st_uid == uid:
+            raise PolicyError(
+                f"{item.path} cannot be shown read-only here: it is on a tmpfs and belongs to the "
+                "id of sandboxed code, which could change its mode and times in gVisor",
+                argument="read_only_paths",
+                hint="keep it on another file system (the image, or a volume that is not in "
+                "memory), or copy it into the work dir with upload()",
+            )
 
 
 class ReadOnlyPaths:

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.events import Started
+from union.sandbox._core.spec import RunSpec
 from union.sandbox._linux import host
+from union.sandbox._linux.descriptors import close_all
+from union.sandbox._linux.machine_run import MachineRun
+from union.sandbox._linux.prepared import NotBuiltError
 from union.sandbox._linux.protocol import FailurePlace, operation
-from union.sandbox._linux.run import LocalRun, NotBuiltError
+from union.sandbox._linux.removal import remove_tree
 from union.sandbox._plan.rootfs import RUN_DIR
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
 from union.sandbox.on_device._call_postures import CallPostures
 from union.sandbox.on_device._command import CommandBuilder
+from union.sandbox.on_device._mediated_network import MediatedNetwork
 from union.sandbox.on_device._network import shape_of
 from union.sandbox.on_device._venv import Venv
 
 if TYPE_CHECKING:
-    from union.sandbox._core.spec import RunSpec, SessionSpec
+    import socket
+    from collections.abc import Callable
+
+    from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.command import Command
+    from union.sandbox._linux.run import LocalRun
     from union.sandbox._session.transport import Sink
     from union.sandbox.on_device._bring_up import Postures
     from union.sandbox.on_device._network import SessionNetwork
@@ -32,10 +42,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Runner"]
 
-_FOLLOW_UP_S: Final = {"python": 0.006}
+_log = logging.getLogger("union.sandbox")
 _FOLLOW_UP_OTHER_S: Final = 0.002
+_FOLLOW_UP_S: Final = {"python": 0.006, "shell": _FOLLOW_UP_OTHER_S, "argv": _FOLLOW_UP_OTHER_S}
 """Delay before output is read and the next spare is prepared. A short command has ended by then;
 doing this work earlier would slow it down."""
+_FOLLOW_UP_FORK_S: Final = {"python": 0.001}
+"""The same if the next Python is a fork, which other processes prepare while the command runs."""
 _FIRST_INSIDE: Final = 2
 """The pid of a command in its pid namespace, next to the sandbox's first process."""
 
@@ -60,8 +73,12 @@ class Runner:
         self._postures = postures
         self._network = network
         self._runs: set[LocalRun] = set()
+        self._helpers: set[LocalRun] = set()
+        self._removals: set[asyncio.Future[None]] = set()
         self._is_venv_verified = False
         """Whether the venv was verified after anything could have changed it."""
+        pool.sandboxes.on_idle = self._rest
+        pool.on_late_python = self.forget_venv  # it executes code of the venv before it waits
 
     @functools.cached_property
     def _commands(self) -> CommandBuilder:
@@ -70,6 +87,7 @@ class Runner:
             work_dir=self._work.path,
             limits=self._spec.limits,
             scratch=self._scratch,
+            tmp_dir=self._work.tmp_dir,
             uv=programs.uv if programs else "",
         )
 
@@ -80,6 +98,12 @@ class Runner:
     @functools.cached_property
     def _calls(self) -> CallPostures:
         return CallPostures(self._spec, postures=self._postures, pool=self._pool)
+
+    def _rest(self) -> None:
+        """Release what the next command can have again: an idle session keeps little open."""
+        self.forget_venv()
+        if "_venv" in self.__dict__:
+            self._venv.rest()
 
     def forget_venv(self) -> None:
         """Make the next command verify the venv, which the caller may have changed."""
@@ -101,8 +125,8 @@ class Runner:
             else:
                 async with self._calls.posture(shape, spec.call) as posture:
                     run = self._hand_over(posture, spec)
-            if shape == "filtered" and not pool.is_bare:
-                run.on_listeners = functools.partial(self._open_egress, run, spec, sink)
+            if shape == "filtered":
+                self._serve_network(run, spec, sink)
             # Reports arrive in later iterations of the event loop, so none is missed here.
             run.attach(sink, timeout_s=spec.timeout_s)
         except NotBuiltError as exc:
@@ -115,9 +139,10 @@ class Runner:
             end = self._work.keep_during_call(posture.read_only)
             run.finished.add_done_callback(lambda _: end())
         pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
-        if run.started is None:
+        if run.started is None and not isinstance(run, MachineRun):  # its end reports the pid
             sink.event(Started(_FIRST_INSIDE))
-        delay_s = _FOLLOW_UP_S.get(spec.kind, _FOLLOW_UP_OTHER_S)
+        forks = spec.kind == "python" and pool.template.is_ready
+        delay_s = (_FOLLOW_UP_FORK_S if forks else _FOLLOW_UP_S)[spec.kind]
         asyncio.get_running_loop().call_later(delay_s, self._follow_up, run, posture, spec)
         if run.started is not None:
             try:
@@ -133,12 +158,128 @@ class Runner:
             )
         return run
 
+    def _serve_mediated(self, run: LocalRun, spec: RunSpec, sink: Sink) -> None:
+
+        def connect(family: int, address: bytes, port: int) -> socket.socket:
+            """Connect for the command; its egress is opened at the first connection."""
+            network = MediatedNetwork(
+                functools.partial(self._network.open_mediated, spec.network, sink.decision)
+            )
+            run.close_listeners = network.aclose
+            run.on_connect = network.connect
+            return network.connect(family, address, port)
+
+        run.on_connect = connect
+
+    def _serve_network(self, run: LocalRun, spec: RunSpec, sink: Sink) -> None:
+        sandbox = run.sandbox
+        if self._pool.backend == "landlock":
+            self._serve_mediated(run, spec, sink)
+        elif not self._pool.is_bare:
+            run.on_listeners = functools.partial(self._open_egress, run, spec, sink)
+        elif sandbox.listeners:
+            proxies = self._network.open_proxies(
+                spec.network, sandbox.listeners, sandbox.credentials, sink.decision
+            )
+            run.close_listeners = proxies.aclose
+
+    async def start_interpreter(
+        self,
+        spec: RunSpec,
+        sink: Sink,
+        *,
+        send: Callable[[Posture, Command, Venv], tuple[LocalRun, socket.socket]],
+        on_listeners: Callable[[list[int]], None],
+    ) -> tuple[LocalRun, socket.socket, Posture]:
+        """Start a program that stays alive and is driven through its own socket.
+
+        Args:
+            spec: the command; the shape of its network is that of the sandbox.
+            sink: receives its events and output.
+            send: sends the command to a sandbox of the posture; returns the run and the socket.
+            on_listeners: receives the listening sockets of a filtered network.
+
+        """
+        if not self._is_venv_verified:
+            await self._ensure_venv()
+        self._is_venv_verified = False
+        shape = shape_of(spec.network)
+        try:
+            posture = self._postures.get(shape)
+            if not self._postures.is_ready(posture):
+                posture = await self._postures.ready(shape)
+            run, near = send(posture, self._build(spec, posture), self._venv)
+            try:
+                if shape == "filtered":
+                    run.on_listeners = on_listeners
+                run.attach(sink, timeout_s=None)
+            except BaseException:
+                near.close()
+                raise
+        except NotBuiltError as exc:
+            raise self._not_built(exc) from exc
+        except OSError as exc:
+            raise self._pool.spawn_failed("the context could not be started", exc) from exc
+        self._runs.add(run)
+        run.finished.add_done_callback(lambda _: self._on_end(run))
+        self._pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
+        run.listen()
+        return run, near, posture
+
+    async def start_helper(
+        self, argv: tuple[str, ...], sock: socket.socket, sink: Sink
+    ) -> LocalRun:
+        """Start a program of the product's own in the machine, with ``sock`` as its stdin.
+
+        It has the rights of a command, a blocked network, and is not listed as a process. It ends
+        with the session, or when the run is ended. ``sock`` is the far end and stays the caller's,
+        who closes it.
+        """
+        spec = RunSpec(
+            kind="argv", argv=argv, env=self._spec.env, stdout="devnull", stderr="devnull"
+        )
+
+        def send(posture: Posture, command: Command, _venv: Venv) -> tuple[LocalRun, socket.socket]:
+            run = self._pool.sandboxes.take(posture)
+            run.send(command, pipes=(False, False), stdin=sock.fileno())
+            return run, sock
+
+        run, _, _ = await self.start_interpreter(spec, sink, send=send, on_listeners=close_all)
+        self._helpers.add(run)
+        run.finished.add_done_callback(lambda _: self._helpers.discard(run))
+        return run
+
+    def labels(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Return the labels of commands in the machine that run, and of the product's own."""
+        running = {run.sandbox.label for run in self._runs - self._helpers}
+        own = {run.sandbox.label for run in (*self._helpers, *self._pool.sandboxes.waiting())}
+        return frozenset(running), frozenset(own - {0})
+
+    def keep_driver(self, posture: Posture, spec: RunSpec) -> None:
+        """Start the driver of a next context ahead, unless the session is closing."""
+        if not self._postures.is_current(posture) or not self._pool.sandboxes.is_open:
+            return
+        command = self._build(spec, posture)._replace(script=None)
+        if self._pool.fill_driver(posture, command, venv=self._venv):
+            self._is_venv_verified = False  # it executes code of the venv before it waits
+
+    @property
+    def pool(self) -> Pool:
+        """The sandboxes of the session."""
+        return self._pool
+
     def _open_egress(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
         run.close_listeners = self._network.open(spec.network, fds, sink.decision).aclose
 
     def _hand_over(self, posture: Posture, spec: RunSpec) -> LocalRun:
+        machine = self._postures.machine
+        if machine is not None:
+            machine.check_alive()
         command = self._build(spec, posture)
-        return self._pool.hand_over(posture, spec, command, work=self._work, venv=self._venv)
+        run = self._pool.hand_over(posture, spec, command, work=self._work, venv=self._venv)
+        if isinstance(run, MachineRun):
+            run.keeps_network = spec.background
+        return run
 
     def _not_built(self, exc: NotBuiltError) -> SandboxExecutionError:
         failed = exc.failed
@@ -162,13 +303,30 @@ class Runner:
 
     def _on_end(self, run: LocalRun) -> None:
         self._runs.discard(run)
+        if run.sandbox.directory is not None:
+            self._remove_later(run.sandbox.directory)
         if not self._runs and self._work.is_private:
             asyncio.get_running_loop().call_later(_FOLLOW_UP_OTHER_S, self._check_venv)
+
+    def _remove_later(self, directory: str) -> None:
+        """Remove the directory of one run in a thread; what is left goes with the session."""
+        try:
+            done = threads.removal.start(self, functools.partial(remove_tree, directory))
+        except threads.PoolFullError:
+            return
+        self._removals.add(done)
+        done.add_done_callback(self._on_removed)
+
+    def _on_removed(self, done: asyncio.Future[None]) -> None:
+        self._removals.discard(done)
+        if not done.cancelled() and done.exception() is not None:
+            _log.debug("the directory of a run stays until the end: %s", done.exception())
 
     def _check_venv(self) -> None:
         """Verify the venv between commands, so that the next one need not."""
         pool = self._pool
-        is_free = not self._runs and not pool.pythons.has_any and pool.sandboxes.is_open
+        is_waiting = pool.pythons.has_any or pool.drivers.has_any
+        is_free = not self._runs and not is_waiting and pool.sandboxes.is_open
         self._is_venv_verified = is_free and self._venv.is_unchanged()
 
     def _follow_up(self, run: LocalRun, posture: Posture, spec: RunSpec) -> None:
@@ -185,6 +343,18 @@ class Runner:
         return self._commands.build(
             spec, host_env=posture.host_env, count_processes=posture.counts_processes
         )
+
+    async def idle(self) -> None:
+        """Wait until every command of the session has ended and was released.
+
+        ``exec()`` returns when a command has reported its end, which is a few iterations of the
+        event loop before its run is released. A command that starts while this waits is waited for
+        too; a caller that needs the session to stay idle holds back new commands itself. Processes
+        of a sandbox that was killed from outside may take a moment longer to exit.
+        """
+        while self._runs:
+            # The callback that removes a run was added to its future before this one.
+            await asyncio.wait([run.finished for run in self._runs])
 
     def end_all(self) -> None:
         """Kill every command of the session."""
@@ -212,3 +382,4 @@ class Runner:
                 run.give_up_killed()
             await until_done(run.finished)
             run.abandon()
+        await until_done(*self._removals)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from union.sandbox._linux import cgroup
+from union.sandbox._linux.machine_run import new_run
 from union.sandbox._linux.memory import MemoryWatch
 from union.sandbox._linux.prepared import Sandbox
-from union.sandbox._linux.run import LocalRun
 from union.sandbox._linux.spares import IDLE_S, Budget
 from union.sandbox.errors import SandboxExecutionError
 
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from union.sandbox._linux.channel import Channel
+    from union.sandbox._linux.run import LocalRun
     from union.sandbox.on_device._posture import Posture
 
 __all__ = ["Sandboxes"]
 
 _RETRY_S: Final = 0.02
+_OWN_IN_MACHINE: Final = 128
+"""Processes of our own in the control group of a machine: two for each command and each spare."""
 _MAX_RETRY_S: Final = 5.0
 _REMOVAL_TIMEOUT_S: Final = 10.0
 """How long killed processes may take to leave their control group after the launcher died."""
@@ -33,16 +37,16 @@ class _Spare:
     """A prepared sandbox without a command; its ticket in the budget is claimed exactly once."""
 
     def __init__(self, run: LocalRun) -> None:
-        self._run = run
+        self.run = run
         self._ticket = Budget.add(run.discard)
 
     def release(self) -> None:
         if Budget.claim(self._ticket):
-            self._run.discard()
+            self.run.discard()
 
     def take(self) -> LocalRun | None:
         """Return the run, or None if the budget has discarded it."""
-        return self._run if Budget.claim(self._ticket) else None
+        return self.run if Budget.claim(self._ticket) else None
 
 
 class Sandboxes:
@@ -53,34 +57,43 @@ class Sandboxes:
         self._keep = keep
         self._spares: defaultdict[Posture, deque[_Spare]] = defaultdict(deque)
         self._expiry: asyncio.TimerHandle | None = None
+        self._expires_at = 0.0
+        self.on_idle: Callable[[], None] | None = None
+        """Called when no command has used the sandboxes for a while."""
         self._on_expiry: Callable[[], None] | None = None
         self._closed = False
         self._watched: WeakSet[LocalRun] = WeakSet()
         self._groups: set[cgroup.Group] = set()
+        self._machine_group: cgroup.Group | None = None
         self._groups_removed: asyncio.Future[None] | None = None
 
-    def prepare(self, posture: Posture, *, terminals: bool = False) -> Sandbox:
+    def prepare(self, posture: Posture, *, terminals: bool = False, template: int = 0) -> Sandbox:
         """Prepare a sandbox now; retry once with a new launcher if the old one has just died."""
         try:
-            return self._prepare(posture, terminals=terminals)
+            return self._prepare(posture, terminals=terminals, template=template)
         except (BrokenPipeError, ConnectionResetError):
-            return self._prepare(posture, terminals=terminals)
+            if template:
+                raise  # it has died with the launcher
+            return self._prepare(posture, terminals=terminals, template=0)
 
-    def _prepare(self, posture: Posture, *, terminals: bool) -> Sandbox:
+    def _prepare(self, posture: Posture, *, terminals: bool, template: int) -> Sandbox:
         group = None
-        if posture.groups is not None:
+        shared = self._group_of_machine(posture)
+        if posture.groups is not None and shared is None:
             group = cgroup.Group(posture.groups, posture.limits, own=posture.own_processes)
+        joined = group if shared is None else shared
         pid: asyncio.Future[int] | None = None
-        if group is None and posture.limits.memory_bytes is not None:
+        if joined is None and posture.polls_memory:
             pid = asyncio.get_running_loop().create_future()
         try:
             channel = self._channel()
             number, sock = posture.prepare(
                 channel,
-                cgroups=group.procs if group else (),
+                cgroups=joined.procs if joined is not None else (),
                 on_gone=None if group is None else lambda: self._remove(group),
                 pid=pid,
                 terminals=terminals,
+                template=template,
             )
         except BaseException:
             if group is not None:
@@ -88,12 +101,33 @@ class Sandboxes:
                 group.remove()
             raise
         sandbox = Sandbox(number, sock, channel=channel, owner=posture.owner, first_pid=pid)
+        posture.equip(sandbox)
+        if shared is not None:
+            sandbox.oom_kills = shared.kills
         if group is not None:
             self._groups.add(group)
             group.release_procs()
             sandbox.was_out_of_memory = group.was_out_of_memory
             sandbox.peak_memory = group.peak_memory
         return sandbox
+
+    def _group_of_machine(self, posture: Posture) -> cgroup.Group | None:
+        """Return the control group that all commands of a machine are in, if they need one."""
+        if posture.groups is None or not posture.view.machine:
+            return None
+        if self._machine_group is None:
+            limits = posture.limits
+            of_all = dataclasses.replace(limits, processes=limits.session_processes)
+            self._machine_group = cgroup.Group(posture.groups, of_all, own=_OWN_IN_MACHINE)
+            self._groups.add(self._machine_group)
+        return self._machine_group
+
+    def release_machine_group(self) -> None:
+        """Remove the control group of a machine that has ended."""
+        if self._machine_group is not None:
+            self._machine_group.release_procs()
+            self._remove(self._machine_group)
+            self._machine_group = None
 
     def take(self, posture: Posture) -> LocalRun:
         """Return a spare sandbox, or prepare one now."""
@@ -107,7 +141,7 @@ class Sandboxes:
     def begin(self, posture: Posture, *, terminals: bool = False) -> LocalRun:
         """Prepare a sandbox now, without using a spare."""
         sandbox = self.prepare(posture, terminals=terminals)
-        return LocalRun(sandbox, isolation=posture.isolation)
+        return new_run(sandbox, isolation=posture.isolation)
 
     def fill(self, posture: Posture) -> None:
         """Prepare spares up to the number to keep."""
@@ -125,8 +159,12 @@ class Sandboxes:
         except OSError:
             sandbox.release()
             raise
-        waiting.append(_Spare(LocalRun(sandbox, isolation=posture.isolation)))
+        waiting.append(_Spare(new_run(sandbox, isolation=posture.isolation)))
         self.touch()
+
+    def waiting(self) -> list[LocalRun]:
+        """Return the spares of all postures."""
+        return [spare.run for waiting in self._spares.values() for spare in waiting]
 
     @property
     def is_open(self) -> bool:
@@ -135,14 +173,21 @@ class Sandboxes:
     def touch(self, on_expiry: Callable[[], None] | None = None) -> None:
         """Restart the idle timer; ``on_expiry`` is called in addition when it expires."""
         self._on_expiry = on_expiry or self._on_expiry
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._expiry = asyncio.get_running_loop().call_later(IDLE_S, self._expire)
+        loop = asyncio.get_running_loop()
+        self._expires_at = loop.time() + IDLE_S
+        if self._expiry is None:  # a timer that runs already is prolonged when it is due
+            self._expiry = loop.call_at(self._expires_at, self._expire)
 
     def _expire(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._expires_at:
+            self._expiry = loop.call_at(self._expires_at, self._expire)
+            return
         self.release()
         if self._on_expiry is not None:
             self._on_expiry()
+        if self.on_idle is not None:
+            self.on_idle()
 
     def release(self) -> None:
         """Release every spare."""
@@ -210,6 +255,9 @@ class Sandboxes:
                 return
             watch = MemoryWatch(found.result(), limit, run.kill_tree)
             sandbox.was_out_of_memory = lambda: watch.exceeded
+            # The kernel may be faster, where a limit holds for this whole process and its children.
+            kills = cgroup.oom_kills()
+            sandbox.saw_oom_kill = lambda: cgroup.oom_kills() > kills
             sandbox.peak_memory = lambda: watch.peak
             run.finished.add_done_callback(lambda _: watch.stop())
 

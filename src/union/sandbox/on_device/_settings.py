@@ -8,33 +8,44 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Identity
+from union.sandbox._backends.registry import HOST_ROOT
 from union.sandbox._linux import cgroup, gpu, host, inherited, kernel
-from union.sandbox._linux.ids import id_range
+from union.sandbox._linux.ids import SessionId, id_range
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.pinning import LinkInWritablePlaceError, Places, identity_of, pin
-from union.sandbox._plan.rootfs import Shown, View
+from union.sandbox._plan.rootfs import NetworkFile, Shown, View
 from union.sandbox.errors import PolicyError, SandboxUsageError
+from union.sandbox.on_device import _host_root
 from union.sandbox.on_device._kernel_files import counters, guarded_proc, hidden_proc
 from union.sandbox.on_device._network import resolv_conf
 from union.sandbox.on_device._programs import owner_paths
-from union.sandbox.on_device._read_only import ReadOnlyPaths
-from union.sandbox.on_device._session_id import SessionId
+from union.sandbox.on_device._read_only import ReadOnlyPaths, refuse_on_tmpfs
 from union.sandbox.on_device._workdir import not_allowed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from union.sandbox._backends.base import NetworkShape
     from union.sandbox._core.spec import Limits, SessionSpec
     from union.sandbox.on_device._probe import HostFeatures
     from union.sandbox.on_device._programs import Programs
     from union.sandbox.on_device._workdir import WorkDir
 
-__all__ = ["HostSetting", "identity_of_caller", "inspect_host", "limit_report", "named_paths"]
+__all__ = [
+    "HostSetting",
+    "ca_files",
+    "deduplicated",
+    "identity_of_caller",
+    "inspect_host",
+    "limit_report",
+    "name_files_now",
+    "named_paths",
+]
 
 _INSIDE_ID: Final = 1000
 """The id inside of a sandbox whose caller is root."""
 _HOSTS: Final = b"127.0.0.1\tlocalhost sandbox\n::1\tlocalhost sandbox\n"
+_HOSTS_FILE: Final = "/etc/hosts"
+_RESOLVER_FILE: Final = "/etc/resolv.conf"
 _NSSWITCH: Final = b"passwd: files\ngroup: files\nhosts: files dns\n"
 _WORK_MOUNT_POINTS: Final = ("/tmp", "/var", "/proc", "/usr")  # noqa: S108 - any directory does
 
@@ -50,8 +61,12 @@ class HostSetting:
     host_env: dict[str, str]
     """Environment variables of every command that depend on this host."""
     python: host.Interpreter
+    scratch: str | None = None
+    """The session's own directory beside the work dir, where there is no private root."""
     read_only: ReadOnlyPaths
     """Read-only paths in writable directories; the caller of ``inspect_host`` closes it."""
+    name_files: tuple[tuple[int, int] | None, ...]
+    """The result of ``name_files_now()`` at that time."""
 
 
 def identity_of_caller() -> Identity:
@@ -128,24 +143,24 @@ class _Mapper:
 def inspect_host(
     spec: SessionSpec,
     work: WorkDir,
-    network: NetworkShape,
     *,
     features: HostFeatures,
     programs: Programs,
     own: SessionId,
 ) -> HostSetting:
-    """Inspect the host once. Raises if a path of the caller is missing or refused."""
+    """Inspect the host once, for every network shape.
+
+    Raises if a path of the caller is missing or refused.
+    """
     isolated = spec.backend != "none"
-    own_everything = work.is_private and not spec.read_write_paths
-    identity = _identity(
-        own, isolated=isolated, idmap=features.idmap, own_everything=own_everything
-    )
-    mapper = _Mapper(identity, idmap=features.idmap)
+    own_everything = work.is_private and not spec.read_write_paths and features.own_id
+    idmap = features.idmap and spec.backend not in HOST_ROOT  # no mount, no mapped one
+    identity = _identity(own, isolated=isolated, idmap=idmap, own_everything=own_everything)
+    mapper = _Mapper(identity, idmap=idmap)
     try:
         return _inspect_host(
             spec,
             work,
-            network,
             features=features,
             programs=programs,
             identity=identity,
@@ -159,7 +174,6 @@ def inspect_host(
 def _inspect_host(
     spec: SessionSpec,
     work: WorkDir,
-    network: NetworkShape,
     *,
     features: HostFeatures,
     programs: Programs,
@@ -175,7 +189,7 @@ def _inspect_host(
     places = programs.places
     added = [
         *owner_paths(python, programs, isolated=isolated),
-        *_ca_files(ca_paths, places),
+        *ca_files(ca_paths, places),
     ]
     added.append(host.uv_shown(programs.uv))
     gpus = _gpus(spec, identity, places)
@@ -189,32 +203,52 @@ def _inspect_host(
         found = (owner.st_dev, owner.st_ino) if is_unchecked else item.identity
         pinned = dataclasses.replace(item, identity=found)
         added.append(mapper.mapped(pinned, (owner.st_uid, owner.st_gid)))
-    own = Shown(source=work.source, path=work.path, writable=True, identity=work.identity)
+    if work.is_renamed and isolated:
+        _refuse_name(work.path, [one.path for one in (*binds, *added)])
+    own = Shown(
+        source=work.source,
+        path=work.path,
+        writable=True,
+        identity=work.identity,
+        is_private=work.is_private,
+    )
     added.append(mapper.mapped(own, work.owner))
+    on_host_root = isolated and spec.backend in HOST_ROOT
+    if on_host_root:
+        if identity.kind == "caller" and work.is_private:
+            work.chown(identity.host_uid, identity.host_gid)  # an earlier attempt gave it away
+        added += _host_root.scratch_paths(work, identity)
+        binds = (*binds, *_host_root.etc_files())
     files = [
         ("/etc/passwd", _passwd(identity, work.path)),
         ("/etc/group", f"root:x:0:\nsandbox:x:{identity.gid}:\nnogroup:x:65534:\n".encode()),
         ("/etc/nsswitch.conf", _NSSWITCH),
+        (_HOSTS_FILE, _HOSTS),
+        (_RESOLVER_FILE, resolv_conf("blocked")),
     ]
-    if network == "open":
-        binds = (*binds, *_host_name_files())
-    else:
-        files += [("/etc/hosts", _HOSTS), ("/etc/resolv.conf", resolv_conf(network))]
     read_only = ReadOnlyPaths()
-    shown = _deduplicated(added)
-    if isolated:
+    shown = deduplicated(added)
+    if on_host_root:
+        _host_root.check(spec, shown)
+    elif isolated:
+        if not features.kernel.read_only_metadata and identity.kind == "caller":
+            refuse_on_tmpfs(shown, uid=identity.host_uid)
         try:
             shown = read_only.protect(shown, strict=spec.strict)
         except BaseException:
             read_only.close()
             raise
+    named = {item.path for item in shown}  # replaces a file of ours, in every network shape
+    name_files = name_files_now()
     return HostSetting(
         identity=identity,
         view=View(
             system=binds,
             links=links,
-            files=tuple(files),
+            files=tuple(file for file in files if file[0] not in named),
+            network_files=tuple(file for file in _network_files() if file.path not in named),
             added=tuple(shown),
+            work_dir=work.path,
             fresh_proc=features.fresh_proc,
             guarded_proc=guarded_proc(identity),
             hidden_proc=hidden_proc(identity),
@@ -223,12 +257,15 @@ def _inspect_host(
             tmp_bytes=spec.limits.tmp_bytes,
             shm_bytes=spec.limits.shm_bytes,
             nodes=gpus.nodes,
+            machine=spec.persist == "machine",
             counters=counters(identity) if features.counters and features.fresh_proc else (),
+            mount_points=() if features.kernel.mount_trees else tuple(host.mount_points()),
         ),
         fds=mapper.fds,
         host_env=host_env,
         python=python,
         read_only=read_only,
+        name_files=name_files,
     )
 
 
@@ -273,7 +310,7 @@ def _is_safe(path: str, places: Places) -> bool:
         return False
 
 
-def _ca_files(paths: dict[str, str], places: Places) -> Iterator[Shown]:
+def ca_files(paths: dict[str, str], places: Places) -> Iterator[Shown]:
     """Yield the paths in variables such as SSL_CERT_FILE, checked like ``read_only_paths``."""
     for path, variable in paths.items():
         try:
@@ -284,14 +321,33 @@ def _ca_files(paths: dict[str, str], places: Places) -> Iterator[Shown]:
             continue  # it does not exist, or the caller cannot read it either
 
 
-def _deduplicated(added: list[Shown]) -> list[Shown]:
+def deduplicated(added: list[Shown]) -> list[Shown]:
     """Keep the last of several at one path: a caller's path replaces the interpreter's."""
     return list({item.path: item for item in added}.values())
 
 
-def _host_name_files() -> list[Shown]:
-    names = ("/etc/hosts", "/etc/resolv.conf")
-    return [host.shown(path) for path in names if os.path.exists(path)]
+def name_files_now() -> tuple[tuple[int, int] | None, ...]:
+    """Return the identities of the host's files for name lookups; None for one that is missing."""
+    return tuple(map(_identity_now, (_HOSTS_FILE, _RESOLVER_FILE)))
+
+
+def _identity_now(path: str) -> tuple[int, int] | None:
+    try:
+        return identity_of(os.stat(path))
+    except OSError:
+        return None
+
+
+def _network_files() -> list[NetworkFile]:
+    """Return the files that differ by network shape."""
+    return [
+        NetworkFile(network="filtered", path=_RESOLVER_FILE, content=resolv_conf("filtered")),
+        *(
+            NetworkFile(network="open", path=path, source=os.path.realpath(path))
+            for path in (_HOSTS_FILE, _RESOLVER_FILE)
+            if os.path.exists(path)
+        ),
+    ]
 
 
 def _passwd(identity: Identity, home: str) -> bytes:
@@ -334,6 +390,16 @@ def _through_link(path: str, argument: str, exc: LinkInWritablePlaceError) -> Po
     )
 
 
+def _refuse_name(name: str, shown: Iterable[str]) -> None:
+    for path in shown:
+        if f"{path}/".startswith(f"{name}/") or name.startswith(f"{path}/"):
+            raise PolicyError(
+                f"work_dir_name={name!r} overlaps {path}, which the sandbox shows",
+                argument="work_dir_name",
+                hint="choose a name outside of it",
+            )
+
+
 def _refuse_overlap(item: Shown, work: WorkDir, argument: str) -> None:
     for path in (item.path, item.source):
         if path == "/" or path in {"/proc", "/sys", "/dev", "/run", "/etc"}:
@@ -357,6 +423,8 @@ def limit_report(
     *,
     shared: bool,
     counted: bool,
+    own_count: bool = True,
+    on_host_root: bool = False,
 ) -> dict[str, str]:
     """Return the mechanism that enforces each limit on this host.
 
@@ -366,6 +434,8 @@ def limit_report(
         where: the cgroup hierarchy, if control groups are used.
         shared: the sandboxes share a user namespace above their own.
         counted: that namespace, or a host id of the session's own, limits kernel counters.
+        own_count: the kernel counts the processes of one user namespace by themselves.
+        on_host_root: the sandboxes have no namespace. Default: False.
 
     """
     group = f"cgroup-v{where.version}" if where else ""
@@ -375,16 +445,19 @@ def limit_report(
     # A per-user limit counts only the sandbox in its own user namespace, and the kernel exempts
     # the host's root from it.
     by_user = isolated and identity.host_uid != 0
-    scratch = "tmpfs" if isolated else "none"
+    # A session with an id of its own shares the count with no other.
+    own = own_count or identity.kind == "unprivileged"
+    by_id = "rlimit" if own else "rlimit-shared"
+    scratch = "tmpfs" if isolated and not on_host_root else "none"
     report = {
-        "processes": "rlimit" if by_user else group if has_pids else "none",
-        "session_processes": "rlimit" if by_user and shared else "none",
+        "processes": by_id if by_user else group if has_pids else "none",
+        "session_processes": by_id if by_user and shared else "none",
         "open_files": "rlimit",
         "file_size": "rlimit",
         "tmp": scratch,
         "shm": scratch,
         "core": "rlimit" if inherited.can_stop_core_dumps() else "none",
-        "inotify": "namespace" if counted else "none",
+        "inotify": "filter" if on_host_root else "namespace" if counted else "none",
     }
     if limits.memory_bytes is not None:
         report["memory"] = group or "watch"

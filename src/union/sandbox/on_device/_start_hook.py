@@ -1,17 +1,20 @@
 """Start hook of the sandbox's Python; this file is copied into the session venv.
 
 For a script of run() it puts the working directory on ``sys.path``. In a Python that was started
-ahead of its script it waits for the script, the environment and the working directory. Afterwards
-Python continues its normal start.
+ahead of its script it waits for the script, the environment and the working directory. In the
+Python of a context it waits for the driver first. Afterwards Python continues its normal start.
 """
 
 import os
 import site
+import stat
 import sys
 
 _begun: list[bool] = []
+_driver: list[bytes] = []
 WAIT_FD, SLOT_FD = 100, 101
 PRELOAD = "_UNION_SANDBOX_PRELOAD"
+DRIVER = "_union_sandbox_driver"
 
 
 def begin(run_dir: str, site_dirs: list[str]) -> None:
@@ -38,16 +41,34 @@ def begin(run_dir: str, site_dirs: list[str]) -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def _wait() -> None:
+def go_on() -> None:
+    """Continue in a fork of a template, which has done ahead what ``begin`` does."""
+    _begun.append(True)
+    _wait(is_fork=True)
+    if sys.path[0] != os.getcwd():
+        sys.path.insert(0, os.getcwd())
+
+
+def _wait(*, is_fork: bool = False) -> None:
     import marshal
 
     for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
-        __import__(name)
-    _warm_up()
-    received = b""
-    while chunk := os.read(WAIT_FD, 1 << 20):
-        received += chunk
-    os.close(WAIT_FD)
+        try:
+            __import__(name)
+        except BaseException:  # noqa: BLE001, S112 - a script that imports it sees the error itself
+            continue
+    is_context = stat.S_ISSOCK(os.fstat(WAIT_FD).st_mode)
+    if is_context:
+        load_driver(os.read(WAIT_FD, 1 << 20))
+    if not is_fork:
+        _warm_up()
+    if is_context:
+        received = os.read(WAIT_FD, 1 << 20)  # one packet; the driver keeps the socket
+    else:
+        received = b""
+        while chunk := os.read(WAIT_FD, 1 << 16):
+            received += chunk
+        os.close(WAIT_FD)
     if not received:
         os._exit(0)  # discarded without a script
     source, environment, cwd = marshal.loads(received)  # noqa: S302 - from the host, our owner
@@ -58,6 +79,17 @@ def _wait() -> None:
     os.environ.update(environment)
     os.chdir(cwd)
     _replace_main_module()
+
+
+def load_driver(source: bytes) -> None:
+    """Execute the driver of a context ahead of its start, unless a template has done so."""
+    if not source:
+        os._exit(0)  # discarded
+    if _driver == [source]:
+        return
+    _driver[:] = [source]
+    module = sys.modules[DRIVER] = type(sys)(DRIVER)
+    exec(compile(source, f"<{DRIVER}>", "exec"), module.__dict__)  # noqa: S102 - from the host
 
 
 def _replace_main_module() -> None:

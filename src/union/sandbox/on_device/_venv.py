@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.files import VENV_DIR
 from union.sandbox._plan.rootfs import RUN_DIR
+from union.sandbox._system import IS_LINUX
 from union.sandbox.errors import SandboxError
 
 if TYPE_CHECKING:
+    from union.sandbox._linux.held_names import HeldNames
     from union.sandbox._linux.host import Interpreter
     from union.sandbox._linux.tree import WorkTree
 
-__all__ = ["Venv"]
+__all__ = ["HOOK_FILE", "Venv", "venv_config"]
 
 _MAX_FILE_BYTES: Final = 65536
 _MAX_NAMES: Final = 4096
@@ -31,34 +33,38 @@ million of them. Above it, no waiting Python is used."""
 _OWNER: Final = 0o700
 _log = logging.getLogger("union.sandbox")
 
-_HOOK_FILE: Final = Path(__file__).with_name("_start_hook.py")
+HOOK_FILE: Final = Path(__file__).with_name("_start_hook.py")
+
+
+def venv_config(python: Interpreter) -> str:
+    """Return the content of ``pyvenv.cfg``."""
+    return (
+        f"home = {os.path.dirname(python.executable)}\n"
+        f"include-system-site-packages = {str(python.sees_system).lower()}\n"
+        f"version = {python.version}\n"
+        f"executable = {python.executable}\n"
+    )
 
 
 def _files(python: Interpreter, run_dir: str) -> dict[str, str]:
     """Return the regular files of the venv, as relative path -> content."""
-    home = os.path.dirname(python.executable)
     arguments = f"{run_dir!r}, {list(python.site_dirs)!r}"
     hook = f"import _union_sandbox; _union_sandbox.begin({arguments})\n"
     lib = f"lib/python{python.version}/site-packages"
     return {
-        "pyvenv.cfg": (
-            f"home = {home}\n"
-            f"include-system-site-packages = {str(python.sees_system).lower()}\n"
-            f"version = {python.version}\n"
-            f"executable = {python.executable}\n"
-        ),
+        "pyvenv.cfg": venv_config(python),
         f"{lib}/_union_sandbox.pth": hook,
-        f"{lib}/_union_sandbox.py": _HOOK_FILE.read_text(encoding="utf-8"),
+        f"{lib}/_union_sandbox.py": HOOK_FILE.read_text(encoding="utf-8"),
     }
 
 
 def _links(python: Interpreter) -> dict[str, str]:
-    return {
+    links = {
         "bin/python": python.executable,
         "bin/python3": "python",
         f"bin/python{python.version}": "python",
-        "lib64": "lib",
     }
+    return links | {"lib64": "lib"} if IS_LINUX else links
 
 
 class Venv:
@@ -80,7 +86,9 @@ class Venv:
         dirs = {"/".join(n.split("/")[:k]) for n in names for k in range(n.count("/") + 1)}
         self._dirs = tuple(sorted(f"{VENV_DIR}/{d}" if d else VENV_DIR for d in dirs))
         self._watched = (*self._dirs, *(f"{VENV_DIR}/{name}" for name in names))
-        self._seen: tuple[tuple[int, int], ...] | None = None
+        self._held: HeldNames | None = None
+        """The directories and files as the last ``ensure()`` left them."""
+        self._is_new = True
         self._pth: tuple[str, ...] | None = ()
 
     def fingerprint(self) -> object:
@@ -90,7 +98,8 @@ class Venv:
         """
         if self._pth is None:
             return object()  # unequal to any other: too many entries to compare
-        return self._seen, self._tree.fingerprint(self._pth)
+        held = self._held
+        return None if held is None else held.marks, self._tree.fingerprint(self._pth)
 
     def _pth_files(self) -> tuple[str, ...] | None:
         site = f"{VENV_DIR}/lib/python{self._python.version}/site-packages"
@@ -103,12 +112,18 @@ class Venv:
     @property
     def is_new(self) -> bool:
         """Whether this session has not verified it yet."""
-        return self._seen is None
+        return self._is_new
 
     def is_unchanged(self) -> bool:
         """Return whether it is unchanged since ``ensure()``; a few stat calls."""
-        seen = self._tree.fingerprint(self._watched)
-        return seen is not None and seen == self._seen
+        held = self._held
+        return held is not None and held.is_unchanged()
+
+    def rest(self) -> None:
+        """Close the directories that stay open between commands; the next one verifies all."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._tree.release(held)
 
     def ensure(self) -> None:
         """Create the venv if it is missing, repair it if it was changed.
@@ -120,7 +135,10 @@ class Venv:
                 return
             if not self._is_intact():
                 self._repair()
-            self._seen = self._tree.fingerprint(self._watched)
+            last, self._held = self._held, self._tree.hold(self._watched)
+            self._is_new = False
+            if last is not None:
+                self._tree.release(last)
             # Adding or removing a name changes the directory, which is watched.
             self._pth = self._pth_files()
 

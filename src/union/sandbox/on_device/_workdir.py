@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from union.sandbox.on_device._read_only import ReadOnlyPaths
 
 __all__ = [
+    "TMP_NAME",
     "WorkDir",
     "WorkPlace",
     "is_allowed",
@@ -41,6 +42,8 @@ _RESERVED: Final = (
     "/etc", "/proc", "/sys", "/dev", "/run", "/boot", "/tmp",  # noqa: S108 - a name, not a file
 )  # fmt: skip
 """Directories with a purpose inside; a work dir may lie below one, but not replace it."""
+TMP_NAME: Final = "tmp"
+"""The directory for temporary files below a session's scratch directory."""
 _PREFERRED: Final = "/var/tmp"  # noqa: S108 - made private by mkdtemp
 """Preferred over the system's temporary directory, since /tmp is a private tmpfs inside."""
 
@@ -61,8 +64,16 @@ class WorkDir:
     ``path`` is its path inside, ``source`` its path on this host: usually the same.
     """
 
-    def __init__(self, pinned: str | None, place: WorkPlace | None = None) -> None:
+    def __init__(
+        self,
+        pinned: str | None,
+        place: WorkPlace | None = None,
+        *,
+        shown_at: str | None = None,
+    ) -> None:
         self.is_private = pinned is None
+        self.has_tmp_dir = False
+        """Whether the scratch directory has one for temporary files."""
         self._owned: OwnedDir | None = None
         if pinned is None:
             self._owned = make_private_dir(None if place is None else place.directory)
@@ -70,6 +81,12 @@ class WorkDir:
             self.path = path if place is None or place.shown_at is None else place.shown_at
         else:
             path = self.path = _validated(pinned)
+        self.is_renamed = shown_at is not None
+        """Whether the caller has chosen ``path``."""
+        if shown_at is not None:
+            self.path = shown_at
+        self.scratch: str | None = None
+        """A private directory of the session, of a backend that isolates on the host's root."""
         self._read_only: tuple[str, ...] = ()
         self._kept: ReadOnlyPaths | None = None
         self._kept_by_calls: list[ReadOnlyPaths] = []
@@ -81,7 +98,7 @@ class WorkDir:
                 # The open directory counts: its name may refer to something else by now.
                 self.source, found = self.tree.where()
                 if pinned is not None:
-                    self.check_allowed(self.path, self.source, "host_work_dir")
+                    self.check_allowed(path, self.source, "host_work_dir")
                     _exempt_from_sweep(self.source)
             except BaseException:
                 self.tree.close()
@@ -93,6 +110,11 @@ class WorkDir:
         self.identity = (found.st_dev, found.st_ino)
         self.owner = (found.st_uid, found.st_gid)
         self._set_tree_owner()
+
+    @property
+    def tmp_dir(self) -> str | None:
+        """The directory for temporary files, of a backend that isolates on the host's root."""
+        return f"{self.scratch}/{TMP_NAME}" if self.has_tmp_dir else None
 
     def check_allowed(self, path: str, source: str, argument: str) -> None:
         """Raise if the caller may not name ``source``, the real path of ``path``."""

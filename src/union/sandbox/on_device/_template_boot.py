@@ -1,0 +1,300 @@
+"""Boot code of a template; this file is copied into the venv of constant files that it runs in.
+
+The template stops in the middle of its own start, where a waiting Python reads the ``.pth`` files
+of the session venv. It imports the owner's modules and serves forks. A fork returns from
+``template_serve`` inside its sandbox, reads the session venv as untrusted, and continues its start
+there: from then on it is a waiting Python like any other (``_start_hook``).
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import ModuleType
+    from typing import Any
+
+LAUNCHER_FD, HOST_FD, PROC_FD, OUTPUT_FD = 3, 4, 5, 6
+READY = b"ready"
+HOOK = "_union_sandbox"
+DRIVER_FILE = "_union_sandbox_driver.py"
+_MAX_REASON = 2000
+_NEEDED_AT_EXIT = {"sys", "builtins", "__main__"}
+_begun: list[bool] = []
+
+
+def begin(
+    library: str,
+    venv: str,
+    site_packages: str,
+    site_dirs: list[str],
+    preload: list[str],
+    *,
+    sees_system: bool,
+) -> None:
+    """Run from the template's .pth file; return in the process of a command.
+
+    Args:
+        library: the path of the library with ``template_serve``.
+        venv: the path of the venv, the same here and in the sandboxes.
+        site_packages: the package directory of the venv.
+        site_dirs: package directories of the owner.
+        preload: modules to import.
+        sees_system: whether the packages of the base interpreter are visible.
+
+    """
+    if _begun:
+        return
+    _begun.append(True)
+    own_files = _open_files()
+    import_state: list[tuple[list[Any], list[Any]]] = [
+        (kept, list(kept)) for kept in (sys.path, sys.meta_path, sys.path_hooks)
+    ]
+    known = set(sys.modules) - {"__future__"}
+    tools = _Tools(library)
+    own = set(sys.modules) - known
+    for site_dir in site_dirs:
+        site.addsitedir(site_dir)
+    # What site.main() does after it has called this; a fork whose venv changes nothing skips it.
+    if sees_system:
+        site.addsitepackages(set(sys.path), [sys.base_prefix, sys.base_exec_prefix])
+    site.execsitecustomize()
+    refused = _preload(preload, own_files)
+    if refused:
+        os.write(HOST_FD, refused.encode("utf-8", "replace")[:_MAX_REASON])
+        os._exit(1)
+    own = {name for name in own if not _is_used(name, known | own)}
+    of_driver = tools.load_driver(f"{site_packages}/{DRIVER_FILE}") if preload else set()
+    tools.keep(name for name in sys.modules if name not in own)
+    packages = {name for name in tools.kept if "." not in name and _is_package(name, venv)}
+    _warm_up(venv, tools.path if "ctypes" in own else "")
+    tools.serve()
+    # From here on this is the process of a command, inside its sandbox.
+    unseen = own if tools.is_context() else own | of_driver
+    for name in (*unseen, __name__):
+        del sys.modules[name]
+    for fd in own_files:
+        _replace(fd)
+    names = _names(site_packages)
+    if packages.intersection(name.partition(".")[0] for name in names):
+        # The session has its own version of a package that is loaded here: begin without it.
+        tools.take_environment()
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - the arguments that it started with
+    _reseed()
+    if any(_matters(name) for name in names):
+        tools.take_environment()
+        for kept, before in import_state:
+            kept[:] = before
+        site.addsitedir(site_packages)
+        return
+    _skip("addsitepackages")
+    _skip("execsitecustomize")
+    tools.hook.go_on()
+    # The import of sitecustomize, which was omitted, would have looked here as well.
+    _find_importer(os.getcwd())
+
+
+class _Tools:
+    """Modules of the template's own, which a fork does not see as imported."""
+
+    def __init__(self, library: str) -> None:
+        import atexit
+        import ctypes
+        import gc
+        import importlib
+        import marshal  # noqa: F401 - the hook needs it
+
+        self.hook: Any = importlib.import_module(HOOK)
+        self.path = os.path.dirname(ctypes.__file__)
+        self.kept: dict[str, ModuleType] = {}
+        self._gc = gc
+        self._ctypes = ctypes
+        self._native = ctypes.PyDLL(library)
+        self._native.template_environment.restype = ctypes.POINTER(ctypes.c_char_p)
+        # The first function that is registered is called last.
+        atexit.register(_exempt_from_clean_up, self.kept)
+
+    def load_driver(self, path: str) -> set[str]:
+        """Execute the driver of contexts; return the modules that only the driver has imported."""
+        known = set(sys.modules)
+        with open(path, "rb") as file:
+            self.hook.load_driver(file.read())
+        return set(sys.modules) - known
+
+    def is_context(self) -> bool:
+        """Return whether this fork will be the interpreter of a context."""
+        hook = self.hook
+        return bool(hook.stat.S_ISSOCK(os.fstat(hook.WAIT_FD).st_mode))
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Hold the modules for ever."""
+        self.kept.update((name, sys.modules[name]) for name in list(names))
+        self._ctypes.pythonapi.Py_IncRef(self._ctypes.py_object(self.kept))
+
+    def serve(self) -> None:
+        """Serve forks; return in one of them."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.close(PROC_FD)
+        os.close(OUTPUT_FD)
+        self._gc.collect()
+        self._gc.freeze()
+        self._ctypes.pythonapi.PyOS_BeforeFork()
+        os.write(HOST_FD, READY)
+        self._native.template_serve(LAUNCHER_FD, HOST_FD)
+        self._ctypes.pythonapi.PyOS_AfterFork_Child()
+
+    def take_environment(self) -> None:
+        """Set the environment that the command was sent with."""
+        strings = self._native.template_environment()
+        os.environ.clear()
+        index = 0
+        while (item := strings[index]) is not None:
+            name, _, value = os.fsdecode(item).partition("=")
+            os.environ[name] = value
+            index += 1
+
+
+# In the template.
+
+
+def _preload(names: list[str], own_files: set[int]) -> str:
+    """Import the modules; return why they cannot be shared by forks, or an empty string."""
+    for name in names:
+        try:
+            __import__(name)
+        except BaseException as exc:  # noqa: BLE001 - whatever a library raises is the reason
+            return f"{name} cannot be imported: {type(exc).__name__}: {exc}"
+        if refused := _unshareable(own_files):
+            return f"{name} {refused}"
+    return ""
+
+
+def _unshareable(own_files: set[int]) -> str:
+    """Return what forks would share, or lack, of what the last import did."""
+    if _threads() > 1:
+        # Libraries that expect forks end their threads before one, and start them again at need.
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        if _threads() > 1:
+            return "starts threads, which a fork does not have"
+    with open(os.open("self/maps", os.O_RDONLY, dir_fd=PROC_FD), encoding="utf-8") as maps:
+        for line in maps:
+            if line.split(" ", 2)[1][1::2] == "ws":
+                return "maps shared memory, which forks would share"
+    if _open_files() - own_files:
+        return "keeps a file open, which a fork does not have"
+    return ""
+
+
+def _threads() -> int:
+    tasks = os.open("self/task", os.O_RDONLY, dir_fd=PROC_FD)
+    count = len(os.listdir(tasks))
+    os.close(tasks)
+    return count
+
+
+def _open_files() -> set[int]:
+    """Return the descriptors that this process did not start with."""
+    listed = os.open("self/fd", os.O_RDONLY, dir_fd=PROC_FD)
+    found = {int(name) for name in os.listdir(listed)} - {listed}
+    os.close(listed)
+    return {fd for fd in found if fd > OUTPUT_FD and _is_open(fd)}
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False  # of the listing itself
+    return True
+
+
+def _is_used(name: str, unused: set[str]) -> bool:
+    """Return whether a module that the template itself needs was also imported by another."""
+    module = sys.modules[name]
+    return any(
+        value is module
+        for key, other in list(sys.modules.items())
+        if key not in unused and hasattr(other, "__dict__")
+        for value in list(vars(other).values())
+    )
+
+
+def _is_package(name: str, venv: str) -> bool:
+    """Return whether a session could install its own version of a module, and would import that."""
+    origin = getattr(getattr(sys.modules[name], "__spec__", None), "origin", None) or ""
+    in_library = origin.startswith(os.path.dirname(os.__file__)) and "-packages/" not in origin
+    return origin.startswith("/") and not in_library and not origin.startswith(venv)
+
+
+def _warm_up(venv: str, unused: str) -> None:
+    """Read the directories of ``sys.path``; those that differ inside are read again there."""
+    for finder in sys.meta_path:
+        finder.find_spec("_union_sandbox_nothing", None)
+    sys.path_importer_cache.pop(unused, None)
+    importers: dict[str, Any] = dict(sys.path_importer_cache)
+    for path, importer in importers.items():
+        if path.startswith(venv) and importer is not None:
+            importer.invalidate_caches()
+
+
+# In a fork.
+
+
+def _replace(fd: int) -> None:
+    """Replace the .pth file, which Python has open while it executes its lines: it ends here."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, fd, inheritable=False)
+    if null != fd:
+        os.close(null)
+
+
+def _names(site_packages: str) -> list[str]:
+    try:
+        return os.listdir(site_packages)
+    except OSError:
+        return []
+
+
+def _matters(name: str) -> bool:
+    """Return whether a file of the session venv takes effect at the start of Python."""
+    is_start_file = name.endswith((".pth", ".start")) and name != f"{HOOK}.pth"
+    return is_start_file or name.startswith(("sitecustomize", "usercustomize"))
+
+
+def _skip(step: str) -> None:
+    """Omit the next call of a function of ``site``."""
+    function = getattr(site, step)
+
+    def omitted(known: object = None, *_: object) -> object:
+        setattr(site, step, function)
+        return known
+
+    setattr(site, step, omitted)
+
+
+def _find_importer(path: str) -> None:
+    finder: Any = sys.modules["_frozen_importlib_external"]
+    finder.PathFinder._path_importer_cache(path)  # noqa: SLF001 - what an import calls
+
+
+def _reseed() -> None:
+    """Give this fork random numbers of its own; ``random`` does that itself."""
+    modules: dict[str, Any] = sys.modules
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+    if "multiprocessing.process" in modules:
+        modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+
+
+def _exempt_from_clean_up(kept: dict[str, ModuleType]) -> None:
+    """Hide the template's modules from the clean-up at exit, which would copy all their pages."""
+    for name in kept:
+        if name in sys.modules and name not in _NEEDED_AT_EXIT:
+            sys.modules[name] = None  # type: ignore[assignment] # as Python itself does at exit
