@@ -15,7 +15,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from union.sandbox import constants, errors, on_device, remote
+    from union.sandbox import constants, errors, on_device, remote, sync
+    from union.sandbox._contexts.context import Context
+    from union.sandbox._contexts.values import (
+        CellOutput,
+        CellResult,
+        ContextSnapshot,
+        ErrorInfo,
+        FrameInfo,
+        MimeBundle,
+    )
     from union.sandbox._core.diagnosis import DoctorReport
     from union.sandbox._core.events import Usage
     from union.sandbox._core.file_errors import (
@@ -29,7 +38,7 @@ if TYPE_CHECKING:
         SandboxNotRegularError,
         SandboxPathError,
     )
-    from union.sandbox._core.files import FileInfo, Skipped, Transfer
+    from union.sandbox._core.files import FileChange, FileInfo, Skipped, Transfer
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.literals import (
         BackendName,
@@ -37,29 +46,36 @@ if TYPE_CHECKING:
         ScriptType,
         TerminationReason,
     )
+    from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.resources import Resources
     from union.sandbox._policy.decision import Decision
-    from union.sandbox._session.process import ExecResult, SandboxProcess
+    from union.sandbox._session.process import SandboxProcess
+    from union.sandbox._session.result import ExecResult
     from union.sandbox._session.session import Session
     from union.sandbox._version import __version__ as __version__
+    from union.sandbox.cluster._attach import attach
     from union.sandbox.cluster._environment import (
         DEFAULT_SANDBOX_ENV,
         DEFAULT_SANDBOX_ENV_BWRAP,
         SandboxEnvironment,
     )
-    from union.sandbox.cluster._image import base_sandbox_image
+    from union.sandbox.cluster._image import base_sandbox_image, image_with_sandbox
     from union.sandbox.cluster._launch import session
     from union.sandbox.cluster._session import SandboxSession
     from union.sandbox.constants import (
         CLOUD_METADATA_DENY,
         DEVNULL,
         INHERIT,
+        KUBERNETES_DENY,
         PIPE,
         PYPI_HOSTS,
+        STDOUT,
     )
     from union.sandbox.errors import (
         BackendUnavailableError,
+        ContextLostError,
         PolicyError,
+        SandboxCellError,
         SandboxCommandError,
         SandboxConnectionError,
         SandboxError,
@@ -83,6 +99,11 @@ _HOMES = {
     "BackendStatus": "on_device._availability",
     "BackendUnavailableError": "errors",
     "CLOUD_METADATA_DENY": "constants",
+    "CellOutput": "_contexts.values",
+    "CellResult": "_contexts.values",
+    "Context": "_contexts.context",
+    "ContextLostError": "errors",
+    "ContextSnapshot": "_contexts.values",
     "DEFAULT_ENV": "cluster._environment:DEFAULT_SANDBOX_ENV",
     "DEFAULT_ENV_BWRAP": "cluster._environment:DEFAULT_SANDBOX_ENV_BWRAP",
     "DEFAULT_SANDBOX_ENV": "cluster._environment",
@@ -90,17 +111,25 @@ _HOMES = {
     "DEVNULL": "constants",
     "Decision": "_policy.decision",
     "DoctorReport": "_core.diagnosis",
+    "ErrorInfo": "_contexts.values",
     "Environment": "cluster._environment:SandboxEnvironment",
-    "ExecResult": "_session.process",
+    "ExecResult": "_session.result",
+    "FileChange": "_core.files",
     "FileInfo": "_core.files",
+    "ProcessInfo": "_core.processes",
+    "FrameInfo": "_contexts.values",
     "INHERIT": "constants",
     "Isolation": "_core.isolation",
+    "KUBERNETES_DENY": "constants",
+    "MimeBundle": "_contexts.values",
     "NetworkMode": "_core.literals",
     "PIPE": "constants",
     "PYPI_HOSTS": "constants",
     "PolicyError": "errors",
     "Process": "_session.process:SandboxProcess",
     "Resources": "_core.resources",
+    "STDOUT": "constants",
+    "SandboxCellError": "errors",
     "SandboxCommandError": "errors",
     "SandboxConnectionError": "errors",
     "SandboxEnvironment": "cluster._environment",
@@ -127,14 +156,17 @@ _HOMES = {
     "UnknownArgumentError": "errors",
     "Usage": "_core.events",
     "__version__": "_version",
+    "attach": "cluster._attach",
     "base_image": "cluster._image:base_sandbox_image",
     "base_sandbox_image": "cluster._image",
     "constants": "constants:",
     "doctor": "on_device._doctor",
     "errors": "errors:",
+    "image_with_sandbox": "cluster._image",
     "on_device": "on_device:",
     "remote": "remote:",
     "session": "cluster._launch",
+    "sync": "sync:",
 }
 
 __all__ = [
@@ -145,21 +177,34 @@ __all__ = [
     "DEFAULT_SANDBOX_ENV_BWRAP",
     "DEVNULL",
     "INHERIT",
+    "KUBERNETES_DENY",
     "PIPE",
     "PYPI_HOSTS",
+    "STDOUT",
     "BackendName",
     "BackendStatus",
     "BackendUnavailableError",
+    "CellOutput",
+    "CellResult",
+    "Context",
+    "ContextLostError",
+    "ContextSnapshot",
     "Decision",
     "DoctorReport",
     "Environment",
+    "ErrorInfo",
     "ExecResult",
+    "FileChange",
     "FileInfo",
+    "FrameInfo",
     "Isolation",
+    "MimeBundle",
     "NetworkMode",
     "PolicyError",
     "Process",
+    "ProcessInfo",
     "Resources",
+    "SandboxCellError",
     "SandboxCommandError",
     "SandboxConnectionError",
     "SandboxEnvironment",
@@ -185,14 +230,17 @@ __all__ = [
     "Transfer",
     "UnknownArgumentError",
     "Usage",
+    "attach",
     "base_image",
     "base_sandbox_image",
     "constants",
     "doctor",
     "errors",
+    "image_with_sandbox",
     "on_device",
     "remote",
     "session",
+    "sync",
 ]
 
 

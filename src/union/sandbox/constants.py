@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["CLOUD_METADATA_DENY", "DEVNULL", "INHERIT", "PIPE", "PYPI_HOSTS", "HostList", "Stream"]
+__all__ = [
+    "CLOUD_METADATA_DENY",
+    "DEVNULL",
+    "INHERIT",
+    "KUBERNETES_DENY",
+    "PIPE",
+    "PYPI_HOSTS",
+    "STDOUT",
+    "HostList",
+    "Stream",
+]
 
 
 class Stream(enum.Enum):
@@ -17,6 +27,7 @@ class Stream(enum.Enum):
     PIPE = "pipe"
     INHERIT = "inherit"
     DEVNULL = "devnull"
+    STDOUT = "stdout"
 
     def __repr__(self) -> str:
         return self.name
@@ -28,6 +39,8 @@ INHERIT: Final = Stream.INHERIT
 """Copied to the caller's own stream as it arrives."""
 DEVNULL: Final = Stream.DEVNULL
 """Discarded; for stdin, end-of-file."""
+STDOUT: Final = Stream.STDOUT
+"""For stderr: written to the same pipe as stdout, so that the order is kept."""
 
 
 class HostList(tuple[str, ...]):
@@ -79,6 +92,24 @@ CLOUD_METADATA_DENY: Final = HostList(
     )
 )
 """Deny-list entries for the metadata services of the large clouds."""
+
+KUBERNETES_DENY: Final = HostList(
+    (
+        *CLOUD_METADATA_DENY,
+        "10.0.0.0/8",  # private: where clusters have their services, pods and nodes
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "100.64.0.0/10",  # shared: pods of some managed clusters
+        "fc00::/7",  # private, over IPv6
+        "fe80::/10",
+        "kubernetes",
+        "kubernetes.default",
+        "*.svc",
+        "*.cluster.local",
+    )
+)
+"""Deny-list entries for a pod: ``CLOUD_METADATA_DENY``, and the private addresses and names that
+services, pods, nodes and the API server of a cluster have."""
 
 DEFAULT_PROCESSES: Final = 512
 DEFAULT_SESSION_PROCESSES: Final = 4096

@@ -10,7 +10,9 @@
     ├── BackendUnavailableError        this machine cannot provide the isolation requested
     ├── SandboxExecutionError          no real exit happened: start-up or the connection failed
     │   └── SandboxConnectionError     the server is unreachable, or the connection was lost
-    └── SandboxCommandError            non-zero exit with check=True, or from run_code()
+    ├── SandboxCommandError            non-zero exit with check=True, or from run_code()
+    ├── SandboxCellError               a cell failed, with check=True, or in set() and get()
+    └── ContextLostError               the interpreter of a context has ended
 
 Exit codes, timeouts and out-of-memory kills are results. Only sandbox failures raise.
 
@@ -34,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from union.sandbox._contexts.values import CellResult
     from union.sandbox._core.file_errors import (
         SandboxFileAccessError,
         SandboxFileError,
@@ -46,14 +49,16 @@ if TYPE_CHECKING:
         SandboxPathError,
     )
     from union.sandbox._core.optional_deps import MissingExtraError
-    from union.sandbox._session.process import ExecResult
+    from union.sandbox._session.result import ExecResult
 
 __all__ = [
     "BackendUnavailableError",
     "CommandError",
+    "ContextLostError",
     "ExecutionError",
     "MissingExtraError",
     "PolicyError",
+    "SandboxCellError",
     "SandboxCommandError",
     "SandboxConnectionError",
     "SandboxError",
@@ -224,6 +229,31 @@ class SandboxCommandError(SandboxError):
         super().__init__(f"{message}\n{tail}" if tail else message)
         self.cmd = cmd
         self.result = result
+
+
+class SandboxCellError(SandboxError):
+    """A checked cell of a context raised or did not run to its end; has ``result``."""
+
+    code = "cell"
+
+    def __init__(self, result: CellResult) -> None:
+        error = result.error
+        if result.ended:
+            message = f"cell {result.number} ended by {result.ended}: {result.reason}"
+        elif error is None:
+            message = f"cell {result.number} ended with {result.exit_code}"
+        else:
+            message = f"cell {result.number} raised {error.name}: {error.value[:_MAX_SHOWN_CMD]}"
+        detail = error.traceback if error is not None else result.stderr
+        detail = detail.strip()[-_MAX_SHOWN_STDERR:]
+        super().__init__(f"{message}\n{detail}" if detail else message)
+        self.result = result
+
+
+class ContextLostError(SandboxError):
+    """The interpreter of a context has ended, and its variables are gone."""
+
+    code = "context-lost"
 
 
 class SandboxWarning(UserWarning):

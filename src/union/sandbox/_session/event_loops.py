@@ -44,10 +44,10 @@ def _other_library() -> str:
 def other_loop(own: asyncio.AbstractEventLoop | None) -> SandboxUsageError:
     """Return the error for a call from another event loop than the session's ``own``."""
     here = threading.current_thread().name
-    state = "which is closed" if own is not None and own.is_closed() else "which still runs"
+    state = "which is closed" if own is not None and own.is_closed() else "which does not run now"
     return SandboxUsageError(
         f"the session belongs to another event loop, {state}; this call comes from thread {here!r}",
         code="wrong-event-loop",
-        hint="open one session per event loop, or send the call to the session's loop with "
-        "asyncio.run_coroutine_threadsafe()",
+        hint="keep that loop running, in another thread, as long as the session is used; or open "
+        "a session in this loop",
     )

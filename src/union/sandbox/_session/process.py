@@ -1,4 +1,4 @@
-"""The handle of one command: SandboxProcess, and the ExecResult that one-shot calls return."""
+"""SandboxProcess: the handle of one command."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import os
 import signal as signals
 import sys
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
 from union.sandbox._core.events import Usage
 from union.sandbox._core.resolve import validate_output_cap, validate_window
 from union.sandbox._session import threads
+from union.sandbox._session.own_loop import deliver, in_own_loop, iterate_in
+from union.sandbox._session.result import ExecResult
 from union.sandbox._session.sink import ProcessSink
+from union.sandbox._session.stdin import ProcessStdin
 from union.sandbox._session.streams import StreamBuffer
 from union.sandbox.constants import MAX_LINE_BYTES
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.literals import TerminationReason
@@ -27,86 +29,9 @@ if TYPE_CHECKING:
     from union.sandbox._policy.decision import Decision
     from union.sandbox._session.transport import Run
 
-__all__ = ["ExecResult", "ProcessStdin", "SandboxProcess"]
+__all__ = ["SandboxProcess"]
 
 _NAMES: Final = {1: "stdout", 2: "stderr"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecResult:
-    """The exit code, output and resource usage of a command that has ended."""
-
-    returncode: int
-    """The exit code; 128+N if signal N ended the command."""
-    stdout: str
-    """Collected output, decoded as UTF-8; invalid bytes are replaced."""
-    stderr: str
-    """Collected errors, decoded as UTF-8; invalid bytes are replaced."""
-    termination_reason: TerminationReason = ""
-    """Empty after an exit; else ``signal``, ``timeout``, ``oom``, ``limit`` or ``closed``."""
-    runtime_ms: float = 0.0
-    """Wall-clock time in milliseconds."""
-    truncated: bool = False
-    """Whether output was cut at ``max_output_bytes``."""
-    usage: Usage = field(default_factory=Usage)
-    """CPU time and memory of the command and its children."""
-    backend: str = ""
-    """The backend that isolated the command."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether the exit code is 0."""
-        return self.returncode == 0
-
-    @property
-    def exit_code(self) -> int:
-        """The same as ``returncode``."""
-        return self.returncode
-
-
-class ProcessStdin:
-    """The writing end of a command's stdin."""
-
-    def __init__(self) -> None:
-        self._run: Run | None = None
-        self._closed = False
-
-    def _attach(self, run: Run) -> None:
-        self._run = run
-
-    def write(self, data: bytes) -> None:
-        """Queue bytes and start to send them; ``drain()`` waits until they are sent.
-
-        Args:
-            data: bytes to append to the command's stdin.
-
-        Raises:
-            SandboxUsageError: stdin is closed, or ``data`` is not bytes-like.
-
-        """
-        if self._closed or self._run is None:
-            raise SandboxUsageError("stdin is closed", argument="data")
-        if not isinstance(data, bytes | bytearray | memoryview):
-            raise SandboxUsageError(
-                f"stdin accepts bytes, not {type(data).__name__}", argument="data"
-            )
-        self._run.feed_stdin(bytes(data))
-
-    async def drain(self) -> None:
-        """Wait until the command's pipe has accepted everything that was written.
-
-        Raises:
-            BrokenPipeError: the command has closed its stdin or ended.
-
-        """
-        if self._run is not None:
-            await self._run.drain_stdin()
-
-    def close(self) -> None:
-        """Send end-of-file after everything that was written."""
-        self._closed = True
-        if self._run is not None:
-            self._run.close_stdin()
 
 
 class SandboxProcess:
@@ -124,6 +49,8 @@ class SandboxProcess:
         self._sink = ProcessSink(spec, lambda: on_done(self))
         self._modes = {1: spec.stdout, 2: spec.stderr}
         self._reading: set[int] = set()
+        self._own_loop = asyncio.get_running_loop()
+        """The event loop of the session, in which calls from elsewhere are made."""
         self._pumps = [
             asyncio.create_task(self._forward(fd))
             for fd, mode in self._modes.items()
@@ -134,15 +61,15 @@ class SandboxProcess:
     # For the session that owns this handle.
 
     def _attach(self, run: Run) -> None:
-        self._sink.run = run
+        self._sink.attach(run)
         self.isolation = run.isolation
         self.backend = run.isolation.backend
         if self.stdin is not None:
             self.stdin._attach(run)  # noqa: SLF001 - two halves of one handle
 
     def _expire(self) -> None:
-        if self._sink.run is not None:
-            self._sink.run.end("timeout")
+        if (run := self._sink.run) is not None:
+            run.end("timeout")
 
     async def _until_done(self) -> None:
         """Wait until the command has ended and its output has been received and forwarded."""
@@ -233,8 +160,9 @@ class SandboxProcess:
             raise SandboxUsageError(
                 f"signum must be a signal number, not {signum!r}", argument="signum"
             ) from exc
-        if not self._sink.has_ended and self._sink.run is not None:
-            self._sink.run.signal(number)
+        run = self._sink.run
+        if not self._sink.has_ended and run is not None:
+            deliver(self._own_loop, run.signal, number)
 
     def terminate(self) -> None:
         """Send SIGTERM to the whole process tree."""
@@ -260,9 +188,11 @@ class SandboxProcess:
                 "resize() needs a command with a terminal", hint="run(..., pty=True)"
             )
         validate_window("rows, cols", rows, cols)
-        if not self._sink.has_ended and self._sink.run is not None:
-            self._sink.run.resize(rows, cols)
+        run = self._sink.run
+        if not self._sink.has_ended and run is not None:
+            deliver(self._own_loop, run.resize, rows, cols)
 
+    @in_own_loop
     async def wait(self) -> int:
         """Wait for the command to end and return its exit code.
 
@@ -280,6 +210,7 @@ class SandboxProcess:
         await self._finish_pumps()
         return self._checked_returncode()
 
+    @in_own_loop
     async def communicate(
         self,
         input: bytes | None = None,  # noqa: A002 - the name that subprocess uses
@@ -339,27 +270,27 @@ class SandboxProcess:
 
     def iter_stdout(self) -> AsyncIterator[bytes]:
         """Yield chunks of stdout as they arrive."""
-        return self._iterate(1)
+        return iterate_in(self._own_loop, self._iterate(1))
 
     def iter_stderr(self) -> AsyncIterator[bytes]:
         """Yield chunks of stderr as they arrive."""
-        return self._iterate(2)
+        return iterate_in(self._own_loop, self._iterate(2))
 
     def iter_stdout_lines(self) -> AsyncIterator[str]:
         """Yield decoded lines of stdout, without their line ends, as they arrive.
 
         A line longer than 1 MiB is yielded in pieces.
         """
-        return self._iterate_lines(1)
+        return iterate_in(self._own_loop, self._iterate_lines(1))
 
     def iter_stderr_lines(self) -> AsyncIterator[str]:
         """Yield decoded lines of stderr, without their line ends, as they arrive.
 
         A line longer than 1 MiB is yielded in pieces.
         """
-        return self._iterate_lines(2)
+        return iterate_in(self._own_loop, self._iterate_lines(2))
 
-    async def _iterate(self, fd: int) -> AsyncIterator[bytes]:
+    async def _iterate(self, fd: int) -> AsyncGenerator[bytes, None]:
         buffer = self._reader(fd)
         try:
             while data := bytes(await buffer.read()):
@@ -368,7 +299,7 @@ class SandboxProcess:
             self._reading.discard(fd)
         self._raise_if_failed()
 
-    async def _iterate_lines(self, fd: int) -> AsyncIterator[str]:
+    async def _iterate_lines(self, fd: int) -> AsyncGenerator[str, None]:
         buffer = self._reader(fd)
         try:
             while (line := await buffer.read_line(MAX_LINE_BYTES)) is not None:
@@ -386,6 +317,10 @@ class SandboxProcess:
                 buffer.feed(value)
             buffer.feed_eof()
             return buffer
+        if fd == 2 and self._spec.merged:
+            raise SandboxUsageError(
+                "stderr was merged into stdout", argument="stderr", hint="read stdout"
+            )
         if self._modes[fd] != "pipe":
             raise SandboxUsageError(
                 f"{_NAMES[fd]} was not captured",

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple, Never, Self, cast
+import os
+from typing import TYPE_CHECKING, Any, Never, Self, cast
 
 from union.sandbox._core.resolve import resolve_run
-from union.sandbox._session.process import ExecResult, SandboxProcess
-from union.sandbox._session.session_files import SessionFiles
-from union.sandbox.errors import (
-    SandboxCommandError,
-    SandboxUsageError,
-    SessionClosedError,
-    UnknownArgumentError,
-)
+from union.sandbox._session import registry
+from union.sandbox._session.machine_files import MachineFiles
+from union.sandbox._session.own_loop import carry, foreign_loop, in_own_loop
+from union.sandbox._session.process import SandboxProcess
+from union.sandbox._session.session_processes import SessionProcesses
+from union.sandbox.errors import SandboxCommandError, UnknownArgumentError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Generator, Mapping, Sequence
     from types import TracebackType
 
+    from union.sandbox._contexts.context import Context
+    from union.sandbox._contexts.specs import ContextLanguage, ContextRestart
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.literals import BackendName, NetworkMode, ScriptType
     from union.sandbox._core.resources import AnyResources
     from union.sandbox._core.spec import RunSpec, SessionSpec
+    from union.sandbox._session.lifecycle import Lifecycle
+    from union.sandbox._session.result import ExecResult
     from union.sandbox._session.transport import Transport
     from union.sandbox.constants import Stream
 
@@ -32,31 +34,24 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 
-class _SessionInfo(NamedTuple):
-    work_dir: str
-    isolation: Isolation
-
-
-class Session(SessionFiles):
+class Session(MachineFiles, SessionProcesses):
     """A live sandbox: a work dir and a venv that persist over many isolated commands.
 
     ``on_device.session()`` and ``remote.session()`` return one. ``async with``, ``await session``
-    or ``await session.open()`` opens it. A session belongs to the event loop that opened it.
+    or ``await session.open()`` opens it. It ends with the event loop that opened it; calls from
+    other event loops and threads are carried to that loop.
     """
 
-    def __init__(self, spec: SessionSpec, transport: Callable[[], Transport]) -> None:
+    def __init__(
+        self, spec: SessionSpec, lifecycle: Lifecycle, session_id: str | None = None
+    ) -> None:
+        super().__init__(lifecycle)
+        self._id = os.urandom(16).hex() if session_id is None else session_id
         self._spec = spec
-        self._make_transport = transport
-        self._transport: Transport | None = None
-        self._info: _SessionInfo | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._state = "new"
-        self._closed_reason = "the session is closed"
-        self._closing: asyncio.Task[None] | None = None
-        self._close_started = False
-        self._is_entered = False
-        self._deadline: asyncio.TimerHandle | None = None
-        self._processes: set[SandboxProcess] = set()
+        self._lifecycle = lifecycle
+        self._processes = lifecycle.processes
+        if session_id is None:  # the others are on a server, which finds them
+            registry.add(self)
 
     # Opening and closing.
 
@@ -68,88 +63,30 @@ class Session(SessionFiles):
             SessionClosedError: the session is open already, or was closed.
 
         """
-        if self._state != "new":
-            state = "open already" if self._state in {"open", "opening"} else "closed"
-            raise SessionClosedError(
-                f"the session is {state}", hint="create a new one with session(...)"
-            )
-        self._loop = _running_loop()
-        self._state = "opening"
-        transport: Transport | None = None
-        try:
-            transport = self._make_transport()
-            await transport.open()
-            self._transport = transport
-            self._update_info()
-        except BaseException:
-            self._state = "closed"
-            self._closed_reason = "the session could not be opened"
-            self._transport = None
-            if transport is not None:
-                await transport.aclose()
-            raise
-        self._state = "open"
-        if self._spec.timeout_s is not None:
-            self._deadline = self._loop.call_later(self._spec.timeout_s, self._expire)
+        await self._lifecycle.open()
         return self
 
-    def _expire(self) -> None:
-        self._closed_reason = f"the session's timeout_s={self._spec.timeout_s:g} has passed"
-        self._state = "closed"
-        for process in tuple(self._processes):
-            process._expire()  # noqa: SLF001 - the session owns its processes
-        self._closing = asyncio.get_running_loop().create_task(self._close())
-
+    @in_own_loop
     async def close(self) -> None:
         """End every command, remove the private work dir, and return when that is done.
 
         A work dir given as ``host_work_dir`` is kept. Closing twice is allowed.
         """
-        if self._state == "new":
-            self._state = "closed"
-            return
-        if _running_loop() is not self._loop:
-            raise self._other_loop()
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close())
-        # Cancelling a caller of close() must not leave a session half closed.
-        try:
-            await asyncio.shield(self._closing)
-        except asyncio.CancelledError:
-            if not self._close_started and self._closing.cancelling():
-                # The event loop is ending and cancelled that task before its first step, so the
-                # task never runs.
-                await self._close()
-            raise
-
-    async def _close(self) -> None:
-        self._close_started = True
-        self._state = "closed"
-        if self._deadline is not None:
-            self._deadline.cancel()
-        if self._transport is not None:
-            self._update_info()
-            await self._transport.aclose()
+        await self._lifecycle.close()
 
     def __await__(self) -> Generator[Any, None, Self]:
         """Open the session like ``open()``; return it if it is open already."""
         return self._opened().__await__()
 
+    @in_own_loop
     async def _opened(self) -> Self:
-        if self._state != "open":
-            return await self.open()
-        self._live()  # raises if the session belongs to another event loop
+        await self._lifecycle.ensure_open()
         return self
 
+    @in_own_loop
     async def __aenter__(self) -> Self:
-        if self._is_entered:
-            raise SessionClosedError(
-                "the session is open already, in another `async with` block",
-                hint="create a new one with session(...)",
-            )
-        session = await self._opened()
-        self._is_entered = True
-        return session
+        await self._lifecycle.enter()
+        return self
 
     async def __aexit__(
         self,
@@ -159,65 +96,32 @@ class Session(SessionFiles):
     ) -> None:
         await self.close()
 
-    def _live(self) -> Transport:
-        if self._state in {"new", "opening"}:
-            raise SessionClosedError(
-                "the session is not open", hint="use `async with session` or `await session.open()`"
-            )
-        if self._state == "closed" or self._transport is None:
-            raise SessionClosedError(self._closed_reason)
-        if _running_loop() is not self._loop:
-            raise self._other_loop()
-        return self._transport
-
-    def _other_loop(self) -> SandboxUsageError:
-        from union.sandbox._session.event_loops import other_loop
-
-        return other_loop(self._loop)
-
     # Information.
+
+    @property
+    def id(self) -> str:
+        """The id of the session, for ``on_device.attach()`` or ``remote.attach()``."""
+        return self._id
 
     @property
     def backend(self) -> BackendName:
         """The isolation backend in use, which is the one requested."""
-        self._update_info()
-        found = self._spec.backend if self._info is None else self._info.isolation.backend
-        return cast("BackendName", found)
+        info = self._lifecycle.info
+        return cast("BackendName", self._spec.backend if info is None else info.isolation.backend)
 
     @property
     def work_dir(self) -> str:
         """The path, inside the sandbox, of the directory that persists between calls."""
-        return self._required_info().work_dir
+        return self._lifecycle.work_dir
 
     @property
     def isolation(self) -> Isolation:
         """The isolation layers, verified on a live sandbox when the session was opened."""
-        return self._required_info().isolation
+        return self._lifecycle.isolation
 
-    def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
-        """Return the paths visible inside, by ``"read_only"`` and ``"read_write"``."""
-        return self._live().fs_allowlist()
-
-    def _required_info(self) -> _SessionInfo:
-        """Return what was true when the session was opened; available also after its end."""
-        if self._transport is None:
-            raise SessionClosedError(
-                "the session was not opened", hint="use `async with` or `await session.open()`"
-            )
-        self._update_info()
-        if self._info is None:
-            raise SandboxUsageError(
-                "the session has not connected to its server yet",
-                code="not-connected",
-                hint="make a call first, or open with lazy=False",
-            )
-        return self._info
-
-    def _update_info(self) -> None:
-        """Store the work dir and the isolation as soon as the transport has them."""
-        transport = self._transport
-        if self._info is None and transport is not None and transport.is_known:
-            self._info = _SessionInfo(transport.work_dir, transport.isolation)
+    @property
+    def _transport(self) -> Transport | None:
+        return self._lifecycle.transport
 
     # Running.
 
@@ -252,7 +156,8 @@ class Session(SessionFiles):
                 executed without a shell.
             stdout: None (default) collects, True or ``PIPE`` streams, ``INHERIT`` copies to the
                 caller's stdout, False or ``DEVNULL`` discards.
-            stderr: as ``stdout``. Must be None with ``pty``.
+            stderr: as ``stdout``, or ``STDOUT`` to write to the same stream as stdout, in order.
+                Must be None with ``pty``.
             stdin: bytes to send, or True or ``PIPE`` for ``process.stdin``. None (default), False
                 and ``DEVNULL`` give end-of-file.
             env: variables added to those of the session; None (default) adds none.
@@ -286,7 +191,8 @@ class Session(SessionFiles):
         """
         if unknown:
             raise _unknown(self.run, unknown)
-        transport = self._live()
+        loop = foreign_loop(self)
+        transport = self._live() if loop is None else None
         spec = resolve_run(
             self._spec,
             cmd,
@@ -306,18 +212,20 @@ class Session(SessionFiles):
             read_only_paths=read_only_paths,
             read_write_paths=read_write_paths,
         )
+        if loop is not None:
+            return await carry(loop, lambda: self._start(None, spec))  # looks it up there
         return await self._start(transport, spec)
 
-    async def _start(self, transport: Transport, spec: RunSpec) -> SandboxProcess:
+    async def _start(self, transport: Transport | None, spec: RunSpec) -> SandboxProcess:
         process = SandboxProcess(spec, self._processes.discard)
         self._processes.add(process)
         try:
-            process._attach(await transport.start(spec, process._sink))  # noqa: SLF001 - one handle
+            started = (transport or self._live()).start(spec, process._sink)  # noqa: SLF001
+            process._attach(await started)  # noqa: SLF001 - one handle
         except BaseException:
             self._processes.discard(process)
             raise
-        live = spec.background or "pipe" in {spec.stdout, spec.stderr, spec.stdin}
-        if not live:
+        if not (spec.background or "pipe" in {spec.stdout, spec.stderr, spec.stdin}):
             try:
                 await process._until_done()  # noqa: SLF001 - one handle
             except asyncio.CancelledError:
@@ -447,18 +355,43 @@ class Session(SessionFiles):
         )
         return result.stdout
 
+    def context(
+        self,
+        language: ContextLanguage = "python",
+        *,
+        env: Mapping[str, str] | None = None,
+        restart: ContextRestart = "never",
+        interrupt_grace_s: float = 2.0,
+    ) -> Context:
+        """Return a context: an interpreter that keeps its variables from cell to cell.
+
+        ``async with`` starts it. It is one sandbox with the limits of the session.
+
+        Args:
+            language: ``"python"`` (default), ``"bash"`` or ``"node"``.
+            env: variables added to those of the session; None (default) adds none.
+            restart: ``"auto"`` starts a new interpreter for the next cell after one has ended;
+                ``"never"`` (default) raises ``ContextLostError`` then.
+            interrupt_grace_s: seconds after which an interpreter that ignores an interrupt is
+                killed; 2 by default.
+
+        Raises:
+            SandboxUsageError: an argument is invalid.
+
+        """
+        from union.sandbox._contexts.context import Context, opener_of
+
+        return Context(
+            self._spec,
+            lambda: opener_of(self._live()),
+            language=language,
+            env=env,
+            restart=restart,
+            interrupt_grace_s=interrupt_grace_s,
+        )
+
     def __repr__(self) -> str:
-        return f"<Session {self._state} backend={self.backend}>"
-
-
-def _running_loop() -> asyncio.AbstractEventLoop:
-    """Return the running event loop; raise an error that names what runs instead."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        from union.sandbox._session.event_loops import no_loop
-
-        raise no_loop() from None
+        return f"<Session {self._lifecycle.state} backend={self.backend}>"
 
 
 def _unknown(call: Callable[..., Any], unknown: Mapping[str, object]) -> UnknownArgumentError:

@@ -5,48 +5,81 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from union.sandbox import constants
+from union.sandbox._core.files import VENV_DIR
+from union.sandbox._session.own_loop import in_own_loop
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
+    import asyncio
     import os
 
     from union.sandbox._core.files import FileInfo, Transfer
+    from union.sandbox._session.lifecycle import Lifecycle
     from union.sandbox._session.transfer import Progress
     from union.sandbox._session.transport import Transport
 
-__all__ = ["SessionFiles"]
+__all__ = ["SessionFiles", "checked_flag"]
 
 
 class SessionFiles:
     """File operations in the work dir. ``Session`` inherits them.
 
     Paths are relative to the work dir, or absolute below it. Symbolic links are never followed.
+    With ``persist="machine"``, a helper inside the sandbox performs them, with its rights: paths
+    are any that are visible inside, and links are followed.
     """
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
 
     def _live(self) -> Transport:
         """Return the transport of the open session, or raise ``SessionClosedError``."""
-        raise NotImplementedError
+        return self._lifecycle.live()
 
+    @property
+    def _own_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that the session belongs to; None before it is opened."""
+        return self._lifecycle.loop
+
+    def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
+        """Return the paths visible inside, by ``"read_only"`` and ``"read_write"``."""
+        transport = self._lifecycle.transport
+        if self._lifecycle.state != "open" or transport is None:
+            transport = self._live()  # raises the reason
+        return transport.fs_allowlist()
+
+    @in_own_loop
     async def put_bytes(
-        self, path: str, data: bytes, *, mode: int = 0o644, overwrite: bool = True
+        self,
+        path: str,
+        data: bytes,
+        *,
+        mode: int = 0o644,
+        overwrite: bool = True,
+        exclusive: bool = False,
     ) -> int:
         """Write a file atomically, creating its parent directories; return the number of bytes.
+
+        With ``persist="machine"``, a file that exists is written in place, through links.
 
         Args:
             path: a path in the work dir.
             data: the content, bytes-like.
             mode: permission bits from 0 to 0o777; 0o644 by default.
             overwrite: whether to replace an existing file; True by default.
+            exclusive: whether the file must be a new one, as ``overwrite=False``; False by default.
 
         Raises:
-            SandboxFileExistsError: the file exists and ``overwrite`` is false.
+            SandboxFileExistsError: the file exists and may not be replaced.
             SandboxPathError: the path is outside the work dir or goes through a link.
 
         """
         transport = self._live()
-        overwrite = _flag(overwrite, "overwrite")
+        is_new = checked_flag(exclusive, "exclusive")
+        overwrite = checked_flag(overwrite, "overwrite") and not is_new
         return await transport.put(path, data, mode=mode, overwrite=overwrite)
 
+    @in_own_loop
     async def get_bytes(self, path: str, *, max_bytes: int = 0) -> bytes:
         """Return the content of a regular file.
 
@@ -68,15 +101,20 @@ class SessionFiles:
             )
         return await self._live().get(path, max_bytes=max_bytes or constants.MAX_FILE_BYTES)
 
+    @in_own_loop
     async def list_dir(self, path: str = ".") -> tuple[FileInfo, ...]:
         """Return the entries of a directory, sorted by path. Links are described, not followed.
+
+        The session venv, ``.sandbox-venv`` in the work dir, is left out.
 
         Args:
             path: a directory in the work dir; the work dir itself by default.
 
         """
-        return await self._live().list_dir(path)
+        entries = await self._live().list_dir(path)
+        return tuple(entry for entry in entries if entry.path != VENV_DIR)
 
+    @in_own_loop
     async def stat(self, path: str) -> FileInfo:
         """Return the description of a file, directory or link. Links are not followed.
 
@@ -86,6 +124,7 @@ class SessionFiles:
         """
         return await self._live().stat(path)
 
+    @in_own_loop
     async def exists(self, path: str) -> bool:
         """Return whether a path exists in the work dir. A dangling link exists.
 
@@ -99,6 +138,7 @@ class SessionFiles:
             return False
         return True
 
+    @in_own_loop
     async def make_dir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         """Create a directory. Succeeds if it already exists.
 
@@ -108,13 +148,14 @@ class SessionFiles:
             exist_ok: whether to accept an existing directory; True by default.
 
         Raises:
-            SandboxFileExistsError: the path exists and ``exist_ok`` is false.
+            SandboxFileExistsError: the path is a file, or exists and ``exist_ok`` is false.
 
         """
         transport = self._live()
-        parents, exist_ok = _flag(parents, "parents"), _flag(exist_ok, "exist_ok")
+        parents, exist_ok = checked_flag(parents, "parents"), checked_flag(exist_ok, "exist_ok")
         await transport.make_dir(path, parents=parents, exist_ok=exist_ok)
 
+    @in_own_loop
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         """Remove a file, a link (not its target) or a directory.
 
@@ -128,8 +169,9 @@ class SessionFiles:
 
         """
         transport = self._live()
-        await transport.remove(path, recursive=_flag(recursive, "recursive"))
+        await transport.remove(path, recursive=checked_flag(recursive, "recursive"))
 
+    @in_own_loop
     async def upload(
         self,
         local: str | os.PathLike[str],
@@ -170,6 +212,7 @@ class SessionFiles:
         )
         return await transfer.upload(local, path, options)
 
+    @in_own_loop
     async def download(
         self,
         path: str,
@@ -210,7 +253,8 @@ class SessionFiles:
         return await transfer.download(path, local, options)
 
 
-def _flag(value: object, argument: str) -> bool:
+def checked_flag(value: object, argument: str) -> bool:
+    """Return a flag; raise if it is neither True nor False."""
     if not isinstance(value, bool):
         raise SandboxUsageError(
             f"{argument} must be True or False, not {value!r}", argument=argument

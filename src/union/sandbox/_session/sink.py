@@ -109,6 +109,7 @@ class ProcessSink:
         ended = self.failed is not None or (self.exited is not None and self._open_streams <= 0)
         if ended and not self._is_done:
             self._is_done = True
+            self.run = None  # it refers to this object: a cycle would wait for a collection
             on_done, self._on_done = self._on_done, None  # it refers to the owner of this object
             if on_done is not None:
                 on_done()
@@ -119,6 +120,11 @@ class ProcessSink:
             self.run.resume(fd)
 
     # For the owner.
+
+    def attach(self, run: Run) -> None:
+        """Keep the run for its signals and paused streams, unless nothing more will follow."""
+        if not self._is_done:
+            self.run = run
 
     @property
     def has_ended(self) -> bool:

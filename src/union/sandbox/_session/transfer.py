@@ -31,12 +31,12 @@ from union.sandbox._core.file_errors import (
     translate_os_errors,
 )
 from union.sandbox._core.files import VENV_DIR, FileInfo, Skipped, Transfer
-from union.sandbox._core.paths import MAX_PATH_BYTES, shown_path, work_path
+from union.sandbox._core.paths import MAX_PATH_BYTES, shown_path, visible_path, work_path
 from union.sandbox._files.listing import file_info
 from union.sandbox._files.local import LocalTree
 from union.sandbox._session import threads
 from union.sandbox._session.async_files import AsyncFiles
-from union.sandbox.errors import SandboxUsageError
+from union.sandbox.errors import SandboxConnectionError, SandboxUsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -138,11 +138,18 @@ async def _connected(options: Options) -> Transport:
     return transport
 
 
+def _inside_path(transport: Transport, path: object, *, allow_root: bool = False) -> str:
+    """Return the path as the file calls of the transport take it."""
+    if getattr(transport, "is_machine", False):
+        return visible_path(path, work_dir=transport.work_dir)
+    return work_path(path, work_dir=transport.work_dir, allow_root=allow_root)
+
+
 async def upload(local: object, path: str, options: Options) -> Transfer:
     """Copy a file or a tree of the caller into the work dir."""
     source = _local_path(local)
     transport = await _connected(options)
-    top = work_path(path, work_dir=transport.work_dir, allow_root=True)
+    top = _inside_path(transport, path, allow_root=True)
     found = await threads.files.run(transport, _local_info, source)
     if found.kind == "dir":
         async with _local_side(source, ".") as side:
@@ -151,7 +158,7 @@ async def upload(local: object, path: str, options: Options) -> Transfer:
     # The caller's path itself is trusted and may be a link; below a directory none is followed.
     real = await threads.files.run(transport, os.path.realpath, source)
     async with _local_side(*os.path.split(real)) as side:
-        target = work_path(path, work_dir=transport.work_dir)
+        target = _inside_path(transport, path)
         return await _Copy(side, _Side(transport, target), options).file(found)
 
 
@@ -159,7 +166,7 @@ async def download(path: str, local: object, options: Options) -> Transfer:
     """Copy a file or a tree of the work dir to the caller's side."""
     target = _local_path(local)
     transport = await _connected(options)
-    top = work_path(path, work_dir=transport.work_dir, allow_root=True)
+    top = _inside_path(transport, path, allow_root=True)
     found = await transport.stat(top)
     source = _Side(transport, top)
     if found.kind == "dir":
@@ -312,7 +319,11 @@ class _Copy:
             self._done += len(data)
         else:
             async with contextlib.aclosing(self._chunks(source, rel)) as chunks:
-                await self._target.files.write(target, chunks, mode=mode, overwrite=overwrite)
+                try:
+                    await self._target.files.write(target, chunks, mode=mode, overwrite=overwrite)
+                except SandboxConnectionError:
+                    self._options.live()  # raises if the connection ended with the session
+                    raise
         self._copied += 1
         self._report(rel)
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.events import Event
     from union.sandbox._core.files import FileInfo
     from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._policy.decision import Decision
 
@@ -136,6 +137,14 @@ class Transport(Files, Protocol):
 
         A directory that is not empty needs ``recursive``; the work dir itself is rejected.
         """
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        """Return the processes of a session that keeps them between commands."""
+        ...
+
+    async def stop_process(self, pid: int) -> bool:
+        """End one of them; return whether it existed."""
+        ...
 
     async def aclose(self) -> None:
         """End all commands and return when they are gone."""

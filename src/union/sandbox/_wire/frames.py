@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 __all__ = [
     "MAX_CHUNK",
     "MAX_MESSAGE",
+    "MESSAGES",
     "PROTOCOL",
     "STDIN_WINDOW",
     "VERSION",
@@ -57,6 +58,8 @@ MAX_MESSAGE: Final = 1024 * 1024
 """The most bytes of one message, all its frames together."""
 WINDOW: Final = 4 * 1024 * 1024
 """The most bytes of one output stream in flight, or kept for a client that lost its connection."""
+MESSAGES: Final = 3
+"""The stream of a cell with its displays and its end; 1 and 2 are stdout and stderr."""
 STDIN_WINDOW: Final = 1024 * 1024
 """The most bytes of stdin in flight that the command has not read."""
 
@@ -64,6 +67,7 @@ _HEAD: Final = struct.Struct(">BQI")
 _OUTPUT: Final = struct.Struct(">BQ")
 _NUMBER: Final = struct.Struct(">I")
 _OFFSETS: Final = struct.Struct(">QQI")
+_CELL_OFFSETS: Final = struct.Struct(">QQIQ")
 _TAKEN: Final = struct.Struct(">IQB")
 _PART: Final = struct.Struct(">IB")
 _MAX_JSON: Final = MAX_CHUNK
@@ -124,6 +128,17 @@ class Offsets:
     stdout: int = 0
     stderr: int = 0
     events: int = 0
+    messages: int = 0
+    """Bytes of the message stream of a cell."""
+
+    @property
+    def streams(self) -> tuple[tuple[int, int], ...]:
+        """Each stream with its offset."""
+        return (1, self.stdout), (2, self.stderr), (MESSAGES, self.messages)
+
+    @classmethod
+    def of(cls, streams: Mapping[int, int], events: int) -> Offsets:
+        return cls(streams.get(1, 0), streams.get(2, 0), events, streams.get(MESSAGES, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +199,8 @@ def decode_output(payload: memoryview) -> tuple[int, int, memoryview]:
             f"got {len(payload)}"
         )
     fd, offset = _OUTPUT.unpack_from(payload)
-    if fd not in {1, 2}:
-        raise WireError(f"stream must be 1 or 2, got {fd}")
+    if fd not in {1, 2, MESSAGES}:
+        raise WireError(f"stream must be 1, 2 or {MESSAGES}, got {fd}")
     return fd, offset, payload[_OUTPUT.size :]
 
 
@@ -205,12 +220,20 @@ def decode_numbered(payload: memoryview) -> tuple[int, bytes]:
 
 def encode_offsets(kind: Kind, run: int, known: Offsets) -> bytes:
     """Encode an ACK or ATTACH frame."""
-    return encode(kind, run, _OFFSETS.pack(known.stdout, known.stderr, known.events))
+    payload = _OFFSETS.pack(known.stdout, known.stderr, known.events)
+    if known.messages:
+        payload = _CELL_OFFSETS.pack(known.stdout, known.stderr, known.events, known.messages)
+    return encode(kind, run, payload)
 
 
 def decode_offsets(payload: memoryview) -> Offsets:
+    if len(payload) == _CELL_OFFSETS.size:
+        return Offsets(*_CELL_OFFSETS.unpack(payload))
     if len(payload) != _OFFSETS.size:
-        raise WireError(f"offsets payload must be {_OFFSETS.size} bytes, got {len(payload)}")
+        raise WireError(
+            f"offsets payload must be {_OFFSETS.size} or {_CELL_OFFSETS.size} bytes, "
+            f"got {len(payload)}"
+        )
     return Offsets(*_OFFSETS.unpack(payload))
 
 

@@ -169,13 +169,13 @@ class RunLog:
         return has_events and all(stream.is_over for stream in self.streams.values())
 
     def ack(self, known: Offsets) -> None:
-        for fd, offset in ((1, known.stdout), (2, known.stderr)):
+        for fd, offset in known.streams:
             if fd in self.streams:
                 self.streams[fd].ack(offset)
         self.events.ack(known.events)
 
     def rewind(self, known: Offsets) -> None:
-        for fd, offset in ((1, known.stdout), (2, known.stderr)):
+        for fd, offset in known.streams:
             if fd in self.streams:
                 self.streams[fd].rewind(offset)
         self.events.rewind(known.events)

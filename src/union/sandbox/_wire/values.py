@@ -10,7 +10,7 @@ import dataclasses
 import math
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._core.files import FileInfo, FileKind
@@ -21,7 +21,7 @@ from union.sandbox._core.resources import Resources
 from union.sandbox._policy.decision import Decision, FrontendName
 from union.sandbox._wire.errors import clean_text
 from union.sandbox._wire.frames import WireError, parse_json, to_json
-from union.sandbox.constants import DEVNULL, PIPE, Stream
+from union.sandbox.constants import DEVNULL, PIPE, STDOUT, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,18 +32,24 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_START",
     "SessionInfo",
+    "Start",
     "decode_decision",
     "decode_event",
     "decode_file",
     "decode_run",
+    "decode_run_start",
     "decode_session",
     "decode_session_info",
+    "decode_start_body",
     "encode_decision",
     "encode_event",
     "encode_file",
+    "encode_network",
     "encode_run",
     "encode_session",
     "encode_session_info",
+    "encode_start_body",
+    "reject_unknown",
 ]
 
 MAX_START: Final = 80 * 1024 * 1024
@@ -115,7 +121,8 @@ def _printable_list(value: object, what: str) -> tuple[str, ...]:
     return tuple(_printable(item, what) for item in items)
 
 
-def _reject_unknown(value: dict[str, Any], known: frozenset[str], what: str) -> None:
+def reject_unknown(value: dict[str, Any], known: frozenset[str], what: str) -> None:
+    """Raise if ``value`` has a field that is not ``known``."""
     if unknown := value.keys() - known:
         raise WireError(f"{what} has no field {min(unknown)!r:.100}")
 
@@ -124,14 +131,16 @@ def _reject_unknown(value: dict[str, Any], known: frozenset[str], what: str) -> 
 
 _SESSION: Final = frozenset(
     {
-        "backend", "host_work_dir", "network_mode", "network_allowlist", "network_denylist",
-        "network_proxy_url", "network_socks_url", "timeout_s", "env", "read_only_paths",
-        "read_write_paths", "resources", "strict", "warm", "preload",
+        "backend", "host_work_dir", "work_dir_name", "network_mode", "network_allowlist",
+        "network_denylist", "network_proxy_url", "network_socks_url", "timeout_s", "env",
+        "read_only_paths", "read_write_paths", "resources", "strict", "warm", "preload",
+        "persist",
     }
 )  # fmt: skip
 
 
-def _encode_network(network: NetworkSpec) -> dict[str, Any]:
+def encode_network(network: NetworkSpec) -> dict[str, Any]:
+    """Encode mode and allow-list; the rest of a policy belongs to the session."""
     payload: dict[str, Any] = {"network_mode": network.mode}
     if network.mode == "allowlist":
         payload["network_allowlist"] = [entry.text for entry in network.allow]
@@ -159,9 +168,10 @@ def _encode_call(call: CallPosture, session: SessionSpec) -> dict[str, Any]:
 def encode_session(spec: SessionSpec) -> dict[str, Any]:
     """Encode a session as the arguments that describe it; default values are left out."""
     payload = {
-        **(_encode_network(spec.network) if spec.network_is_ceiling else {}),
+        **(encode_network(spec.network) if spec.network_is_ceiling else {}),
         "backend": spec.backend,
         "host_work_dir": spec.host_work_dir,
+        "work_dir_name": spec.work_dir_name,
         "network_denylist": [entry.text for entry in spec.network.deny] or None,
         "network_proxy_url": spec.network.proxy_url,
         "network_socks_url": spec.network.socks_url,
@@ -172,9 +182,11 @@ def encode_session(spec: SessionSpec) -> dict[str, Any]:
         "resources": _encode_resources(spec.limits, {"gpu": 0}),
         "strict": spec.strict or None,
         "warm": spec.warm,
-        "preload": list(spec.preload) or None,
+        "preload": list(spec.preload or ()) or None,
+        "persist": None if spec.persist == "workdir" else spec.persist,
     }
-    return {name: value for name, value in payload.items() if value is not None}
+    without = {"preload": None} if spec.preload is None else {}  # not the default
+    return {name: value for name, value in payload.items() if value is not None} | without
 
 
 def decode_session(
@@ -187,7 +199,7 @@ def decode_session(
         WireError: an argument is unknown.
 
     """
-    _reject_unknown(payload, _SESSION, "a session")
+    reject_unknown(payload, _SESSION, "a session")
     options = _with_resources(payload)
     backend = options.pop("backend", "default")
     if backend == "default":
@@ -201,7 +213,7 @@ def _with_resources(payload: dict[str, Any]) -> dict[str, Any]:
     if resources is not None:
         _checked(resources, dict, "resources")
         names = frozenset(field.name for field in dataclasses.fields(Resources))
-        _reject_unknown(resources, names, "resources")
+        reject_unknown(resources, names, "resources")
         options["resources"] = Resources(**resources)
     return options
 
@@ -210,7 +222,7 @@ def _with_resources(payload: dict[str, Any]) -> dict[str, Any]:
 
 _RUN: Final = frozenset(
     {
-        "kind", "argv", "env", "cwd", "stdout", "stderr", "stdin", "network_mode",
+        "argv", "env", "cwd", "stdout", "stderr", "stdin", "network_mode",
         "network_allowlist", "timeout_s", "background", "pty", "resources", "read_only_paths",
         "read_write_paths",
     }
@@ -228,27 +240,45 @@ def encode_run(spec: RunSpec, session: SessionSpec) -> bytes:
         "env": dict(spec.env) or None,
         "cwd": spec.cwd,
         "stdout": "pipe" if spec.stdout == "inherit" else spec.stdout,
-        "stderr": "pipe" if spec.stderr == "inherit" else spec.stderr,
+        "stderr": _encode_stderr(spec),
         "stdin": "bytes" if isinstance(spec.stdin, bytes) else spec.stdin,
         "timeout_s": spec.timeout_s,
         "background": spec.background or None,
         "pty": spec.pty,
     }
     if spec.network != session.network:
-        payload |= _encode_network(spec.network)
+        payload |= encode_network(spec.network)
     if spec.call is not None:
         payload |= _encode_call(spec.call, session)
-    head = to_json({name: value for name, value in payload.items() if value is not None})
     text = spec.text.encode("utf-8", "surrogateescape")
-    stdin = spec.stdin if isinstance(spec.stdin, bytes) else b""
+    return encode_start_body(payload, text, spec.stdin if isinstance(spec.stdin, bytes) else b"")
+
+
+def encode_start_body(payload: dict[str, Any], text: bytes, stdin: bytes = b"") -> bytes:
+    """Encode the body of a START; fields of ``payload`` that are None are left out."""
+    head = to_json({name: value for name, value in payload.items() if value is not None})
     return b"".join((_SIZES.pack(len(head), len(text)), head, text, stdin))
 
 
-def decode_run(body: bytes, session: SessionSpec) -> RunSpec:
-    """Decode the run that the body of a START describes.
+def _encode_stderr(spec: RunSpec) -> str:
+    if spec.merged:
+        return "stdout"
+    return "pipe" if spec.stderr == "inherit" else spec.stderr
+
+
+class Start(NamedTuple):
+    """The body of a START, its fields not checked yet."""
+
+    kind: str
+    fields: dict[str, Any]
+    text: str
+    stdin: bytes
+
+
+def decode_start_body(body: bytes) -> Start:
+    """Split the body of a START.
 
     Raises:
-        SandboxUsageError: ``Session.run()`` would raise it for the same arguments.
         WireError: the body is malformed.
 
     """
@@ -259,13 +289,30 @@ def decode_run(body: bytes, session: SessionSpec) -> RunSpec:
     stdin_at = text_at + text_size
     if stdin_at > len(body):
         raise WireError(f"truncated START body: {stdin_at} bytes announced, got {len(body)}")
-    payload = parse_json(body[_SIZES.size : text_at], max_bytes=_MAX_HEAD)
-    _reject_unknown(payload, _RUN, "a run")
+    fields = parse_json(body[_SIZES.size : text_at], max_bytes=_MAX_HEAD)
     try:
         text = body[text_at:stdin_at].decode("utf-8", "surrogateescape")
     except UnicodeDecodeError as exc:
         raise WireError("the command must be UTF-8 text") from exc
-    kind = _checked(payload.pop("kind", None), str, "kind")
+    kind = _checked(fields.pop("kind", None), str, "kind")
+    return Start(kind, fields, text, body[stdin_at:])
+
+
+def decode_run(body: bytes, session: SessionSpec) -> RunSpec:
+    """Decode the run that the body of a START describes; raises as ``decode_run_start``."""
+    return decode_run_start(decode_start_body(body), session)
+
+
+def decode_run_start(start: Start, session: SessionSpec) -> RunSpec:
+    """Decode the run that a START describes.
+
+    Raises:
+        SandboxUsageError: ``Session.run()`` would raise it for the same arguments.
+        WireError: a field is malformed.
+
+    """
+    kind, payload, text, stdin_bytes = start
+    reject_unknown(payload, _RUN, "a run")
     if kind not in {"shell", "python", "argv"}:
         raise WireError(f"kind must be shell, python or argv, got {kind!r:.100}")
     argv = payload.pop("argv", None)
@@ -279,7 +326,7 @@ def decode_run(body: bytes, session: SessionSpec) -> RunSpec:
         session,
         argv if kind == "argv" else text,
         script_type="python" if kind == "python" else "shell",
-        stdin=body[stdin_at:] if stdin == "bytes" else PIPE if stdin else None,
+        stdin=stdin_bytes if stdin == "bytes" else PIPE if stdin else None,
         **streams,
         **_with_resources(payload),
     )
@@ -287,6 +334,8 @@ def decode_run(body: bytes, session: SessionSpec) -> RunSpec:
 
 def _decode_stream(value: object, name: str) -> Stream | None:
     mode = _checked(value, str, name)
+    if mode == "stdout" and name == "stderr":
+        return STDOUT
     if mode not in {"collect", "pipe", "devnull"}:
         raise WireError(f"{name} must be collect, pipe or devnull, got {mode!r:.100}")
     return {"collect": None, "pipe": PIPE, "devnull": DEVNULL}[mode]
@@ -305,6 +354,10 @@ class SessionInfo:
     fs_allowlist: dict[str, tuple[str, ...]]
     grace_s: float
     """How long the server keeps the session for a client without a connection."""
+    has_contexts: bool = False
+    """Whether the server runs contexts."""
+    is_machine: bool = False
+    """Whether file calls accept every path that is visible inside."""
 
 
 def encode_session_info(info: SessionInfo) -> dict[str, Any]:
@@ -314,6 +367,8 @@ def encode_session_info(info: SessionInfo) -> dict[str, Any]:
         "isolation": info.isolation.to_dict(),
         "fs_allowlist": {name: list(paths) for name, paths in info.fs_allowlist.items()},
         "grace_s": info.grace_s,
+        "contexts": info.has_contexts,
+        "machine": info.is_machine,
     }
 
 
@@ -327,6 +382,8 @@ def decode_session_info(payload: dict[str, Any]) -> SessionInfo:
                 name: _paths(payload["fs_allowlist"][name]) for name in ("read_only", "read_write")
             },
             grace_s=_grace(payload["grace_s"]),
+            has_contexts=_checked(payload.get("contexts", False), bool, "contexts"),
+            is_machine=payload.get("machine") is True,  # an older server does not send it
         )
     except (KeyError, TypeError, AttributeError) as exc:
         raise WireError(f"malformed description of a session: {exc!r}") from exc
@@ -368,7 +425,7 @@ def decode_isolation(payload: dict[str, Any]) -> Isolation:
 
 
 _REPORT: Final[dict[str, type]] = {
-    **dict.fromkeys(("backend", "root", "proc", "ids", "seccomp", "egress"), str),
+    **dict.fromkeys(("backend", "root", "proc", "ids", "seccomp", "egress", "persist"), str),
     "landlock_abi": int,
     "no_new_privs": bool,
 }
@@ -377,6 +434,7 @@ _REPORT: Final[dict[str, type]] = {
 # Events of a run.
 
 _MAX_EVENT: Final = 64 * 1024
+_USAGE: Final = tuple(field.name for field in dataclasses.fields(Usage))
 
 
 def encode_event(event: Event) -> bytes:
@@ -385,7 +443,8 @@ def encode_event(event: Event) -> bytes:
         case Started():
             payload = {"started": {"pid": event.pid}}
         case Exited():
-            usage = dataclasses.asdict(event.usage)
+            # One for every run: ``dataclasses.asdict`` would copy each value deeply.
+            usage = {name: getattr(event.usage, name) for name in _USAGE}
             payload = {
                 "exited": {"returncode": event.returncode, "reason": event.reason, "usage": usage}
             }
@@ -407,7 +466,7 @@ def encode_decision(decision: Decision) -> bytes:
 
 
 def decode_event(data: bytes) -> tuple[str, Any]:
-    """Return the name of an event and its value: ``Event``, ``Decision`` or an encoded error."""
+    """Return the name of an event and its value: ``Event``, ``Decision`` or plain fields."""
     payload = parse_json(data, max_bytes=_MAX_EVENT)
     if len(payload) != 1:
         raise WireError(f"an EVENT frame must have one event, got {len(payload)}")
@@ -428,7 +487,7 @@ def decode_event(data: bytes) -> tuple[str, Any]:
                 return name, Failed(*(clean_text(_checked(value[n], str, n)) for n in names))
             case "decision":
                 return name, decode_decision(value)
-            case "refused":
+            case "refused" | "context":
                 return name, value
     except KeyError as exc:
         raise WireError(f"event {name} has no field {exc}") from exc
@@ -479,14 +538,23 @@ def _relative(value: object) -> str:
     return path
 
 
-def decode_file(payload: object) -> FileInfo:
+def _visible(value: object) -> str:
+    """Return a path of a machine, which may be any; the caller knows what it must begin with."""
+    path: str = _checked(value, str, "path")
+    if "\0" in path or not path:
+        raise WireError(f"path must not be empty or have a NUL, got {path!r:.100}")
+    return path
+
+
+def decode_file(payload: object, *, is_machine: bool = False) -> FileInfo:
+    """Decode the description of a file; only one of a machine may be outside the work dir."""
     value = _checked(payload, dict, "file")
     try:
         kind = _checked(value["kind"], str, "kind")
         if kind not in {"file", "dir", "symlink", "other"}:
             raise WireError(f"kind must be file, dir, symlink or other, got {kind!r:.100}")
         return FileInfo(
-            path=_relative(value["path"]),
+            path=_visible(value["path"]) if is_machine else _relative(value["path"]),
             kind=cast("FileKind", kind),
             size=_whole(value["size"], "size"),
             mode=_whole(value["mode"], "mode", maximum=0o177777),

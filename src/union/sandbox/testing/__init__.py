@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.resolve import resolve_session
+from union.sandbox._session.lifecycle import SingleUseLifecycle
 from union.sandbox._session.session import Session
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.testing._memory_files import MemoryFiles
@@ -253,8 +254,8 @@ class _ScriptedRun:
         elif self._spec.stdin == "pipe":
             self._on_call(self._spec, b"")
         out, err = _as_bytes(answer.stdout), _as_bytes(answer.stderr)
-        if self._spec.pty is not None:
-            out, err = out + err, b""  # a terminal has one output
+        if self._spec.pty is not None or self._spec.merged:
+            out, err = out + err, b""  # one output
         await asyncio.gather(self._write(1, out), self._write(2, err))
         await asyncio.sleep(answer.after_s)
         self.finish(answer.returncode, answer.termination_reason)
@@ -375,4 +376,4 @@ def scripted_session(
         network_mode=network_mode,
         network_allowlist=network_allowlist,
     )
-    return Session(spec, lambda: transport)
+    return Session(spec, SingleUseLifecycle(spec, lambda: transport))

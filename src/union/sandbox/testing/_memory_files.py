@@ -19,6 +19,8 @@ from union.sandbox.errors import SandboxUsageError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 
+    from union.sandbox._core.processes import ProcessInfo
+
 __all__ = ["MemoryFiles"]
 
 _CHUNK_BYTES: Final = 64 * 1024
@@ -88,6 +90,14 @@ class MemoryFiles:
         below = {each[len(prefix) :].split("/")[0] for each in known if each.startswith(prefix)}
         return tuple(self._info(prefix + each) for each in sorted(below))
 
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        """Return no process: nothing stays between scripted commands."""
+        return ()
+
+    async def stop_process(self, pid: int) -> bool:  # noqa: ARG002 - of the protocol
+        """Return that there is no such process."""
+        return False
+
     async def stat(self, path: str) -> FileInfo:
         """Return the description of a file or directory."""
         return self._info(self._below(path, allow_root=True))
@@ -100,7 +110,7 @@ class MemoryFiles:
         if above and not parents and not self._is_dir(above):
             raise _not_found_error(above)
         if name in self.files:
-            raise _not_a_directory_error(name) if exist_ok else _exists_error(name)
+            raise _exists_error(name)
         if self._is_dir(name) and not exist_ok:
             raise _exists_error(name)
         self._make_parents(f"{name}/")
