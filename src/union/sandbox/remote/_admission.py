@@ -58,18 +58,23 @@ class Admission:
         """When the server last started or ended a run of this session."""
         self._closed = False
 
+    def enter_now(self) -> Slot | None:
+        """Return a slot if a run may be sent at once; None if it must wait: ``enter()``."""
+        if self._queue:
+            return None
+        if self._active == 0:
+            self._progress = self._loop.time()
+        if self._starting >= MAX_STARTING or self._active >= self._limit:
+            return None
+        self._reserve()
+        return Slot(self)
+
     async def enter(self, max_wait_s: float) -> Slot | None:
         """Wait until a run may be sent; return its slot.
 
         Return None if the server has made room for no run of this session for ``max_wait_s``.
         """
-        if not self._queue:
-            if self._active == 0:
-                self._progress = self._loop.time()
-            if self._starting < MAX_STARTING and self._active < self._limit:
-                self._reserve()
-                return Slot(self)
-        return await self._wait(max_wait_s, first=False)
+        return self.enter_now() or await self._wait(max_wait_s, first=False)
 
     async def enter_again(self, max_wait_s: float) -> Slot | None:
         """Like ``enter()``, for a run that the server refused as ``busy``; it stays the first."""
@@ -82,14 +87,16 @@ class Admission:
         self._limit += 1 / max(self._limit, 1.0)
         self._pause_s = _FIRST_PAUSE_S
         self._progress = self._loop.time()
-        self._admit()
+        if self._queue:
+            self._admit()
 
     def note_end(self, *, was_started: bool) -> None:
         """Record that a run has ended or was never started; the next may take its slot."""
         self._active -= 1
         if was_started:
             self._progress = self._loop.time()
-            self._admit()
+            if self._queue:
+                self._admit()
         else:
             self._starting -= 1
 

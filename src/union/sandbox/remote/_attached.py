@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from union.sandbox._wire.frames import VERSION, WireError, parse_json, to_json
 from union.sandbox._wire.message_stream import SocketStream
 from union.sandbox.errors import SandboxConnectionError
+from union.sandbox.remote._connection import unless_ended
 from union.sandbox.remote._transport import RemoteTransport
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from union.sandbox._core.spec import SessionSpec
+    from union.sandbox.errors import SandboxError
     from union.sandbox.remote._access import Access
     from union.sandbox.remote._connection import ClientConnection
     from union.sandbox.remote._http import HttpClient
@@ -51,10 +53,13 @@ class AttachedTransport(RemoteTransport):
         *,
         session: str,
         ends_session: bool,
+        wait_for_end: Callable[[], Awaitable[SandboxError]] | None = None,
     ) -> None:
-        super().__init__(spec, None)
+        super().__init__(spec, None, session)
+        self._wait_for_end = wait_for_end
+        # A reference need not be closed.
+        self._releases_when_lost = True
         self._locate = locate
-        self._name = session
         self._ends_session = ends_session
 
     async def open(self) -> None:
@@ -69,7 +74,7 @@ class AttachedTransport(RemoteTransport):
             if await self._join_over_socket(sock):
                 return
         try:
-            await super()._connect()
+            await unless_ended(super()._connect(), self._wait_for_end)
         except BaseException as exc:
             # A reference need not be closed, so a failed attempt cleans up at once.
             http, self._http = self._http, None

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire.frames import Kind, WireError
 from union.sandbox.errors import SandboxConnectionError, SandboxError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from union.sandbox._wire.endpoint import Endpoint
     from union.sandbox._wire.message_stream import MessageStream
     from union.sandbox.remote._run import RemoteRun
 
-__all__ = ["Backoff", "ClientConnection"]
+__all__ = ["Backoff", "ClientConnection", "unless_ended"]
 
+_T = TypeVar("_T")
 _MESSAGE: Final = 512 * 1024
 _ACK_DELAY_S: Final = 0.02
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
@@ -56,6 +57,26 @@ class Backoff:
         return True
 
 
+async def unless_ended(
+    connecting: Coroutine[Any, Any, _T],
+    wait_for_end: Callable[[], Awaitable[SandboxError]] | None,
+) -> _T:
+    """Return the result of ``connecting``, unless the server turns out to have ended before."""
+    if wait_for_end is None:
+        return await connecting
+    attempt = asyncio.ensure_future(connecting)
+    watching = asyncio.ensure_future(wait_for_end())
+    try:
+        await asyncio.wait({attempt, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if attempt.done() or watching.exception() is not None:
+            return await attempt  # Without a watch, only the attempts themselves decide.
+        raise watching.result()
+    finally:
+        for task in (attempt, watching):
+            task.cancel()
+        await asyncio.gather(attempt, watching, return_exceptions=True)
+
+
 class ClientConnection:
     """The connection that carries the frames of all runs of one session.
 
@@ -70,6 +91,8 @@ class ClientConnection:
         connect: Callable[[], Awaitable[MessageStream]],
         release: Callable[[], Awaitable[None]],
         grace_s: float,
+        wait_for_end: Callable[[], Awaitable[SandboxError]] | None = None,
+        releases_when_lost: bool = False,
     ) -> None:
         self._stream: MessageStream | None = stream
         self._endpoint = endpoint
@@ -78,11 +101,17 @@ class ClientConnection:
         self._release = release
         """Closes the HTTP client that opens message streams."""
         self._grace_s = grace_s
+        self._wait_for_end = wait_for_end
+        """Returns when the server has ended for good, which only others know for certain."""
+        self._releases_when_lost = releases_when_lost
+        """Whether the caller may never close a session that is lost."""
         self._backoff: Backoff | None = None
         """The backoff of reconnecting, until a run makes progress over a new stream."""
         self.made_progress = False
         """Whether a run has made progress over the current stream."""
         self._runs: dict[int, RemoteRun] = {}
+        self.ended: list[RemoteRun] = []
+        """Runs that have ended in the current message, some of whose output may be missing."""
         self._outgoing: list[bytes] = []
         self._delayed_acks: dict[RemoteRun, None] = {}
         self._ack_timer: asyncio.TimerHandle | None = None
@@ -102,8 +131,8 @@ class ClientConnection:
     def begin(self, run: RemoteRun) -> None:
         self._runs[run.number] = run
         if self._stream is not None:
-            for frame in run.start_frames():
-                self.send(frame)
+            self._outgoing.extend(run.start_frames())
+            self._wake.set()
 
     def forget(self, run: RemoteRun) -> None:
         self._runs.pop(run.number, None)
@@ -141,8 +170,9 @@ class ClientConnection:
                     break  # Receiving fails as well, and that side reconnects.
 
     def _next_message(self) -> list[bytes]:
-        self._outgoing.extend(run.ack() for run in self._delayed_acks)
-        self._delayed_acks.clear()
+        if self._delayed_acks:
+            self._outgoing.extend(run.ack() for run in self._delayed_acks)
+            self._delayed_acks.clear()
         size = count = 0
         for frame in self._outgoing:
             if count and size + len(frame) > _MESSAGE:
@@ -174,9 +204,13 @@ class ClientConnection:
                     break
                 if self.made_progress or lasted_s >= _LASTING_S:
                     self._backoff = None
-                self._stream = await self._reconnect(at_once=lasted_s >= _BRIEF_S)
+                self._stream = await unless_ended(
+                    self._reconnect(at_once=lasted_s >= _BRIEF_S), self._wait_for_end
+                )
         except SandboxError as exc:
             why = exc
+            if self._releases_when_lost:
+                await self._release()
         except asyncio.CancelledError:
             if not self._closing:
                 # The event loop is shutting down and the session was not closed before.
@@ -193,6 +227,8 @@ class ClientConnection:
             async for message in stream:
                 for frame in wire.decode(message):
                     self._dispatch(frame)
+                while self.ended:
+                    self.ended.pop().watch_remaining_output()
         except _MALFORMED as exc:
             raise SandboxConnectionError(
                 f"{self._endpoint}: the server violated the protocol: {exc}",

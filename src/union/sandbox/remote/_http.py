@@ -33,7 +33,7 @@ __all__ = ["MAX_LISTING", "HttpClient"]
 
 _CONNECT_S: Final = 10.0
 _HANDSHAKE_S: Final = 30.0
-CALL_S: Final = 60.0
+CALL_S: Final = 20.0
 """How long one request may take, its reply included."""
 IDLE_S: Final = 60.0
 """How long the transfer of a file may make no progress."""
@@ -212,18 +212,18 @@ class HttpClient:
         path: str,
         chunks: AsyncIterable[bytes],
         *,
-        mode: int,
-        overwrite: bool,
+        query: dict[str, str],
+        route: str = "file",
     ) -> int:
         """Upload a file in pieces. An exception of ``chunks`` is raised unchanged.
 
         After such an exception, or when this is cancelled, the server has discarded the file when
         this returns.
         """
-        query = {"path": path, "mode": f"{mode:o}", "overwrite": str(int(overwrite)), "framed": "1"}
+        fields = {"path": path, **query, "framed": "1"}
         body = Upload(chunks)
         sending = asyncio.get_running_loop().create_task(
-            self._put(self._url(f"sessions/{session}/file", query), body)
+            self._put(self._url(f"sessions/{session}/{route}", fields), body)
         )
         try:
             await self._wait_for_upload(sending, body)
@@ -233,6 +233,8 @@ class HttpClient:
             await wait_finished(sending, within_s=_GIVE_UP_S)
             raise
         except SandboxError:
+            # The connection may have dropped while the next piece was being read.
+            await body.stop(within_s=_GIVE_UP_S)
             if body.error is not None:
                 raise body.error from None
             raise
@@ -271,14 +273,20 @@ class HttpClient:
         return found
 
     async def fetch(
-        self, session: str, path: str, *, max_bytes: int
+        self,
+        session: str,
+        path: str,
+        *,
+        max_bytes: int,
+        route: str = "file",
+        query: dict[str, str] | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """Download a file in pieces; the server marks the last one explicitly."""
-        query = {"path": path, "max_bytes": str(max_bytes), "framed": "1"}
+        fields = {"path": path, **(query or {}), "max_bytes": str(max_bytes), "framed": "1"}
         left = max_bytes
         try:
             async with self._session.get(
-                self._url(f"sessions/{session}/file", query),
+                self._url(f"sessions/{session}/{route}", fields),
                 headers=self._auth,
                 ssl=self._ssl,
                 timeout=self._timeout(None, idle_s=IDLE_S),
@@ -339,6 +347,11 @@ def _describe(exc: BaseException) -> str:
         return f"its certificate is sha256:{exc.got.hex()}, not the one that was pinned"
     if isinstance(exc, asyncio.IncompleteReadError):
         return "the reply was truncated"
+    if isinstance(exc, aiohttp.ClientConnectorError) and not isinstance(
+        exc, aiohttp.ClientConnectorCertificateError | aiohttp.ClientConnectorSSLError
+    ):
+        # Its own text shows the TLS settings as an object.
+        return f"cannot connect: {exc.os_error.strerror or exc.os_error}"
     if isinstance(exc, TimeoutError):
         return str(exc) or "no reply in time"
     return str(exc) or type(exc).__name__

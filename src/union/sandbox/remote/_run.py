@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+import functools
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.events import Failed
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire.errors import decode_error
-from union.sandbox._wire.frames import MAX_CHUNK, STDIN_WINDOW, WINDOW, Kind, Offsets, WireError
+from union.sandbox._wire.frames import Kind, Offsets, WireError
 from union.sandbox._wire.values import decode_event, decode_isolation
+from union.sandbox.remote._output import OutputStream
+from union.sandbox.remote._stdin import RemoteStdin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteRun"]
 
-_ACK_EVERY: Final = WINDOW // 4
-"""Each ACK costs both sides a system call and a wake-up, so they are rare while output flows."""
-_ACK_FRAMES: Final = 256
 DEADLINE_GRACE_S: Final = 15.0
 """How long after its timeout the server may take to report the end of a command."""
 REMAINING_OUTPUT_S: Final = 30.0
@@ -36,37 +35,12 @@ MAX_EVENTS: Final = 10_100
 """A run has at most 10,000 network decisions, and few other events."""
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 """All events of one run together."""
-_SMALL: Final = 2048
-_MAX_WAITING: Final = 2 * WINDOW
-"""The most bytes of an unread stream that are accepted; an honest server stops at the window."""
-
-
-class _OutputStream:
-    """One output stream on its way to the sink, which may pause it."""
-
-    def __init__(self) -> None:
-        self.received = 0
-        self.delivered = 0
-        """How many bytes the sink has accepted."""
-        self.acked = 0
-        self.unacked_frames = 0
-        self.paused = False
-        self.closed = False
-        self.end_delivered = False
-        """Whether the sink was notified of the end."""
-        self.waiting: deque[memoryview | bytes] = deque()
-        self.held = 0
-        """How many bytes wait."""
-
-    @property
-    def wants_ack(self) -> bool:
-        return self.delivered - self.acked >= _ACK_EVERY or (
-            self.unacked_frames >= _ACK_FRAMES and self.delivered > self.acked
-        )
 
 
 class RemoteRun:
     """A command in flight (the Run protocol), over a connection that may break and resume."""
+
+    max_events = MAX_EVENTS
 
     def __init__(
         self,
@@ -86,7 +60,9 @@ class RemoteRun:
         self._body = body
         self._sink = sink
         self._connection = connection
-        self._streams = {fd: _OutputStream() for fd in fds}
+        self._streams = {fd: OutputStream() for fd in fds}
+        self._undelivered = len(fds)
+        """Streams whose end was not passed to the sink."""
         self._slot = slot
         self._was_started = False
         self._limit_s = None if timeout_s is None else timeout_s + DEADLINE_GRACE_S
@@ -97,23 +73,18 @@ class RemoteRun:
         self._sent = 0
         self._unconfirmed: deque[tuple[int, bytes]] = deque()
         """Upstream frames that the server has not confirmed."""
-        self._stdin: deque[bytes] = deque()
-        self._stdin_queued = 0
-        self._stdin_sent = 0
-        self._stdin_taken = 0
-        self._stdin_closing = False
-        self._stdin_broken = False
-        self._drainers: list[asyncio.Future[None]] = []
+        self._stdin: RemoteStdin | None = None
 
     # The deadline.
 
     def watch(self) -> None:
         """Start the deadline: a server that does not report the end in time is given up."""
+        if self._limit_s is None:
+            return
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._limit_s is not None:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(self._limit_s, self._on_deadline)
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._limit_s, self._on_deadline)
 
     def _on_deadline(self) -> None:
         self.end("timeout")
@@ -125,8 +96,10 @@ class RemoteRun:
             hint="the server is overloaded, stuck or hostile; the command may still run there",
         )
 
-    def _watch_remaining_output(self) -> None:
+    def watch_remaining_output(self) -> None:
         """Require steady progress of the output that remains after the command has ended."""
+        if self._is_over:
+            return
         if self._deadline is not None:
             self._deadline.cancel()
         loop = asyncio.get_running_loop()
@@ -136,7 +109,7 @@ class RemoteRun:
     def _check_remaining_output(self, before: int) -> None:
         received = sum(stream.received for stream in self._streams.values())
         if received != before or any(stream.paused for stream in self._streams.values()):
-            self._watch_remaining_output()
+            self.watch_remaining_output()
             return
         self.fail(
             "the command has ended, and no more of its output was received for "
@@ -159,15 +132,13 @@ class RemoteRun:
         if not self.started.done():
             yield from wire.encode_start(self.number, self._body)
         known = {fd: stream.received for fd, stream in self._streams.items()}
-        yield wire.encode_offsets(
-            Kind.ATTACH, self.number, Offsets(known.get(1, 0), known.get(2, 0), self._events)
-        )
+        yield wire.encode_offsets(Kind.ATTACH, self.number, Offsets.of(known, self._events))
         for _, frame in self._unconfirmed:
             yield frame
 
-    def start_frames(self) -> Iterator[bytes]:
-        """Yield the frames that start this run on a connection that works."""
-        yield from wire.encode_start(self.number, self._body)
+    def start_frames(self) -> list[bytes]:
+        """Return the frames that start this run on a connection that works."""
+        return wire.encode_start(self.number, self._body)
 
     def receive(self, frame: wire.Frame) -> None:
         match frame.kind:
@@ -190,11 +161,10 @@ class RemoteRun:
         if self.has_ended:
             return
         self._ended = True
-        for stream in self._streams.values():
-            stream.end_delivered = True
+        self._give_up_output()
         self._sink.event(Failed("transport", reason, code, hint))
         self._resolve_started()
-        self._wake_drainers()
+        self._end_stdin()
         self._release()
 
     @property
@@ -204,9 +174,20 @@ class RemoteRun:
             stream.closed or stream.end_delivered for stream in self._streams.values()
         )
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether the run has ended and all its output was delivered."""
+        return self._ended and not self._undelivered
+
     # Output.
 
-    def _stream(self, fd: int) -> _OutputStream:
+    def _give_up_output(self) -> None:
+        """Deliver no more output: the end of the run stands for the ends of its streams."""
+        self._undelivered = 0
+        for stream in self._streams.values():
+            stream.end_delivered = True
+
+    def _stream(self, fd: int) -> OutputStream:
         try:
             return self._streams[fd]
         except KeyError:
@@ -224,19 +205,12 @@ class RemoteRun:
         # A small view would keep its whole message in memory, so it is copied.
         kept = data if 2 * len(data) > len(data.obj) else bytes(data)  # type: ignore[arg-type]  # of bytes
         if stream.paused:
-            if len(kept) < _SMALL and stream.waiting and len(stream.waiting[-1]) < _SMALL:
-                # Bytes that arrive one by one must not cost an object each.
-                stream.waiting[-1] = bytes(stream.waiting[-1]) + kept
-            else:
-                stream.waiting.append(kept)
-            stream.held += len(kept)
-            if stream.held > _MAX_WAITING:
-                raise WireError(f"{stream.held} bytes of output beyond the window")
+            stream.hold(kept)
         else:
             self._deliver(fd, stream, kept)
             self._ack_if_due(stream)
 
-    def _deliver(self, fd: int, stream: _OutputStream, data: bytes | memoryview) -> None:
+    def _deliver(self, fd: int, stream: OutputStream, data: bytes | memoryview) -> None:
         stream.unacked_frames += 1
         if stream.end_delivered:
             return
@@ -252,9 +226,10 @@ class RemoteRun:
         stream.closed = True
         self._end_if_delivered(fd, stream)
 
-    def _end_if_delivered(self, fd: int, stream: _OutputStream) -> None:
+    def _end_if_delivered(self, fd: int, stream: OutputStream) -> None:
         if stream.closed and not stream.waiting and not stream.end_delivered:
             stream.end_delivered = True
+            self._undelivered -= 1
             stream.delivered = stream.received
             self._sink.end_of_output(fd)
             self._finish_if_over()
@@ -271,13 +246,11 @@ class RemoteRun:
         stream.paused = False
         stream.delivered = stream.received - stream.held
         while stream.waiting and not stream.paused:
-            data = stream.waiting.popleft()
-            stream.held -= len(data)
-            self._deliver(fd, stream, data)
+            self._deliver(fd, stream, stream.take())
         self._ack_if_due(stream)
         self._end_if_delivered(fd, stream)
 
-    def _ack_if_due(self, stream: _OutputStream) -> None:
+    def _ack_if_due(self, stream: OutputStream) -> None:
         if stream.wants_ack:
             self._connection.ack_now(self)
         elif stream.delivered > stream.acked:
@@ -289,9 +262,7 @@ class RemoteRun:
             stream.acked = stream.delivered
             stream.unacked_frames = 0
         known = {fd: stream.delivered for fd, stream in self._streams.items()}
-        return wire.encode_offsets(
-            Kind.ACK, self.number, Offsets(known.get(1, 0), known.get(2, 0), self._events)
-        )
+        return wire.encode_offsets(Kind.ACK, self.number, Offsets.of(known, self._events))
 
     # Events.
 
@@ -302,7 +273,7 @@ class RemoteRun:
             return
         self._events += 1
         self._event_bytes += len(data)
-        if self._events > MAX_EVENTS or self._event_bytes > MAX_EVENT_BYTES:
+        if self._events > self.max_events or self._event_bytes > MAX_EVENT_BYTES:
             raise WireError(f"{self._events} events of {self._event_bytes} bytes for one run")
         self._connection.made_progress = True
         name, value = decode_event(data)
@@ -318,8 +289,14 @@ class RemoteRun:
                 self._sink.decision(value)
             case "refused":
                 self._refused(decode_error(value))
+            case "context":
+                self._on_change(value)
             case _:
                 self._on_end(name, value)
+
+    def _on_change(self, fields: dict[str, Any]) -> None:
+        """Receive an event of a context; a command has none."""
+        raise WireError(f"an event of a context with {len(fields)} fields for a command")
 
     def _on_started(self, event: Started, isolation: object) -> None:
         if isinstance(isolation, dict):
@@ -334,20 +311,25 @@ class RemoteRun:
     def _on_end(self, name: str, event: Exited | Failed) -> None:
         self._ended = True
         if name == "failed":
-            for stream in self._streams.values():
-                stream.end_delivered = True
+            self._give_up_output()
         self._sink.event(event)
         self._resolve_started()
-        self._wake_drainers()
-        self._watch_remaining_output()
+        self._end_stdin()
         self._finish_if_over()
+        if not self._is_over:
+            # The rest of its output is usually in the same message, so no timer is needed.
+            self._connection.ended.append(self)
+
+    def _end_stdin(self) -> None:
+        if self._stdin is not None:
+            self._stdin.end()
 
     def _refused(self, error: SandboxError) -> None:
         self._ended = True
-        for stream in self._streams.values():
-            stream.end_delivered = True
+        self._give_up_output()
         if not self.started.done():
             self.started.set_exception(error)
+        self._end_stdin()
         self._finish_if_over()
 
     def _resolve_started(self) -> None:
@@ -357,7 +339,7 @@ class RemoteRun:
 
     def _finish_if_over(self) -> None:
         """Release the run once everything has arrived and was delivered."""
-        if self._ended and all(stream.end_delivered for stream in self._streams.values()):
+        if self._is_over:
             for stream in self._streams.values():
                 stream.delivered = stream.received
             self._connection.ack_later(self)
@@ -385,51 +367,29 @@ class RemoteRun:
         self._control(op="resize", rows=rows, cols=cols)
 
     def _on_taken(self, taken: wire.Taken) -> None:
-        if taken.number > self._sent or taken.stdin > self._stdin_sent:
+        if taken.number > self._sent:
             raise WireError("TAKEN confirms more than was sent")
         while self._unconfirmed and self._unconfirmed[0][0] <= taken.number:
             self._unconfirmed.popleft()
-        self._stdin_taken = max(self._stdin_taken, taken.stdin)
-        if taken.broken:
-            self._stdin_broken = True
-            self._stdin.clear()
-        self._pump()
-        if self._stdin_broken or self._stdin_taken >= self._stdin_queued:
-            self._wake_drainers()
+        if self._stdin is not None or taken.stdin or taken.broken:
+            self._opened_stdin().on_taken(taken)
+
+    # Standard input.
+
+    def _opened_stdin(self) -> RemoteStdin:
+        """Return the stdin; most commands have none, so the first use creates it."""
+        if self._stdin is None:
+            send = functools.partial(self._send, Kind.STDIN)
+            self._stdin = RemoteStdin(send, functools.partial(self._control, op="eof"))
+            if self._ended:
+                self._stdin.end()
+        return self._stdin
 
     def feed_stdin(self, data: bytes) -> None:
-        if self._stdin_broken or self._ended:
-            return
-        self._stdin_queued += len(data)
-        for at in range(0, len(data), MAX_CHUNK):
-            self._stdin.append(data[at : at + MAX_CHUNK])
-        self._pump()
-
-    def _pump(self) -> None:
-        while self._stdin and self._stdin_sent - self._stdin_taken < STDIN_WINDOW:
-            data = self._stdin.popleft()
-            self._stdin_sent += len(data)
-            self._send(Kind.STDIN, data)
-        if self._stdin_closing and not self._stdin:
-            self._stdin_closing = False
-            self._control(op="eof")
+        self._opened_stdin().feed(data)
 
     async def drain_stdin(self) -> None:
-        while not self._stdin_broken and self._stdin_taken < self._stdin_queued:
-            if self._ended:
-                break
-            waiter = asyncio.get_running_loop().create_future()
-            self._drainers.append(waiter)
-            await waiter
-        if self._stdin_broken or self._ended:
-            raise BrokenPipeError(errno.EPIPE, "the command no longer reads its stdin")
-
-    def _wake_drainers(self) -> None:
-        for waiter in self._drainers:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._drainers.clear()
+        await self._opened_stdin().drain()
 
     def close_stdin(self) -> None:
-        self._stdin_closing = True
-        self._pump()
+        self._opened_stdin().close()

@@ -8,18 +8,14 @@ import secrets
 import warnings
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from union.sandbox._core.paths import work_path
-from union.sandbox._files.writer import as_byte_view, check_mode
-from union.sandbox._wire.frames import VERSION, WireError
+from union.sandbox._wire.frames import WireError
 from union.sandbox._wire.values import (
     MAX_START,
     SessionInfo,
-    decode_file,
     decode_session_info,
     encode_run,
     encode_session,
 )
-from union.sandbox.constants import MAX_DIR_ENTRIES
 from union.sandbox.errors import (
     SandboxConnectionError,
     SandboxError,
@@ -28,44 +24,45 @@ from union.sandbox.errors import (
     SessionClosedError,
 )
 from union.sandbox.remote._admission import Admission
-from union.sandbox.remote._connection import Backoff, ClientConnection
+from union.sandbox.remote._connection import ClientConnection
+from union.sandbox.remote._health import check_health
+from union.sandbox.remote._http_calls import HttpCalls
 from union.sandbox.remote._run import RemoteRun
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+    from collections.abc import Awaitable, Callable
 
-    from union.sandbox._core.files import FileInfo
+    from union.sandbox._contexts.specs import ContextSpec
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec, SessionSpec
     from union.sandbox._session.transport import Sink
     from union.sandbox._wire.message_stream import MessageStream
     from union.sandbox.remote._access import Access
+    from union.sandbox.remote._admission import Slot
+    from union.sandbox.remote._context import RemoteContext
     from union.sandbox.remote._http import HttpClient
 
 __all__ = ["RemoteTransport"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.remote")
 _T = TypeVar("_T")
-_MIN_HEALTH_S: Final = 1.0
-_PIECE: Final = 256 * 1024
+_R = TypeVar("_R", bound=RemoteRun)
 _MAX_INLINE_STDIN: Final = 1024 * 1024
 _CLOSE_S: Final = 20.0
 _DELETE_S: Final = 10.0
-_REMOVE_S: Final = 300.0
-"""How long a server may take to remove a tree."""
 _SESSION_GRACE_S: Final = 15.0
 """How long after the session's timeout the server may take to reply to a call."""
 _MAX_BUSY_WAIT_S: Final = 30.0
 """How long a run without a timeout waits for a server that starts no run of this session."""
 
 
-class RemoteTransport:
+class RemoteTransport(HttpCalls):
     """Runs commands on a server over one connection that many runs share."""
 
-    def __init__(self, spec: SessionSpec, access: Access | None) -> None:
+    def __init__(self, spec: SessionSpec, access: Access | None, name: str) -> None:
         self._spec = spec
         self._access = access
-        self._name = secrets.token_hex(16)
+        self._name = name
         self._http: HttpClient | None = None
         self._connection: ClientConnection | None = None
         self._info: SessionInfo | None = None
@@ -73,6 +70,9 @@ class RemoteTransport:
         self._admission = Admission()
         self._is_requested = False
         self._is_over = False
+        self._wait_for_end: Callable[[], Awaitable[SandboxError]] | None = None
+        """Returns when the server has ended for good; None where nothing can tell."""
+        self._releases_when_lost = False
 
     # Opening and closing.
 
@@ -122,7 +122,7 @@ class RemoteTransport:
 
     async def _connect(self) -> None:
         http = await self._http_client()
-        await self._check_health(http, self._required_access.connect_timeout_s)
+        await check_health(http, self._required_access.connect_timeout_s, self._is_gone)
         info = self._checked_info(await self._join(http))
         self._use_stream(await http.connect(self._name), info)
 
@@ -162,6 +162,8 @@ class RemoteTransport:
             connect=connect,
             release=self._release,
             grace_s=info.grace_s,
+            wait_for_end=self._wait_for_end,
+            releases_when_lost=self._releases_when_lost,
         )
         if info.isolation.backend == "none":
             warnings.warn(
@@ -174,33 +176,6 @@ class RemoteTransport:
         """Open the session; return the description that the server sends."""
         self._is_requested = True
         return await http.call("PUT", self._path(), encode_session(self._spec))
-
-    async def _check_health(self, http: HttpClient, within_s: float) -> None:
-        """Wait for a server that is starting or busy, but not for one that refuses."""
-        backoff = Backoff(within_s)
-        payload: dict[str, Any] = {}
-        while payload.get("status") != "ok":
-            try:
-                left_s = max(backoff.left_s, _MIN_HEALTH_S)
-                payload = await http.call("GET", "health", within_s=left_s)
-                status = payload.get("status")
-                problem = SandboxConnectionError(
-                    f"{http.endpoint}: the server is {status!r:.100}", code="draining"
-                )
-            except SandboxConnectionError as exc:
-                if exc.code in {"unauthorized", "certificate", "protocol"} or self._is_gone(exc):
-                    raise
-                problem = exc
-            if payload.get("status") != "ok" and not await backoff.wait():
-                raise problem
-        version = payload.get("protocol")
-        if version != VERSION:
-            raise SandboxConnectionError(
-                f"{http.endpoint}: the server uses version {version!r:.100} of the protocol, this "
-                f"client version {VERSION}",
-                code="version",
-                hint="use the same version of unionai-sandbox on both sides",
-            )
 
     def _is_gone(self, exc: SandboxConnectionError) -> bool:  # noqa: ARG002 - for subclasses
         """Whether no server will ever reply at this address, so that waiting is useless."""
@@ -265,7 +240,8 @@ class RemoteTransport:
     # Running.
 
     async def start(self, spec: RunSpec, sink: Sink) -> RemoteRun:
-        await self._connected()
+        if self._connection is None:
+            await self._connected()
         stdin = spec.stdin
         if isinstance(stdin, bytes) and len(stdin) > _MAX_INLINE_STDIN:
             # Fed as the command reads it, so that neither side holds a second copy.
@@ -277,38 +253,50 @@ class RemoteTransport:
                 argument="cmd",
                 hint="put the data into a file with put_bytes()",
             )
-        run = await self._start_admitted(spec, body, sink)
+        isolation = self._required_info.isolation
+        fds = {fd for fd, mode in ((1, spec.stdout), (2, spec.stderr)) if mode != "devnull"}
+        run = await self._start_admitted(
+            lambda connection, slot: RemoteRun(
+                secrets.randbits(63),
+                body,
+                sink,
+                connection=connection,
+                isolation=isolation,
+                fds=fds,
+                timeout_s=spec.timeout_s,
+                slot=slot,
+            ),
+            spec.timeout_s,
+        )
         if isinstance(stdin, bytes) and len(stdin) > _MAX_INLINE_STDIN:
             run.feed_stdin(stdin)
             run.close_stdin()
         return run
 
-    async def _start_admitted(self, spec: RunSpec, body: bytes, sink: Sink) -> RemoteRun:
-        """Send a run when it is admitted; send it again while the server is busy."""
-        max_wait_s = _MAX_BUSY_WAIT_S if spec.timeout_s is None else spec.timeout_s
-        slot = await self._admission.enter(max_wait_s)
-        refusal: SandboxError = SandboxExecutionError(
-            f"the server has started no command of this session for {max_wait_s:g} s",
-            stage="transport",
-            code="busy",
-            hint="end commands that run in this session, or try again later",
-        )
+    async def open_context(self, spec: ContextSpec) -> RemoteContext:
+        """Start the interpreter of a context on the server."""
+        from union.sandbox.remote._context import start_context
+
+        await self._connected()
+        info, endpoint = self._required_info, str(self._required_access.endpoint)
+        return await start_context(spec, self._spec, info, self._start_admitted, endpoint=endpoint)
+
+    async def _start_admitted(
+        self, make: Callable[[ClientConnection, Slot], _R], timeout_s: float | None
+    ) -> _R:
+        """Send a run when it is admitted; send a new one from ``make`` while the server is busy."""
+        max_wait_s = _MAX_BUSY_WAIT_S if timeout_s is None else timeout_s
+        slot = self._admission.enter_now() or await self._admission.enter(max_wait_s)
+        refusal: SandboxError | None = None
         while slot is not None:
-            try:
-                connection = await self._connected()
-            except BaseException:
-                slot.release()
-                raise
-            run = RemoteRun(
-                secrets.randbits(63),
-                body,
-                sink,
-                connection=connection,
-                isolation=self._required_info.isolation,
-                fds={fd for fd, mode in ((1, spec.stdout), (2, spec.stderr)) if mode != "devnull"},
-                timeout_s=spec.timeout_s,
-                slot=slot,
-            )
+            connection = self._connection
+            if connection is None or connection.closed.is_set():
+                try:
+                    connection = await self._connected()
+                except BaseException:
+                    slot.release()
+                    raise
+            run = make(connection, slot)
             run.watch()
             connection.begin(run)
             try:
@@ -323,81 +311,9 @@ class RemoteTransport:
                 slot = await self._admission.enter_again(max_wait_s)
             else:
                 return run
-        raise refusal
-
-    # Files.
-
-    def _work_path(self, path: str, *, allow_root: bool = False) -> str:
-        return work_path(path, work_dir=self.work_dir, allow_root=allow_root)
-
-    async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
-        check_mode(mode)
-        view = as_byte_view(data)
-        http = await self._connected_http()
-
-        async def pieces() -> AsyncIterator[bytes]:
-            for at in range(0, len(view), _PIECE):
-                yield bytes(view[at : at + _PIECE])
-
-        return await http.store(
-            self._name,
-            self._work_path(path),
-            pieces(),
-            mode=mode,
-            overwrite=overwrite,
+        raise refusal or SandboxExecutionError(
+            f"the server has started no command of this session for {max_wait_s:g} s",
+            stage="transport",
+            code="busy",
+            hint="end commands that run in this session, or try again later",
         )
-
-    async def get(self, path: str, *, max_bytes: int) -> bytes:
-        pieces = [piece async for piece in self.read(path, max_bytes=max_bytes)]
-        return b"".join(pieces)
-
-    async def write(
-        self, path: str, chunks: AsyncIterable[bytes], *, mode: int, overwrite: bool
-    ) -> int:
-        check_mode(mode)
-        http = await self._connected_http()
-        return await http.store(
-            self._name, self._work_path(path), chunks, mode=mode, overwrite=overwrite
-        )
-
-    async def read(self, path: str, *, max_bytes: int) -> AsyncGenerator[bytes, None]:
-        http = await self._connected_http()
-        pieces = http.fetch(self._name, self._work_path(path), max_bytes=max_bytes)
-        try:
-            async for piece in pieces:
-                yield piece
-        finally:
-            await pieces.aclose()
-
-    async def list_dir(self, path: str) -> tuple[FileInfo, ...]:
-        from union.sandbox.remote._http import MAX_LISTING
-
-        payload = await self._file_call("list", path, max_bytes=MAX_LISTING)
-        return self._decode(_listing, payload)
-
-    async def stat(self, path: str) -> FileInfo:
-        return self._decode(decode_file, await self._file_call("stat", path))
-
-    async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
-        await self._file_call("mkdir", path, parents=parents, exist_ok=exist_ok)
-
-    async def remove(self, path: str, *, recursive: bool) -> None:
-        await self._file_call("remove", path, recursive=recursive)
-
-    async def _file_call(
-        self, action: str, path: str, *, max_bytes: int | None = None, **options: Any
-    ) -> dict[str, Any]:
-        http = await self._connected_http()
-        below = self._work_path(path, allow_root=action != "remove")
-        payload = {"path": below, **options}
-        limits: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
-        if action == "remove":
-            limits["within_s"] = _REMOVE_S
-        return await http.call("POST", self._path(f"/files/{action}"), payload, **limits)
-
-
-def _listing(payload: dict[str, Any]) -> tuple[FileInfo, ...]:
-    entries = payload["entries"]
-    if not isinstance(entries, list) or len(entries) > MAX_DIR_ENTRIES:
-        raise WireError(f"a listing must be a list of at most {MAX_DIR_ENTRIES} entries")
-    return tuple(decode_file(entry) for entry in entries)

@@ -45,6 +45,16 @@ class Upload:
         if self._reading is not None:
             self._reading.cancel()
 
+    async def stop(self, *, within_s: float) -> None:
+        """Stop reading after a failed request; the caller can close its pieces afterwards."""
+        self.cancel()
+        reading = self._reading
+        if reading is None:
+            return
+        await wait_finished(reading, within_s=within_s)
+        if self.error is None and reading.done() and not reading.cancelled():
+            self.error = reading.exception()
+
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body, which is always complete: its last part reports the outcome."""
         chunks = aiter(self._chunks)

@@ -74,6 +74,8 @@ class Config:
     ceiling: NetworkSpec
     allow_proxies: tuple[Entry, ...] = ()
     """Upstream proxies that clients may use for their sessions."""
+    preload: tuple[str, ...] = ()
+    """Modules that templates may import; those of a session that names none itself."""
     max_sessions: int = 64
     max_runs: int = 256
     max_connections: int = 512
@@ -173,6 +175,14 @@ def _parser() -> argparse.ArgumentParser:
         "address; may be repeated (default: none)",
     )
     add(
+        "--preload",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module that is imported ahead for Python commands and contexts; may be repeated "
+        "(default: none)",
+    )
+    add(
         "--max-sessions",
         type=int,
         default=64,
@@ -263,12 +273,13 @@ def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]
     """
     parsed = _parser().parse_args(argv)
     backends = tuple(dict.fromkeys(parsed.backend or ["userns"]))
-    ceiling = resolve_session(
+    resolved = resolve_session(
         backend=backends[0],
         backends=registry.NAMES,
         network_mode=parsed.network_mode,
         network_allowlist=parsed.network_allow,
-    ).network
+        preload=parsed.preload,
+    )
     config = Config(
         binds=tuple(_bind(text) for text in parsed.bind or ["127.0.0.1:8080"]),
         verifier=_verifier(parsed.token_file, parsed.token_sha256_file, environ),
@@ -276,8 +287,9 @@ def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]
         work_dir=_absolute("--work-dir", parsed.work_dir),
         allow_paths=tuple(_absolute("--allow-path", path) for path in parsed.allow_path),
         allow_hosts=tuple(name.lower().rstrip(".") for name in parsed.allow_host),
-        ceiling=ceiling,
+        ceiling=resolved.network,
         allow_proxies=parse_allowed_proxies(parsed.allow_proxy, argument="--allow-proxy"),
+        preload=resolved.preload or (),
         max_sessions=_count("--max-sessions", parsed.max_sessions),
         max_runs=_count("--max-runs", parsed.max_runs),
         max_connections=_count("--max-connections", parsed.max_connections),

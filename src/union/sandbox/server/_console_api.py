@@ -13,6 +13,7 @@ import itertools
 import json
 import re
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -119,7 +120,9 @@ async def _lines(record: RunRecord) -> Any:
     wake.set()
     record.watchers.add(wake)
     decoders = {fd: _decoder() for fd in _NAMES}
-    offset = 0
+    offset = shown = 0
+    if record.code:
+        yield _line({"code": record.code})
     try:
         while True:
             try:
@@ -131,11 +134,12 @@ async def _lines(record: RunRecord) -> Any:
             wake.clear()
             over = record.is_over
             skipped, pieces = record.tail.since(offset)
-            offset = record.tail.end
+            begin, offset = offset + skipped, record.tail.end
+            items, shown = record.shown[shown:], len(record.shown)
             if skipped:
                 decoders = {fd: _decoder() for fd in _NAMES}
                 yield _line({"skipped": skipped})
-            if text := b"".join(_texts(pieces, decoders)):
+            if text := b"".join(_interleaved(begin, pieces, items, decoders)):
                 yield text
             if over:
                 yield _line({"end": json.loads(record.end or b"null")})
@@ -143,6 +147,28 @@ async def _lines(record: RunRecord) -> Any:
             await asyncio.sleep(_POLL_INTERVAL_S)
     finally:
         record.watchers.discard(wake)
+
+
+def _interleaved(
+    begin: int,
+    pieces: list[tuple[int, bytes]],
+    items: list[tuple[int, dict[str, Any]]],
+    decoders: dict[int, codecs.IncrementalDecoder],
+) -> Iterator[bytes]:
+    """Yield output that begins at offset ``begin``, and each item after the output before it."""
+    rest = deque(pieces)
+    for at, item in items:
+        before: list[tuple[int, bytes]] = []
+        while rest and begin < at:
+            fd, data = rest.popleft()
+            if begin + len(data) > at:
+                rest.appendleft((fd, data[at - begin :]))
+                data = data[: at - begin]
+            before.append((fd, data))
+            begin += len(data)
+        yield from _texts(before, decoders)
+        yield _line(item)
+    yield from _texts(list(rest), decoders)
 
 
 def _texts(
@@ -182,13 +208,7 @@ async def _end(record: RunRecord) -> bool:
 def _summary(session: ServerSession) -> dict[str, Any]:
     record = session.record
     return {
-        "session": session.name,
-        "backend": session.spec.backend,
-        "opened_at": session.opened_at,
-        "work_dir": session.transport.work_dir,
-        "host_dir": session.transport.host_dir,
-        "network_mode": session.spec.network.mode,
-        "connections": len(session.listeners),
+        **session.summary(),
         "lease_s": session.lease_s,
         "grace_s": session.grace_s,
         "runs": record.count,

@@ -18,13 +18,23 @@ from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._http import HEADERS, json_response
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 
     from aiohttp import StreamReader
 
     from union.sandbox._session.transport import Transport
 
-__all__ = ["call", "fetch", "store"]
+__all__ = [
+    "call",
+    "discard",
+    "fetch",
+    "framed_body",
+    "number_of",
+    "path_of",
+    "query_of",
+    "send",
+    "store",
+]
 
 _SIZE: Final = struct.Struct(">I")
 _END_MARK: Final = 0xFFFFFFFF
@@ -36,7 +46,7 @@ _MAX_OUTCOME: Final = 4096
 _NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
 
 
-def _query(request: web.BaseRequest) -> dict[str, str]:
+def query_of(request: web.BaseRequest) -> dict[str, str]:
     """Return the query; names that are not UTF-8 are kept as surrogate escapes."""
     try:
         found = parse_qs(
@@ -50,7 +60,8 @@ def _query(request: web.BaseRequest) -> dict[str, str]:
     return {name: values[-1] for name, values in found.items()}
 
 
-def _number(query: dict[str, str], name: str, default: int, base: int = 10) -> int:
+def number_of(query: dict[str, str], name: str, default: int, base: int = 10) -> int:
+    """Return a number of a query."""
     text = query.get(name)
     if text is None:
         return default
@@ -64,7 +75,8 @@ def _number(query: dict[str, str], name: str, default: int, base: int = 10) -> i
         ) from None
 
 
-def _path(query: dict[str, str]) -> str:
+def path_of(query: dict[str, str]) -> str:
+    """Return the path that a query names."""
     if "path" not in query:
         raise SandboxUsageError("the query must have a field path", argument="path")
     return query["path"]
@@ -72,10 +84,16 @@ def _path(query: dict[str, str]) -> str:
 
 async def fetch(request: web.BaseRequest, transport: Transport) -> web.StreamResponse:
     """Send a file (GET): as it is or, with ``framed=1``, in pieces followed by the outcome."""
-    query = _query(request)
-    max_bytes = _number(query, "max_bytes", constants.MAX_FILE_BYTES)
-    framed = query.get("framed") == "1"
-    pieces = transport.read(_path(query), max_bytes=max_bytes)
+    query = query_of(request)
+    max_bytes = number_of(query, "max_bytes", constants.MAX_FILE_BYTES)
+    pieces = transport.read(path_of(query), max_bytes=max_bytes)
+    return await send(request, pieces, framed=query.get("framed") == "1")
+
+
+async def send(
+    request: web.BaseRequest, pieces: AsyncGenerator[bytes, None], *, framed: bool
+) -> web.StreamResponse:
+    """Send pieces as they come; framed ones are followed by the outcome."""
     response = web.StreamResponse(headers={**HEADERS, "Content-Type": "application/octet-stream"})
     try:
         # Most errors occur with the first piece, before the response has begun.
@@ -114,28 +132,29 @@ async def _finish(response: web.StreamResponse, payload: dict[str, Any]) -> None
 
 async def store(request: web.BaseRequest, transport: Transport) -> web.Response:
     """Store the body as a file (PUT), completely or not at all."""
-    query = _query(request)
+    query = query_of(request)
     overwrite = query.get("overwrite", "1")
     if overwrite not in {"0", "1"}:
         raise SandboxUsageError(
             f"overwrite must be 0 or 1, got {overwrite[:40]!r}", argument="overwrite"
         )
-    body = _framed_body(request) if query.get("framed") == "1" else _plain_body(request)
+    body = framed_body(request) if query.get("framed") == "1" else _plain_body(request)
     try:
         size = await transport.write(
-            _path(query),
+            path_of(query),
             body,
-            mode=_number(query, "mode", 0o644, base=8),
+            mode=number_of(query, "mode", 0o644, base=8),
             overwrite=overwrite == "1",
         )
     except SandboxError:
         # A client that is still sending may lose the response, so the rest is read first.
-        await _discard(request)
+        await discard(request)
         raise
     return json_response({"size": size})
 
 
-async def _discard(request: web.BaseRequest) -> None:
+async def discard(request: web.BaseRequest) -> None:
+    """Read the rest of a body, within limits."""
     left = _MAX_DISCARDED
     try:
         async with asyncio.timeout(_DISCARD_TIMEOUT_S):
@@ -169,7 +188,7 @@ async def _read_outcome(content: StreamReader) -> bytes:
     return data
 
 
-async def _framed_body(request: web.BaseRequest) -> AsyncIterator[bytes]:
+async def framed_body(request: web.BaseRequest) -> AsyncIterator[bytes]:
     """Yield the pieces of a framed body; the client ends it with an outcome."""
     content = request.content
     while True:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from union.sandbox._core.events import Exited
 from union.sandbox._linux.spares import Budget
+from union.sandbox._system import IS_LINUX, IS_MACOS
 
 if TYPE_CHECKING:
     from union.sandbox.server._runs import ServerRun
@@ -50,8 +51,11 @@ class Metrics:
 def _peak_bytes() -> int:
     """Return the peak memory of this program.
 
-    getrusage() would include the memory of the process before its exec.
+    On Linux, getrusage() would include the memory of the process before its exec.
     """
+    if not IS_LINUX:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if IS_MACOS else peak * 1024
     with open("/proc/self/status", encoding="ascii") as status:
         kib = next(line for line in status if line.startswith("VmHWM:")).split()[1]
     return int(kib) * 1024

@@ -110,7 +110,7 @@ class RunRecord:
     def __init__(self, spec: RunSpec) -> None:
         self.number = 0
         """Number within the session, from 1; numbers of clients need not be unique."""
-        self.kind = spec.kind
+        self.kind: str = spec.kind
         self.command = _command(spec)
         self.network_mode = spec.network.mode
         self.timeout_s = spec.timeout_s
@@ -130,6 +130,10 @@ class RunRecord:
         self.session: SessionRecord | None = None
         self.watchers: set[asyncio.Event] = set()
         self._open = set(self.written)
+        self.code = ""
+        """The source of a cell."""
+        self.shown: list[tuple[int, dict[str, Any]]] = []
+        """Results of a cell, each with the amount of output before it."""
 
     @property
     def is_over(self) -> bool:

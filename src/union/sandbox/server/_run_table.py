@@ -55,8 +55,12 @@ class RunTable(dict[int, "ServerRun"]):
         self._limited -= not run.grant.is_full
         run.release()
 
-    def check_room(self, grant: Grant) -> None:
+    def check_room(self, grant: Grant, *, needs_slot: bool = True) -> None:
         """Check that this key can start one more run.
+
+        Args:
+            grant: the rights of the key.
+            needs_slot: whether the run starts a process tree; a cell runs in that of its context.
 
         Raises:
             SandboxExecutionError: code ``busy``.
@@ -69,7 +73,8 @@ class RunTable(dict[int, "ServerRun"]):
             if self._by_key[grant.key] >= mine or self._limited >= all_limited:
                 raise busy(f"limit of kept runs of this key reached ({mine})")
             _check_unread_output(self._limited_buffers)
-        self._owner.slots.check(self._session, is_limited=not grant.is_full)
+        if needs_slot:
+            self._owner.slots.check(self._session, is_limited=not grant.is_full)
         # A session within its share is not refused because of the output of other sessions.
         if self._buffers.held >= self._buffers.limit:
             _check_unread_output(self._owner.buffers)

@@ -11,6 +11,7 @@ from union.sandbox._wire import frames as wire
 from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import (
     MAX_CHUNK,
+    MESSAGES,
     STDIN_WINDOW,
     Kind,
     Offsets,
@@ -71,7 +72,7 @@ class ServerRun:
         self.end_event: Exited | Failed | None = None
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the command has ended; output may still follow."""
-        self.record = RunRecord(spec)
+        self.record: RunRecord = RunRecord(spec)
         """For the console; the run itself does not read it."""
         self.record.end_run = self.end
         self._spec: RunSpec | None = spec
@@ -91,6 +92,10 @@ class ServerRun:
         self._drain_task: asyncio.Task[None] | None = None
         self._notify_timer: asyncio.TimerHandle | None = None
         self._stderr_first = True
+        self.attachments = 0
+        """How often a connection was attached."""
+        self.is_urgent = False
+        """Whether its frames are sent before those of other runs."""
 
     # Start and end.
 
@@ -111,8 +116,9 @@ class ServerRun:
             raise
         self._run = run
         early, self._early = self._early or [], None
+        usual, own = transport.isolation, run.isolation
+        isolation = None if own is usual or own == usual else own
         for event in early:
-            isolation = run.isolation if run.isolation != transport.isolation else None
             self._log_event(event, isolation)
         for call in self._early_calls:
             call(run)
@@ -293,6 +299,7 @@ class ServerRun:
         if known is not None:
             self.log.rewind(known)
         self._listener = listener
+        self.attachments += 1
         if before is not None and before is not listener:
             before.superseded(self)
         if known is not None:
@@ -313,7 +320,7 @@ class ServerRun:
         for stream in log.streams.values():
             stream.sent = stream.end
         known = {fd: stream.end for fd, stream in log.streams.items()}
-        log.ack(Offsets(known.get(1, 0), known.get(2, 0), log.events.acked))
+        log.ack(Offsets.of(known, log.events.acked))
         self._after_ack()
 
     @property
@@ -370,9 +377,10 @@ class ServerRun:
         for index, event in self.log.events.unsent(budget):
             budget -= len(event)
             yield wire.encode_numbered(Kind.EVENT, number, index, event)
-        # The streams take turns, so that one with much output does not block the other.
+        # The streams take turns, so that one with much output does not block the other. A display
+        # is sent before output that follows it.
         self._stderr_first = not self._stderr_first
-        for fd in (2, 1) if self._stderr_first else (1, 2):
+        for fd in (MESSAGES, 2, 1) if self._stderr_first else (MESSAGES, 1, 2):
             stream = self.log.streams.get(fd)
             if stream is None:
                 continue

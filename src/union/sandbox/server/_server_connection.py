@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._wire import frames as wire
 from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import Kind, WireError
-from union.sandbox._wire.values import MAX_START
+from union.sandbox._wire.values import MAX_START, decode_start_body
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.server._quotas import busy
 from union.sandbox.server._sessions import short_id
@@ -113,7 +113,10 @@ class ServerConnection:
     # Towards the client.
 
     def notify(self, run: ServerRun) -> None:
-        self._dirty[run] = None
+        if run.is_urgent:
+            self._dirty = {run: None, **self._dirty}
+        else:
+            self._dirty[run] = None
         self._wake.set()
 
     def superseded(self, run: ServerRun) -> None:
@@ -284,13 +287,17 @@ class ServerConnection:
 
     def _launch(self, number: int, body: bytes, charge: Charge) -> None:
         try:
-            self._session.check_room(self._grant)
+            start = decode_start_body(body)
+            self._session.check_room(self._grant, needs_slot=start.kind != "cell")
+        except WireError:
+            charge.release()
+            raise
         except SandboxError as exc:
             charge.release()
             self._refuse(number, exc)
             return
         try:
-            run = self._session.start(number, body, self._grant)
+            run = self._session.start(number, start, self._grant)
         except SandboxError as exc:
             # The description is invalid: the client gets a refused run.
             run = self._session.refused(number, exc, self._grant)

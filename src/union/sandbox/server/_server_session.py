@@ -8,10 +8,11 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox._core.spec import RunSpec
+from union.sandbox._contexts.wire import context_number, decode_cell, decode_context
+from union.sandbox._core.spec import NetworkSpec, RunSpec
 from union.sandbox._policy.ceiling import check_narrower
 from union.sandbox._policy.rules import NetworkRules
-from union.sandbox._wire.values import SessionInfo, decode_run
+from union.sandbox._wire.values import SessionInfo, decode_run_start
 from union.sandbox.errors import (
     PolicyError,
     SandboxError,
@@ -21,13 +22,17 @@ from union.sandbox.errors import (
 from union.sandbox.on_device._network import ServerRules, SessionNetwork
 from union.sandbox.on_device._transport import LocalTransport
 from union.sandbox.on_device._workdir import WorkPlace
+from union.sandbox.server._contexts import ServerCell, ServerContext
 from union.sandbox.server._records import SessionRecord
 from union.sandbox.server._run_table import RunTable
 from union.sandbox.server._runs import ServerRun
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._wire.launch import LaunchSpec
+    from union.sandbox._wire.values import Start
     from union.sandbox.server._auth import Grant
     from union.sandbox.server._runs import Listener
     from union.sandbox.server._sessions import Sessions
@@ -98,7 +103,21 @@ class ServerSession:
             isolation=self.transport.isolation,
             fs_allowlist=self.transport.fs_allowlist(),
             grace_s=self.grace_s,
+            has_contexts=True,
+            is_machine=self.transport.is_machine,
         )
+
+    def summary(self) -> dict[str, Any]:
+        """Return the facts of the session that the list of sessions and the console show."""
+        return {
+            "session": self.name,
+            "backend": self.spec.backend,
+            "opened_at": self.opened_at,
+            "work_dir": self.transport.work_dir,
+            "host_dir": self.transport.host_dir,
+            "network_mode": self.spec.network.mode,
+            "connections": len(self.listeners),
+        }
 
     def expire(self) -> None:
         """End the session and its runs with the reason ``timeout``."""
@@ -131,19 +150,50 @@ class ServerSession:
 
     # Runs.
 
-    def check_room(self, grant: Grant) -> None:
+    def check_room(self, grant: Grant, *, needs_slot: bool = True) -> None:
         """Raise an error with the code ``busy`` if this key cannot start a run now."""
         if self._closing is None:
             self._owner.check_accepting()
-            self.runs.check_room(grant)
+            self.runs.check_room(grant, needs_slot=needs_slot)
 
-    def start(self, number: int, body: bytes, grant: Grant) -> ServerRun:
-        """Start a run from the body of a START; a refusal becomes the end of the run."""
-        spec = decode_run(body, self.spec)
-        return self.launch(number, spec, grant)
+    def start(self, number: int, start: Start, grant: Grant) -> ServerRun:
+        """Start a run, a context or a cell; a refusal becomes its end."""
+        if start.kind == "context":
+            return self._open_context(number, start, grant)
+        if start.kind == "cell":
+            return self._run_cell(number, start, grant)
+        return self.launch(number, decode_run_start(start, self.spec), grant)
 
     def launch(self, number: int, spec: RunSpec, grant: Grant) -> ServerRun:
         run = ServerRun(number, spec, self.runs.buffers_of(grant), grant)
+        if self._admit(run, spec.network):
+            self._owner.running.add(run)
+            self._begin(run, run.start(self.transport))
+        return run
+
+    def _open_context(self, number: int, start: Start, grant: Grant) -> ServerRun:
+        spec = decode_context(start, self.spec)
+        context = ServerContext(number, spec, self.runs.buffers_of(grant), grant)
+        if self._admit(context, NetworkSpec()):
+            self._begin(context, context.begin(self.transport))
+        return context
+
+    def _run_cell(self, number: int, start: Start, grant: Grant) -> ServerRun:
+        context = self.runs.get(context_number(start))
+        if not isinstance(context, ServerContext) or context.grant.key != grant.key:
+            raise SandboxExecutionError(
+                "no such context", stage="transport", code="context-lost",
+                hint="it was closed, or its client did not reconnect in time",
+            )  # fmt: skip
+        found = decode_cell(start, self.spec, context.spec.language)
+        cell = ServerCell(number, context, found, self.runs.buffers_of(grant), grant)
+        if self._admit(cell, found[1].network, needs_slot=False):
+            self._owner.running.add(cell)
+            self._begin(cell, cell.begin(), has_slot=False)
+        return cell
+
+    def _admit(self, run: ServerRun, network: NetworkSpec, *, needs_slot: bool = True) -> bool:
+        """Record a run and take its slot; return False if it was refused."""
         self.runs.add(run)
         self.record.begin(run.record)
         self._owner.metrics.runs_started += 1
@@ -152,19 +202,23 @@ class ServerSession:
                 raise SessionClosedError("the server is closing the session", code="session-lost")
             self._owner.check_accepting()
             if self.spec.network_is_ceiling:
-                check_narrower(spec.network, ceiling=self.spec.network)
-            check_narrower(spec.network, ceiling=self._owner.config.ceiling, of="the server")
-            self._owner.slots.acquire(self.name, is_limited=not grant.is_full)
+                check_narrower(network, ceiling=self.spec.network)
+            check_narrower(network, ceiling=self._owner.config.ceiling, of="the server")
+            if needs_slot:
+                self._owner.slots.acquire(self.name, is_limited=not run.grant.is_full)
         except (PolicyError, SandboxExecutionError, SessionClosedError) as exc:
             self._owner.metrics.runs_refused += 1
             run.refuse(exc)
-            return run
-        self._owner.running.add(run)
-        run.over.add_done_callback(lambda _: self._ended(run))
-        task = asyncio.get_running_loop().create_task(run.start(self.transport))
+            return False
+        return True
+
+    def _begin(
+        self, run: ServerRun, starting: Coroutine[Any, Any, None], *, has_slot: bool = True
+    ) -> None:
+        run.over.add_done_callback(lambda _: self._ended(run, has_slot=has_slot))
+        task = asyncio.get_running_loop().create_task(starting)
         self._starting.add(task)
         task.add_done_callback(self._started)
-        return run
 
     def refused(self, number: int, error: SandboxError, grant: Grant) -> ServerRun:
         """Return a run whose description is invalid; its only event is the refusal."""
@@ -180,18 +234,22 @@ class ServerSession:
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOGGER.error("run failed to start", exc_info=error)
 
-    def _ended(self, run: ServerRun) -> None:
+    def _ended(self, run: ServerRun, *, has_slot: bool) -> None:
         self._owner.running.discard(run)
-        self._owner.slots.release(self.name, is_limited=not run.grant.is_full)
+        if has_slot:
+            self._owner.slots.release(self.name, is_limited=not run.grant.is_full)
         self._owner.metrics.ended(run)
 
     def detach(self, run: ServerRun, listener: Listener) -> None:
         """Detach a closed connection; end the run if no client attaches within the grace period."""
         if run.detach(listener):
-            asyncio.get_running_loop().call_later(self.grace_s, self._abandon, run)
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.grace_s, self._abandon, run, run.attachments)
 
-    def _abandon(self, run: ServerRun) -> None:
-        if not run.is_attached and self.runs.get(run.number) is run:
+    def _abandon(self, run: ServerRun, attachments: int) -> None:
+        # A client that was back in between has a grace period of its own.
+        is_same = run.attachments == attachments
+        if is_same and not run.is_attached and self.runs.get(run.number) is run:
             run.end("closed")
             run.over.add_done_callback(lambda _: self.forget(run))
 
@@ -223,6 +281,8 @@ class ServerSession:
         # A run that is being passed to the engine would not receive its end.
         if self._starting:
             await asyncio.wait(self._starting, timeout=5)
+        contexts = [run for run in self.runs.values() if isinstance(run, ServerContext)]
+        await asyncio.gather(*(context.aclose() for context in contexts))
         await self.transport.aclose()
 
     def release_runs(self) -> None:

@@ -146,6 +146,7 @@ class Sessions:
         session = ServerSession(name, spec, self, launch=launch)
         await session.open()
         self._sessions[name] = session
+        self._opening.pop(name, None)  # now, so that no session is counted twice
         self.metrics.sessions_opened += 1
         _LOGGER.info("session opened", extra={"session": short_id(name), "backend": spec.backend})
         session.hold()
@@ -168,8 +169,16 @@ class Sessions:
         network = spec.network
         if network.mode != "blocked" or not spec.network_is_ceiling:
             network = dataclasses.replace(network, deny=(*network.deny, *self.own_entries))
+        preload = config.preload if "preload" not in arguments else spec.preload
         limits = [s for s in (spec.timeout_s, config.max_session_s) if s is not None]
-        return dataclasses.replace(spec, network=network, timeout_s=min(limits, default=None))
+        return dataclasses.replace(
+            spec,
+            network=network,
+            timeout_s=min(limits, default=None),
+            preload=preload,
+            # A module that only the client has named is imported inside each sandbox.
+            trusts_preload=set(preload or ()) <= set(config.preload),
+        )
 
     def _check_path(self, argument: str, path: str) -> None:
         """Check a path before the session opens; the mounted path is checked again."""

@@ -6,8 +6,10 @@ import datetime as dt
 import hashlib
 import os
 import ssl
+import tempfile
 from typing import TYPE_CHECKING
 
+from union.sandbox._system import IS_LINUX
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._secret_files import check_secret_file
 
@@ -59,7 +61,17 @@ def _first(chain: str) -> str:
 
 
 def _load(context: ssl.SSLContext, pem: str) -> None:
-    """Load a key from an anonymous file in memory, so that it is never stored on disk."""
+    """Load a key from an anonymous file in memory, so that it is never stored on disk.
+
+    Only Linux has such files.
+    """
+    if not IS_LINUX:
+        # The TLS library reads files only: one that its owner alone can read, for this moment.
+        with tempfile.NamedTemporaryFile(prefix="sandbox-tls-") as file:
+            file.write(pem.encode())
+            file.flush()
+            context.load_cert_chain(file.name)
+        return
     fd = os.memfd_create("tls", os.MFD_CLOEXEC)
     try:
         os.write(fd, pem.encode())

@@ -7,6 +7,7 @@ import { Sequences, visible } from "./plain.js";
 export const MAX_LINES = 2000;
 export const MAX_CHARACTERS = 400_000;
 export const MAX_LINE_CHARACTERS = 4000;
+const PICTURE_CHARACTERS = 4000; // What a picture counts as, of MAX_CHARACTERS.
 const RETRY_MS = 1500;
 
 /** Lines in a box; the oldest are removed when there are too many. */
@@ -42,6 +43,34 @@ export class Screen {
     this.#open = null;
     this.#add(el("div", { class: "note", text }), text.length);
     this.#trim();
+    if (follows) this.box.scrollTop = this.box.scrollHeight;
+  }
+
+  /** Add the source, a result or an error of a cell; all of it is text. */
+  block(kind, text) {
+    const follows = this.#atEnd();
+    this.#open = null;
+    const plain = visible(new Sequences().strip(text));
+    this.#add(el("div", { class: kind, text: plain }), plain.length);
+    this.#trim();
+    if (follows) this.box.scrollTop = this.box.scrollHeight;
+  }
+
+  /** Draw a PNG file of a cell. A canvas needs no address that the page would have to allow. */
+  async picture({ data, width, height }) {
+    const follows = this.#atEnd();
+    this.#open = null;
+    const canvas = el("canvas", { width, height, role: "img", "aria-label": `Picture, ${width} by ${height}` });
+    this.#add(el("div", { class: "picture" }, canvas), PICTURE_CHARACTERS);
+    this.#trim();
+    try {
+      const raw = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
+      const bitmap = await createImageBitmap(new Blob([raw], { type: "image/png" }));
+      canvas.getContext("2d").drawImage(bitmap, 0, 0);
+      canvas.dataset.drawn = "yes";
+    } catch {
+      canvas.replaceWith("(a picture that cannot be drawn)");
+    }
     if (follows) this.box.scrollTop = this.box.scrollHeight;
   }
 
@@ -103,7 +132,11 @@ export async function show(box, name, run, signal) {
     try {
       for await (const line of follow(name, run, signal)) {
         if (signal.aborted) return;
-        if (line.text !== undefined) screen.write(line.stream, line.text);
+        if (line.stream) screen.write(line.stream, line.text);
+        else if (line.code !== undefined) screen.block("code", line.code);
+        else if (line.display === "picture") await screen.picture(line);
+        else if (line.display === "note") screen.note(visible(line.text));
+        else if (line.display) screen.block(line.display === "error" ? "error" : "result", line.text);
         else if (line.skipped) screen.note(`… ${bytes(line.skipped)} not shown …`);
         else if ("end" in line) {
           screen.note(ended(line.end));

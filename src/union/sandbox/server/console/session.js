@@ -12,6 +12,9 @@ export function stateOf(run) {
   if (run.end.refused) return ["refused", "bad"];
   if (run.end.failed) return ["failed", "bad"];
   const { returncode, reason } = run.end.exited;
+  if (run.state === "lost") return [`${visible(reason) || "died"}, state lost`, "bad"];
+  if (run.kind === "cell" && run.error && !reason) return [`raised ${oneLine(run.error)}`, "warn"];
+  if (run.kind === "cell" && !reason && returncode === 0) return ["done", "ok"];
   if (reason && reason !== "signal") return [visible(reason), "warn"];
   return [`exit ${returncode}`, returncode === 0 ? "ok" : "warn"];
 }
@@ -147,7 +150,7 @@ export class SessionView {
     const choose = el("button", {
       type: "button", class: "command", title: visible(run.command), "aria-label": `Show the output of run ${run.run}`,
       on: { click: () => { this.#pinned = true; this.#follow(run.run); } },
-    }, el("code", { text: command || "(empty)" }));
+    }, ...this.#label(run), el("code", { text: command || "(empty)" }));
     const end = el("button", {
       type: "button", class: "danger small", text: "End", "aria-label": `End run ${run.run}`,
       on: { click: () => this.actions.endRun(this.name, run.run, command) },
@@ -156,6 +159,14 @@ export class SessionView {
       cell({}, el("span")), cell({ title: clock(run.started_at) }), cell({ class: "n" }),
       cell({ class: "n" }), cell({ class: "n" }), cell({ class: "n" }),
       cell({ class: "n", title: "connections allowed and refused" }), cell({ class: "n" }, end));
+  }
+
+  /** Name the context of a cell, and its network where it has one. */
+  #label(run) {
+    if (run.kind !== "context" && run.kind !== "cell") return [];
+    const network = run.network_mode === "blocked" ? "" : ` · network ${run.network_mode}`;
+    const text = run.kind === "context" ? run.language : `context ${run.context} · cell ${run.cell}${network}`;
+    return [el("span", { class: "badge", text }), " "];
   }
 
   #choose(runs) {
