@@ -41,11 +41,16 @@ class Announcement:
     """An error as the wire carries it."""
 
 
-def new_signing_key() -> tuple[str, str]:
-    """Make a key pair; return the signing key and the public key, in hexadecimal."""
+def new_signing_key(seed: bytes | None = None) -> tuple[str, str]:
+    """Make a key pair; return the signing key and the public key, in hexadecimal.
+
+    ``seed`` are 32 secret bytes, which determine the pair; None: a random pair.
+    """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    private = Ed25519PrivateKey.generate()
+    private = (
+        Ed25519PrivateKey.generate() if seed is None else Ed25519PrivateKey.from_private_bytes(seed)
+    )
     return private.private_bytes_raw().hex(), private.public_key().public_bytes_raw().hex()
 
 

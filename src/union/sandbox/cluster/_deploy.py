@@ -1,7 +1,7 @@
 """``unionai-sandbox-deploy``: deploys the default environments, once per cluster.
 
 It runs ``flyte deploy --all`` on a module that names them, passes unknown arguments on, and returns
-Flyte's exit code.
+Flyte's exit code. ``--dry-run`` first prints what is deployed, which needs no cluster.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.optional_deps import MissingExtraError, require
+from union.sandbox.errors import SandboxError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--dry-run", action="store_true", help="show what would be deployed, and deploy nothing")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print what would be deployed, and deploy nothing; works without a cluster",
+    )
     add("-c", "--config", metavar="FILE", help="Flyte's configuration file")
     add("--endpoint", metavar="URL", help="the control plane")
     add("--insecure", action="store_true", help="it is reached without TLS")
@@ -57,7 +62,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         require("kubernetes", extra="deploy", what="unionai-sandbox-deploy")
     except MissingExtraError as exc:
         return _fail(str(exc))
-    if options.endpoint is None and (problem := _why_not_configured(options.config)):
+    if options.config is not None and not os.path.isfile(options.config):
+        return _fail(f"--config {options.config}: there is no such file")
+    problem = "" if options.endpoint is not None else _why_not_configured(options.config)
+    if options.dry_run:
+        try:
+            _print_plan()
+        except SandboxError as exc:
+            return _fail(str(exc))
+        if problem:
+            sys.stdout.write("no cluster is configured, so nothing is compared with one\n")
+            return 0
+    if problem:
         return _fail(problem)
     flyte = [sys.executable, "-c", "from flyte.cli.main import main; main()"]
     for option, value in (
@@ -79,12 +95,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return done.returncode
 
 
+def _print_plan() -> None:
+    from union.sandbox import DEFAULT_SANDBOX_ENV, DEFAULT_SANDBOX_ENV_BWRAP
+    from union.sandbox.cluster._deploy_plan import describe_deployment
+
+    sys.stdout.write(describe_deployment([DEFAULT_SANDBOX_ENV, DEFAULT_SANDBOX_ENV_BWRAP]))
+    sys.stdout.flush()  # Before Flyte's own output.
+
+
 def _why_not_configured(config: str | None) -> str:
     """Return why there is no cluster to deploy to; empty if there is one."""
     import flyte.config
 
-    if config is not None and not os.path.isfile(config):
-        return f"--config {config}: there is no such file"
     if os.environ.get("FLYTE_API_KEY"):
         return ""
     if flyte.config.auto(config).platform.endpoint:

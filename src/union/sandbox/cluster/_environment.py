@@ -59,6 +59,14 @@ def _base_image() -> Any:
     return base_sandbox_image
 
 
+def _image_of_pod(image: Any) -> Any:
+    if isinstance(image, str):
+        return image
+    from union.sandbox.cluster._image import image_of_pod
+
+    return image_of_pod(image)
+
+
 @dataclass(repr=False)
 class SandboxEnvironment(flyte.TaskEnvironment):
     """The pods that ``session(environment=...)`` launches: image, resources, and isolation.
@@ -70,7 +78,8 @@ class SandboxEnvironment(flyte.TaskEnvironment):
 
     Attributes:
         image: The image of the pods. Default: ``base_sandbox_image``.
-        sandbox_mode: The backend in the pod: ``"userns"`` or ``"bwrap"``. Default: ``"userns"``.
+        sandbox_mode: The backend in the pod: ``"userns"``, ``"bwrap"`` or ``"landlock"`` (weaker;
+            works in pods whose seccomp profile refuses namespaces). Default: ``"userns"``.
         runtime: ``"container"``, or ``"gvisor"`` to run the whole pod in gVisor. Default:
             ``"container"``.
         sys_cap_admin: Whether the pod gets CAP_SYS_ADMIN and no AppArmor profile. Default None: if
@@ -104,6 +113,7 @@ class SandboxEnvironment(flyte.TaskEnvironment):
                 hint="sandbox_mode, runtime, sys_cap_admin, seccomp_profile and proc decide it",
             )
         self._check_gpu()
+        self.image = _image_of_pod(self.image)
         profile = self._profile()
         if _declared.setdefault(self.name, profile) != profile:
             raise SandboxUsageError(

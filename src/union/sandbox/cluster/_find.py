@@ -4,8 +4,8 @@ Three places are searched: the task's log through the control plane, the pod's l
 Kubernetes where that is allowed, and an object that the caller has named. An announcement is
 signed, so the first valid one counts. The object comes last, because other tasks may be able to
 write it, and only the pod writes its log. It counts only if the server has been running for a while
-and its log shows nothing. Meanwhile the run is watched: a failure is reported at once, with the
-events of the cluster.
+and its log shows nothing. Meanwhile the run is watched: a failure, and a pod that does not start,
+are reported soon, with the events of the cluster.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -21,6 +22,14 @@ from urllib.parse import urlsplit
 from union.sandbox._wire.errors import decode_error
 from union.sandbox._wire.frames import VERSION
 from union.sandbox.cluster._announce import parse_announcement
+from union.sandbox.cluster._run_state import (
+    PodWait,
+    describe_run,
+    get_details,
+    launch_hint,
+    phase_of,
+    wait_for_end,
+)
 from union.sandbox.cluster._server_handle import ServerAddress
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 
@@ -29,7 +38,7 @@ if TYPE_CHECKING:
 
     from union.sandbox.cluster._announce import Announcement
 
-__all__ = ["Search", "find_by_name", "plane_error"]
+__all__ = ["Search", "find_by_name", "get_run", "plane_error", "wait_for_end_by_name"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.cluster")
 _POLL_S: Final = 0.3
@@ -38,8 +47,8 @@ _LOG_WAIT_S: Final = 3.0
 """How long the log of a run that has ended may take to show the reason."""
 _LOG_FIRST_S: Final = 8.0
 """How long a run must have been running without a line in its log before the object counts."""
+_UNWATCHED_S: Final = 0.5
 _MAX_OBJECT: Final = 64 * 1024
-_EVENTS: Final = 5
 _MAX_FAILURES: Final = 15
 _TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
 _MAX_LOG: Final = 256 * 1024
@@ -65,15 +74,35 @@ def plane_error(exc: BaseException, what: str) -> SandboxExecutionError:
     )
 
 
-async def find_by_name(
-    name: str, *, key: str, project: str | None, domain: str | None, expires: float
-) -> ServerAddress:
+async def get_run(name: str) -> Any:
+    """Return a run by its name."""
+    import flyte.remote
+
+    try:
+        return await flyte.remote.Run.get.aio(name=name)
+    except Exception as exc:  # Flyte's errors, Connect's and those of an HTTP client
+        raise plane_error(exc, f"the run {name}") from exc
+
+
+async def wait_for_end_by_name(name: str) -> SandboxError:
+    """Wait until a run has ended; return the error that describes its end.
+
+    Where there is no control plane, this never returns.
+    """
+    flyte = sys.modules.get("flyte")
+    if flyte is None or not flyte.is_control_plane_available():
+        await asyncio.Event().wait()
+    # A connection is usually there sooner than a reply of the control plane would be.
+    await asyncio.sleep(_UNWATCHED_S)
+    return await wait_for_end(await get_run(name))
+
+
+async def find_by_name(name: str, *, key: str, expires: float) -> ServerAddress:
     """Find the server of a session that was passed on before its server was ready."""
     from union.sandbox._core.optional_deps import require
 
     require("flyte", extra="flyte", what="a session that was passed before it was ready")
     import flyte
-    import flyte.remote
 
     if not flyte.is_control_plane_available():
         raise SandboxUsageError(
@@ -81,20 +110,13 @@ async def find_by_name(
             code="no-endpoint",
             hint="pass a session on after `await sbx`, or inside `async with`",
         )
-    try:
-        run: Any = await flyte.remote.Run.get.aio(name=name)
-    except Exception as exc:  # Flyte's errors, Connect's and those of an HTTP client
-        raise plane_error(exc, f"the run {name} ({project}/{domain})") from exc
+    run = await get_run(name)
     within_s = max(1.0, min(expires - time.time(), 180.0))
     search = Search(run, key=key)
     try:
         return await search.find(within_s=within_s)
     finally:
         await search.close()
-
-
-def _phase(details: Any) -> str:
-    return str(details.phase).rpartition(".")[2].lower()
 
 
 class Search:
@@ -118,7 +140,7 @@ class Search:
         except TimeoutError:
             raise SandboxExecutionError(
                 f"the sandbox {self._run.name} could not be addressed within {within_s:g} s: "
-                + self._describe_run(),
+                + describe_run(self._details),
                 stage="transport",
                 code="not-ready",
                 hint=f"see {self._run.url}; session(ready_timeout=...) waits longer",
@@ -176,7 +198,9 @@ class Search:
 
     def _log_wait_s(self) -> float:
         """Return how long to wait for the log of an ended run; one without a pod has no log."""
-        attempts = [] if self._details is None else self._details.pb2.attempts
+        if self._details is None or not self._details.done():
+            return 0.0
+        attempts = self._details.pb2.attempts
         return _LOG_WAIT_S if attempts and attempts[-1].log_context.pods else 0.0
 
     def _accept(self, announcement: Announcement) -> ServerAddress:
@@ -208,53 +232,39 @@ class Search:
         This polls, because the SDK's own watch treats its cancellation as a lost connection and
         continues.
         """
-        from flyte.remote import ActionDetails
-
         pause_s, failures = _POLL_S, 0
+        waits = PodWait(self._run.name)
         while True:
             try:
-                self._details = await ActionDetails.get_details.aio(self._run.action.action_id)
+                self._details = await get_details(self._run)
                 failures = 0
-                if self._running_since is None and _phase(self._details) == "running":
+                if self._running_since is None and phase_of(self._details) == "running":
                     self._running_since = time.monotonic()
             except Exception as exc:  # Any error of the client, up to a number of times.
                 failures += 1
                 if failures >= _MAX_FAILURES:
                     raise
                 _LOGGER.debug("the control plane does not reply: %s", exc)
-            if self._details is not None and self._details.done():
-                return
+            if self._details is not None:
+                if self._details.done():
+                    return
+                waits.check(self._details)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _SLOW_POLL_S)
 
     def _ended(self, watching: asyncio.Future[None]) -> SandboxError:
-        if watching.exception() is not None:
-            fault = watching.exception()
-            return plane_error(
-                fault or RuntimeError(), f"the run {self._run.name} cannot be watched"
-            )
+        fault = watching.exception()
+        if isinstance(fault, SandboxError):
+            return fault  # The pod waits for something that does not come.
+        if fault is not None:
+            return plane_error(fault, f"the run {self._run.name} cannot be watched")
         return SandboxExecutionError(
             f"the run {self._run.name} ended before its server could be addressed: "
-            + self._describe_run(),
+            + describe_run(self._details),
             stage="spawn",
             code="launch-failed",
-            hint=f"see {self._run.url}",
+            hint=launch_hint(self._details, self._run.url),
         )
-
-    def _describe_run(self) -> str:
-        """Describe the run: its phase, its error, and the cluster's last events."""
-        details = self._details
-        if details is None:
-            return "the control plane has not reported its state yet"
-        parts = [f"phase {_phase(details)}"]
-        if details.error_info is not None:
-            parts.append(details.error_info.message.strip()[-2000:])
-        if details.abort_info is not None:
-            parts.append(f"aborted: {details.abort_info.reason}")
-        if details.pb2.attempts:
-            events = details.pb2.attempts[-1].cluster_events
-            parts += [f"[{event.message.strip()[:300]}]" for event in events[-_EVENTS:]]
-        return "; ".join(parts)
 
     # Sources.
 

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from union.sandbox.cluster._environment import SandboxEnvironment
+    from union.sandbox.cluster._local import LocalServer
     from union.sandbox.cluster._request import Request
     from union.sandbox.cluster._server_handle import ServerHandle
 
-__all__ = ["Launch", "session"]
+__all__ = ["Launch", "restore_local", "session"]
 
 _HOUR: Final = timedelta(hours=1)
+_LEASE: Final = timedelta(minutes=5)
 
 
 class Launch(Coroutine[Any, Any, SandboxSession]):
@@ -98,7 +100,7 @@ def session(
     read_write_paths: Sequence[str] = (),
     local: bool | None = None,
     ready_timeout: timedelta | float = timedelta(minutes=3),
-    owner_lease: timedelta | float | None = None,
+    owner_lease: timedelta | float | None = _LEASE,
 ) -> Launch:
     """Start a sandbox in a run of its own. The caller is its owner.
 
@@ -127,8 +129,9 @@ def session(
         network_denylist: The hosts that no call may reach.
         network_proxy_url: An upstream HTTP proxy, as ``on_device.session()`` takes it.
         network_socks_url: An upstream SOCKS proxy, as ``on_device.session()`` takes it.
-        sandbox_mode: ``"userns"`` or ``"bwrap"``. Default: the environment's.
-        backend: Another spelling of ``sandbox_mode``: ``"userns"`` or ``"bubblewrap"``.
+        sandbox_mode: ``"userns"``, ``"bwrap"`` or ``"landlock"``. Default: the environment's.
+        backend: Another spelling of ``sandbox_mode``: ``"userns"``, ``"bubblewrap"`` or
+            ``"landlock"``.
         env: Variables of every command. They are stored with the inputs of the run, so pass
             secrets to single commands instead, or as ``secrets`` of the environment.
         host_work_dir: A directory of the pod to use as the work dir, or of this machine.
@@ -140,7 +143,8 @@ def session(
         ready_timeout: A server that cannot be addressed after this time is given up. Default: three
             minutes.
         owner_lease: The run also ends when its owner has not been in contact for this long. The
-            owner renews it by itself. Default: no lease.
+            process of the owner renews it by itself, from a thread. Default: five minutes. None:
+            no lease, for a session that outlives the process that started it.
 
     """
     require("aiohttp", extra="remote", what="session()")
@@ -189,6 +193,14 @@ async def _start_local(request: Request) -> SandboxSession:
     local = _local.LocalServer(request)
     made = _make_session(request, datetime.now(UTC), local)
     made.endpoint = local.endpoint
+    local.fields = made._fields()
+    return made
+
+
+def restore_local(local: LocalServer, fields: dict[str, Any]) -> SandboxSession:
+    """Return the owner's session of a server that this process has started."""
+    made = SandboxSession(**fields)
+    made._become_owner(local)  # noqa: SLF001 - only this module makes owners
     return made
 
 

@@ -13,7 +13,7 @@ import os
 import socket
 import tempfile
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._session import threads
 from union.sandbox._wire.launch import LaunchSpec
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from union.sandbox._linux.owned_dir import OwnedDir
     from union.sandbox.cluster._request import Request
 
-__all__ = ["LocalServer"]
+__all__ = ["LocalServer", "live"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.cluster")
 _PREFERRED: Final = "/var/tmp"  # noqa: S108 - made private by mkdtemp
@@ -91,8 +91,13 @@ class LocalServer:
         self._supervisor = Supervisor(command, keeps_log=True)
         self._ready_s = request.ready_timeout_s
         loop = asyncio.get_running_loop()
+        self.loop = loop
         self._task = loop.create_task(self._run())
         self._task.add_done_callback(_log_fault)
+        self.fields: dict[str, Any] = {}
+        """The fields of its session, for another handle of the same owner."""
+        _LIVE[request.name] = self
+        self._task.add_done_callback(lambda _: _forget(request.name, self))
 
     @property
     def pid(self) -> int | None:
@@ -145,6 +150,23 @@ class LocalServer:
         await asyncio.wait({self._task}, timeout=_END_S)
         self._task.cancel()
         await asyncio.wait({self._task})
+
+
+_LIVE: Final[dict[str, LocalServer]] = {}
+"""The servers of this process by the names of their sessions."""
+
+
+def _forget(name: str, server: LocalServer) -> None:
+    if _LIVE.get(name) is server:
+        del _LIVE[name]
+
+
+def live(name: str) -> tuple[LocalServer, dict[str, Any]] | None:
+    """Return a server that runs in this event loop, and the fields of its session."""
+    server = _LIVE.get(name)
+    if server is None or server.loop is not asyncio.get_running_loop():
+        return None
+    return server, server.fields
 
 
 def _log_fault(task: asyncio.Task[str]) -> None:

@@ -12,7 +12,7 @@ from union.sandbox.errors import BackendUnavailableError, SandboxUsageError, San
 if TYPE_CHECKING:
     from union.sandbox.cluster._request import Request
 
-__all__ = ["check_local", "choose_place"]
+__all__ = ["check_local", "choose_place", "why_no_cluster"]
 
 _CONFIGS: Final = (
     "config.yaml",
@@ -45,7 +45,7 @@ def choose_place(
         BackendUnavailableError: the environment requires gVisor, which a local process lacks.
 
     """
-    why = "local=True was passed" if local else _why_no_cluster()
+    why = "local=True was passed" if local else why_no_cluster()
     if not why:
         return "cluster"
     if local is False:
@@ -81,7 +81,7 @@ def choose_place(
     return "local"
 
 
-def _why_no_cluster() -> str:
+def why_no_cluster() -> str:
     """Return why runs cannot be submitted from here; empty if they can."""
     flyte = sys.modules.get("flyte")
     # A Flyte that was not imported is not initialised either.

@@ -19,18 +19,31 @@ if TYPE_CHECKING:
     from union.sandbox._core.spec import SessionSpec
 
 __all__ = [
+    "ATTACH_SALT",
     "BACKENDS",
     "DEFAULT_NAMES",
     "MAX_TIMEOUT_S",
     "OWNER_LEASE",
     "Request",
     "SandboxMode",
+    "check_name",
+    "mode_of",
     "resolve_request",
+    "seconds",
 ]
 
-SandboxMode = Literal["userns", "bwrap"]
-BACKENDS: Final[dict[str, str]] = {"userns": "userns", "bwrap": "bubblewrap"}
-_MODES: Final = {"userns": "userns", "bubblewrap": "bwrap", "bwrap": "bwrap"}
+SandboxMode = Literal["userns", "bwrap", "landlock"]
+BACKENDS: Final[dict[str, str]] = {
+    "userns": "userns",
+    "bwrap": "bubblewrap",
+    "landlock": "landlock",
+}
+_MODES: Final = {
+    "userns": "userns",
+    "bubblewrap": "bwrap",
+    "bwrap": "bwrap",
+    "landlock": "landlock",
+}
 DEFAULT_NAMES: Final[dict[str, str]] = {
     "userns": "union-sandbox",
     "bwrap": "union-sandbox-bwrap",
@@ -38,6 +51,7 @@ DEFAULT_NAMES: Final[dict[str, str]] = {
 """The environments that ``unionai-sandbox-deploy`` deploys."""
 MAX_TIMEOUT_S: Final = 24 * 3600.0
 OWNER_LEASE: Final = "owner_lease"
+ATTACH_SALT: Final = "attach_salt"
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 _MIN_LEASE_S: Final = 1.0
 _RESERVE: Final = 128 * 2**20
@@ -97,11 +111,11 @@ def _usage_error(argument: str, value: object, accepted: str) -> SandboxUsageErr
 def _mode(sandbox_mode: object, backend: object) -> SandboxMode | None:
     """Return the mode that either argument names; both are spellings of the same setting."""
     if sandbox_mode is not None and sandbox_mode not in tuple(BACKENDS):
-        raise _usage_error("sandbox_mode", sandbox_mode, "'userns' or 'bwrap'")
+        raise _usage_error("sandbox_mode", sandbox_mode, "'userns', 'bwrap' or 'landlock'")
     mode = sandbox_mode
     if backend is not None:
         if not isinstance(backend, str) or backend not in _MODES:
-            raise _usage_error("backend", backend, "'userns' or 'bubblewrap'")
+            raise _usage_error("backend", backend, "'userns', 'bubblewrap' or 'landlock'")
         mode = _MODES[backend]
         if sandbox_mode is not None and sandbox_mode != mode:
             raise SandboxUsageError(
@@ -112,7 +126,21 @@ def _mode(sandbox_mode: object, backend: object) -> SandboxMode | None:
     return cast("SandboxMode | None", mode)
 
 
-def _seconds(argument: str, value: object) -> float:
+def check_name(name: object) -> str:
+    """Check the name of a run."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _usage_error(
+            "name", name, "at most 30 lower-case letters, digits and dashes, a letter first"
+        )
+    return name
+
+
+def mode_of(backend: str) -> SandboxMode:
+    """Return the mode that a backend has in an environment."""
+    return cast("SandboxMode", _MODES[backend])
+
+
+def seconds(argument: str, value: object) -> float:
     number = value.total_seconds() if isinstance(value, timedelta) else value
     settled = validate_timeout(argument, number)
     if settled is None:
@@ -152,8 +180,9 @@ def resolve_request(
     own_resources: object = None
     env_vars: dict[str, str] = {}
     if environment is None:
-        environment_name = DEFAULT_NAMES[requested or "userns"]
-        own_mode = requested or "userns"
+        # No environment of landlock is deployed by default: it needs no other pod than userns.
+        own_mode = requested if requested in DEFAULT_NAMES else "userns"
+        environment_name = DEFAULT_NAMES[own_mode]
     elif isinstance(environment, str) and environment:
         environment_name = environment
         runtime = _declared_runtime(environment)
@@ -166,12 +195,7 @@ def resolve_request(
     else:
         raise _usage_error("environment", environment, "a SandboxEnvironment, or the name of one")
     mode = requested or own_mode or "userns"
-    if name is None:
-        name = f"sbx-{secrets.token_hex(8)}"
-    elif not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _usage_error(
-            "name", name, "at most 30 lower-case letters, digits and dashes, a letter first"
-        )
+    run = f"sbx-{secrets.token_hex(8)}" if name is None else check_name(name)
     if timeout is not None and timeout_s is not None:
         raise SandboxUsageError(
             f"timeout={timeout!r} and timeout_s={timeout_s!r} are two spellings of one argument",
@@ -179,10 +203,10 @@ def resolve_request(
             hint="pass one of them",
         )
     spelled, given = ("timeout", timeout) if timeout_s is None else ("timeout_s", timeout_s)
-    total_s = _seconds(spelled, given)
+    total_s = seconds(spelled, given)
     if total_s > MAX_TIMEOUT_S:
         raise _usage_error(spelled, given, "at most 24 hours")
-    lease_s = None if owner_lease is None else _seconds("owner_lease", owner_lease)
+    lease_s = None if owner_lease is None else seconds("owner_lease", owner_lease)
     if lease_s is not None and lease_s < _MIN_LEASE_S:
         raise _usage_error("owner_lease", owner_lease, f"{_MIN_LEASE_S:g} seconds or more, or None")
     spec = resolve_session(
@@ -192,12 +216,12 @@ def resolve_request(
         resources=own_resources if resources is None else resources,
     )
     return Request(
-        name=name,
+        name=run,
         environment=environment_name,
         sandbox_mode=mode,
         overrides_mode=own_mode is None or mode != own_mode,
         timeout_s=total_s,
-        ready_timeout_s=_seconds("ready_timeout", ready_timeout),
+        ready_timeout_s=seconds("ready_timeout", ready_timeout),
         owner_lease_s=lease_s,
         project=_text("project", project),
         domain=_text("domain", domain),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.resources import Resources
+from union.sandbox._wire.endpoint import parse_endpoint
 from union.sandbox.cluster._announce import new_signing_key
 from union.sandbox.cluster._find import Search, plane_error
 from union.sandbox.cluster._keys import Keys, session_name, verifier_of
-from union.sandbox.cluster._request import OWNER_LEASE
+from union.sandbox.cluster._lease import LeaseRenewal
+from union.sandbox.cluster._request import ATTACH_SALT, OWNER_LEASE
 from union.sandbox.errors import (
     SandboxError,
     SandboxExecutionError,
@@ -28,7 +31,6 @@ __all__ = ["ClusterRun", "submit"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.cluster")
 _SHUTDOWN_S: Final = 2.0
-_RENEWALS: Final = 3
 _ABORT_TRIES: Final = 3
 _ABORT_S: Final = 20.0
 
@@ -52,15 +54,16 @@ async def _submit(request: Request) -> ClusterRun:
     import flyte.errors
     import flyte.remote
 
-    keys = Keys()
-    signing_key, public_key = new_signing_key()
+    salt = secrets.token_hex(16)
+    keys = Keys.for_run(request.name, salt)
+    signing_key, public_key = new_signing_key(keys.announcement)
     announce_to = _announce_to(request.name)
     task_name = f"{request.environment}.sandbox_server"
     inputs = {
         "owner_sha256": verifier_of(keys.owner),
         "guest_sha256": verifier_of(keys.guest),
         "timeout_s": request.timeout_s,
-        "session": json.dumps(_session_payload(request)),
+        "session": json.dumps({**_session_payload(request), ATTACH_SALT: salt}),
         "sandbox_mode": request.sandbox_mode if request.overrides_mode else "",
         "announce_to": announce_to,
         "announce_key": signing_key,
@@ -101,7 +104,14 @@ async def _submit(request: Request) -> ClusterRun:
         raise
     except Exception as exc:  # Flyte's errors, Connect's and those of an HTTP client
         raise plane_error(exc, "the run could not be submitted") from exc
-    return ClusterRun(run, keys, request, announce_to=announce_to, verifier=public_key)
+    return ClusterRun(
+        run,
+        keys,
+        verifier=public_key,
+        announce_to=announce_to,
+        ready_timeout_s=request.ready_timeout_s,
+        owner_lease_s=request.owner_lease_s,
+    )
 
 
 def _session_payload(request: Request) -> dict[str, Any]:
@@ -140,26 +150,31 @@ class ClusterRun:
     """A run on a cluster, and the tokens for its server."""
 
     def __init__(
-        self, run: Any, keys: Keys, request: Request, *, announce_to: str, verifier: str
+        self,
+        run: Any,
+        keys: Keys,
+        *,
+        verifier: str,
+        ready_timeout_s: float,
+        owner_lease_s: float | None,
+        announce_to: str = "",
     ) -> None:
         self.keys = keys
         self.verifier = verifier
         self._run = run
         identifier = run.pb2.action.id.run
         self.url: str | None = run.url
-        self.project: str | None = identifier.project or request.project
-        self.domain: str | None = identifier.domain or request.domain
+        self.project: str | None = identifier.project or None
+        self.domain: str | None = identifier.domain or None
         self._search = Search(run, key=verifier, announce_to=announce_to)
         self._finding: asyncio.Task[ServerAddress] = asyncio.get_running_loop().create_task(
-            self._search.find(within_s=request.ready_timeout_s)
+            self._search.find(within_s=ready_timeout_s)
         )
         # The result may never be awaited, which must not be logged as an error.
         self._finding.add_done_callback(lambda task: task.cancelled() or task.exception())
-        self._renewing: asyncio.Task[None] | None = None
-        if request.owner_lease_s is not None:
-            self._renewing = asyncio.get_running_loop().create_task(
-                self._renew(f"sessions/{session_name(request.name)}", request.owner_lease_s)
-            )
+        self._owner_lease_s = owner_lease_s
+        self._lease: LeaseRenewal | None = None
+        self._finding.add_done_callback(self._begin_lease)
 
     async def wait_ready(self) -> ServerAddress:
         try:
@@ -173,27 +188,20 @@ class ClusterRun:
     def take_socket(self) -> None:
         """Return None: the server is not a child of this process."""
 
-    async def _renew(self, path: str, lease_s: float) -> None:
-        """Renew the lease three times in each period; any request of the owner renews it."""
-        await asyncio.wait({self._finding})
-        if (http := self._http()) is None:
+    def _begin_lease(self, finding: asyncio.Task[ServerAddress]) -> None:
+        if self._owner_lease_s is None or finding.cancelled() or finding.exception() is not None:
             return
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(lease_s / _RENEWALS):
-                        await http.call("GET", path)
-                except (SandboxError, TimeoutError) as exc:
-                    _LOGGER.debug("the lease of %s was not renewed: %s", self._run.name, exc)
-                await asyncio.sleep(lease_s / _RENEWALS)
-        finally:
-            await http.close()
+        self._lease = LeaseRenewal(
+            parse_endpoint(finding.result().endpoint),
+            token=self.keys.owner,
+            path=f"sessions/{session_name(self._run.name)}",
+            lease_s=self._owner_lease_s,
+        )
 
     def _http(self) -> HttpClient | None:
         """Return a client for the server; None if the server was not found."""
         if self._finding.cancelled() or self._finding.exception() is not None:
             return None
-        from union.sandbox._wire.endpoint import parse_endpoint
         from union.sandbox.remote._http import HttpClient
 
         return HttpClient(
@@ -202,11 +210,10 @@ class ClusterRun:
 
     async def end(self) -> None:
         try:
-            if self._renewing is not None:
-                self._renewing.cancel()
-                await asyncio.gather(self._renewing, return_exceptions=True)
             self._finding.cancel()
             await asyncio.wait({self._finding})
+            if self._lease is not None:
+                self._lease.stop()
             await self._request_shutdown()
         finally:
             await self._abort()

@@ -18,10 +18,11 @@ from union.sandbox._wire.frames import VERSION
 from union.sandbox._wire.launch import LaunchSpec
 from union.sandbox.cluster._announce import Announcement, announce
 from union.sandbox.cluster._keys import session_name
-from union.sandbox.cluster._request import BACKENDS, MAX_TIMEOUT_S, OWNER_LEASE
+from union.sandbox.cluster._pod_memory import within_pod
+from union.sandbox.cluster._request import ATTACH_SALT, BACKENDS, MAX_TIMEOUT_S, OWNER_LEASE
 from union.sandbox.cluster._server_command import WORK_DIR, ServerCommand
 from union.sandbox.cluster._supervisor import Supervisor
-from union.sandbox.errors import SandboxError, SandboxUsageError
+from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +44,20 @@ def _bind() -> str:
     address = ip_address(pod_ip)
     shown = f"[{address}]" if address.version == 6 else str(address)
     return f"{shown}:{0 if address.is_loopback else PORT}"
+
+
+def _scratch() -> str:
+    """Return the directory for the work dir: TMPDIR, or /tmp."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as exc:
+        raise SandboxExecutionError(
+            "the pod has no writable directory for the work dir: neither TMPDIR nor /tmp is "
+            "writable",
+            code="no-scratch",
+            hint="where the root file system is read-only, mount an emptyDir at /tmp, or set "
+            "TMPDIR in env_vars of the environment to a writable directory",
+        ) from exc
 
 
 def _session(text: str, forwarded: Sequence[str]) -> dict[str, Any]:
@@ -89,9 +104,17 @@ async def serve_run(
         _LOGGER.warning("the session's timeout has passed before its server could start")
         return "timeout"
     arguments = _session(session, forwarded)
+    lease = arguments.pop(OWNER_LEASE, None)
+    arguments.pop(ATTACH_SALT, None)  # For owners alone.
+    try:
+        arguments = within_pod(arguments)
+        scratch = _scratch()
+    except SandboxError as exc:
+        await _publish(_failure(exc, run, expires), announce_key, announce_to)
+        raise
     spec = LaunchSpec(
         session=session_name(run),
-        owner_lease=arguments.pop(OWNER_LEASE, None),
+        owner_lease=lease,
         session_arguments=arguments,
         owner_sha256=owner_sha256,
         guest_sha256=guest_sha256,
@@ -105,8 +128,7 @@ async def serve_run(
         make_launch_spec=lambda: spec,
         # Clients pin its certificate, and send their tokens to no other server.
         tls=True,
-        # TMPDIR may place the scratch space of the environment elsewhere.
-        work_dir=os.path.join(tempfile.gettempdir(), os.path.basename(WORK_DIR)),
+        work_dir=os.path.join(scratch, os.path.basename(WORK_DIR)),
         allow_paths=_paths(arguments),
     )
     supervisor = Supervisor(command, keeps_log=False)
@@ -121,6 +143,7 @@ async def serve_run(
         await _announce(supervisor, run, announce_key, expires, announce_to)
         return await running
     except BaseException as exc:
+        # Also when the task is cancelled: the server must not outlive it.
         was_stopped = supervisor.is_stopped
         supervisor.stop()
         await asyncio.wait({running})
@@ -143,7 +166,17 @@ async def _announce(
         found = Announcement(run=run, endpoint=endpoint, protocol=VERSION, expires=expires)
     except SandboxError as exc:
         failure = exc
-        found = Announcement(run=run, protocol=VERSION, expires=expires, failed=encode_error(exc))
+        found = _failure(exc, run, expires)
+    await _publish(found, key, announce_to)
+    if failure is not None:
+        raise failure
+
+
+def _failure(exc: SandboxError, run: str, expires: float) -> Announcement:
+    return Announcement(run=run, protocol=VERSION, expires=expires, failed=encode_error(exc))
+
+
+async def _publish(found: Announcement, key: str, announce_to: str) -> None:
     line = announce(found, key=key)
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -154,5 +187,3 @@ async def _announce(
             await storage.put_stream(line.encode(), to_path=announce_to)
         except Exception as exc:  # noqa: BLE001 - any error of any store: the log has the line
             _LOGGER.warning("the announcement could not be stored: %s", exc)
-    if failure is not None:
-        raise failure
