@@ -1,4 +1,8 @@
-"""The commands that open no sandbox of the caller's: ``sbx doctor``, ``serve`` and ``version``."""
+"""The commands that open no sandbox of the caller's.
+
+``sbx completion`` prints a script that was generated at development time: ``python -m
+scripts.completion`` writes the scripts from the parser, and a test compares them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import importlib
 import json
 import platform
 import sys
+from importlib import resources
 from typing import TYPE_CHECKING
 
 from union.sandbox._version import __version__
@@ -13,8 +18,9 @@ from union.sandbox.errors import SandboxError
 
 if TYPE_CHECKING:
     import argparse
+    from importlib.resources.abc import Traversable
 
-__all__ = ["doctor", "serve", "version"]
+__all__ = ["completion", "completion_script", "doctor", "serve", "version"]
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -49,3 +55,14 @@ def version(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write("".join(f"{name} {value}\n" for name, value in found.items()))
     return 0
+
+
+def completion(options: argparse.Namespace) -> int:
+    """Print the completion script of the shell that was named."""
+    sys.stdout.write(completion_script(options.shell).read_text(encoding="utf-8"))
+    return 0
+
+
+def completion_script(shell: str) -> Traversable:
+    """Return the file with the completion script of ``shell``."""
+    return resources.files("union.sandbox._cli").joinpath("completions", f"sbx.{shell}")

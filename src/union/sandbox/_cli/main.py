@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._cli.parser import make_parser
-from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
+from union.sandbox.errors import SandboxError, SandboxUsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -21,7 +21,6 @@ __all__ = ["main"]
 _FILE_FAILED: Final = 1
 _USAGE: Final = 2
 _TOOL_FAILED: Final = 125
-_NOT_FOUND: Final = 127
 _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
 
@@ -108,6 +107,4 @@ def _report_error(exc: SandboxError, *, as_json: bool) -> int:
         return _USAGE
     if isinstance(exc, OSError):
         return _FILE_FAILED
-    if isinstance(exc, SandboxExecutionError) and exc.code == "program-not-found":
-        return _NOT_FOUND
     return _TOOL_FAILED

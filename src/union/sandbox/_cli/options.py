@@ -13,32 +13,43 @@ if TYPE_CHECKING:
 
     from union.sandbox._session.session import Session
 
-__all__ = ["open_session", "run_arguments"]
+__all__ = ["open_session", "run_arguments", "session_arguments", "variables"]
 
 
 def open_session(options: argparse.Namespace) -> Session:
     """Return the session that the options describe."""
     from union.sandbox import on_device
 
+    # There is only one command, so none is kept ready.
+    return on_device.session(**session_arguments(options), warm=False)
+
+
+def session_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of ``on_device.session()`` that the options describe."""
     given: dict[str, Any] = {
         "host_work_dir": _absolute(options.work_dir),
         "read_only_paths": [_absolute(path) for path in options.read_only],
         "read_write_paths": [_absolute(path) for path in options.read_write],
         "resources": _resources(options),
         "strict": options.strict,
+        "persist": options.persist,
         "network_denylist": options.deny or None,
-        "warm": False,  # there is only one command
         **_network(options),
     }
     if options.backend is not None:
         given["backend"] = options.backend
-    return on_device.session(**given)
+    return given
+
+
+def variables(options: argparse.Namespace) -> dict[str, str]:
+    """Return the environment variables that the options describe."""
+    return dict(_variable(item) for item in options.env)
 
 
 def run_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of ``run()`` that the options describe."""
     return {
-        "env": dict(_variable(item) for item in options.env),
+        "env": variables(options),
         "cwd": options.cwd,
         "timeout_s": options.timeout,
     }

@@ -11,9 +11,10 @@ from typing import Final, Literal
 
 from union.sandbox._version import __version__
 
-__all__ = ["BACKENDS", "SHELLS", "PathMarker", "make_parser"]
+__all__ = ["BACKENDS", "LANGUAGES", "SHELLS", "PathMarker", "make_parser"]
 
-BACKENDS: Final = ("bubblewrap", "userns", "sandbox-exec", "none")
+BACKENDS: Final = ("bubblewrap", "userns", "landlock", "sandbox-exec", "none")
+LANGUAGES: Final = ("python", "bash", "node")
 SHELLS: Final = ("bash", "zsh", "fish")
 _MODES: Final = ("blocked", "allowlist", "open")
 
@@ -26,6 +27,8 @@ examples:
   sbx run --work-dir . -- make test        in this directory, which is kept
   sbx run --allow-pypi -- uv pip install six
   sbx shell --work-dir .                   an interactive shell
+  sbx repl                                 a Python prompt that keeps its variables
+  sbx mcp                                  a sandbox for an MCP client
   sbx doctor                               check which isolation works on this machine
 
 `sbx COMMAND --help` describes each command.
@@ -46,7 +49,7 @@ Without --work-dir the command starts in an empty directory that is removed afte
 the network is blocked, the environment is minimal, and the home directory is not visible.
 
 exit code: that of the command; 128+N if signal N ended it. 2: usage error. 125: the sandbox could
-not be created. 127: the program was not found in the sandbox.
+not be created. 126 and 127: the program cannot be executed, or was not found in the sandbox.
 """
 
 _SHELL: Final = """\
@@ -57,6 +60,28 @@ examples:
 
 Runs $SHELL if it is visible in the sandbox, else bash, else sh. All keys, including Ctrl-C and
 Ctrl-Z, go to the shell in the sandbox. `exit` or Ctrl-D ends it and every process it started.
+"""
+
+_REPL: Final = """\
+examples:
+  sbx repl --work-dir .                    Python, with the files of this directory
+  sbx repl --language bash --allow-pypi    a shell that keeps its state
+  sbx repl < cells.py                      without a prompt
+
+Variables persist from cell to cell. Ctrl-C interrupts the cell and keeps them, Ctrl-D ends the
+interpreter and every process it started. Pictures are saved as files. --timeout applies per cell.
+"""
+
+_MCP: Final = """\
+examples:
+  sbx mcp                                  for a client that starts it: stdin and stdout
+  sbx mcp --work-dir . --allow-pypi        on the files of this directory, packages allowed
+  sbx mcp --http 8765                      for several clients, at http://127.0.0.1:8765/mcp
+
+The options are the ceiling: no tool can extend them. The sandbox is created by the first tool call
+and removed when the client disconnects. --timeout limits each command and cell. Over HTTP, each
+request must carry the token from --token-file or SANDBOX_SERVER_TOKEN, if there is one; an address
+other than a loopback address needs one.
 """
 
 _CP: Final = """\
@@ -123,6 +148,40 @@ def make_parser(mark_path: PathMarker = lambda *_: None) -> argparse.ArgumentPar
     _positional_command(shell, mark_path, "a program to run instead of the shell")
     _session_options(shell, mark_path)
 
+    repl = _command(add, "repl", "repl:repl", "run cells in a live interpreter", _REPL)
+    repl.add_argument(
+        "--language",
+        choices=LANGUAGES,
+        default="python",
+        help="language of the interpreter (default: python)",
+    )
+    mark_path(
+        repl.add_argument(
+            "--pictures", default=".", metavar="DIR", help="directory for pictures (default: .)"
+        ),
+        "directory",
+    )
+    _session_options(repl, mark_path)
+
+    mcp = _command(add, "mcp", "mcp:mcp", "serve a sandbox to MCP clients", _MCP)
+    mcp.add_argument(
+        "--http",
+        metavar="[HOST:]PORT",
+        help="serve streamable HTTP on this address instead of stdin and stdout",
+    )
+    mark_path(
+        mcp.add_argument("--token-file", metavar="FILE", help="file with the token for --http"),
+        "file",
+    )
+    mcp.add_argument(
+        "--max-sandboxes",
+        type=int,
+        metavar="N",
+        help="sandboxes that clients may open (default: 1; 8 with --http)",
+    )
+    _session_options(mcp, mark_path, has_cwd=False)
+    mcp.set_defaults(persist=None)  # a machine, where the backend can keep one
+
     cp = _command(add, "cp", "copy:copy", "copy files into or out of a work dir", _CP)
     mark_path(
         cp.add_argument("source", metavar="SOURCE", help="a path; :PATH in the work dir"), "file"
@@ -152,7 +211,7 @@ def make_parser(mark_path: PathMarker = lambda *_: None) -> argparse.ArgumentPar
     completion = _command(
         add,
         "completion",
-        "completion:completion",
+        "host_commands:completion",
         "print the completion script for a shell",
         _COMPLETION,
     )
@@ -185,7 +244,9 @@ def _positional_command(
     mark_path(parser.add_argument("command", nargs="*", metavar="CMD", help=summary), "file")
 
 
-def _session_options(parser: argparse.ArgumentParser, mark_path: PathMarker) -> None:
+def _session_options(
+    parser: argparse.ArgumentParser, mark_path: PathMarker, *, has_cwd: bool = True
+) -> None:
     place = parser.add_argument_group("sandbox")
     place.add_argument(
         "--backend",
@@ -194,10 +255,17 @@ def _session_options(parser: argparse.ArgumentParser, mark_path: PathMarker) -> 
     )
     work_dir = place.add_argument("--work-dir", metavar="DIR", help="existing directory to work in")
     mark_path(work_dir, "directory")
-    cwd = place.add_argument(
-        "--cwd", metavar="DIR", help="start directory, relative to the work dir"
+    if has_cwd:
+        cwd = place.add_argument(
+            "--cwd", metavar="DIR", help="start directory, relative to the work dir"
+        )
+        mark_path(cwd, "directory")
+    place.add_argument(
+        "--persist",
+        choices=("workdir", "machine"),
+        default="workdir",
+        help="what stays between commands: the work dir, or also /tmp, /var/tmp and processes",
     )
-    mark_path(cwd, "directory")
     place.add_argument(
         "--strict", action="store_true", help="fail if an isolation layer is weaker than usual"
     )

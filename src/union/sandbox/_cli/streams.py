@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from union.sandbox._session.process import ProcessStdin
+    from union.sandbox._session.stdin import ProcessStdin
 
 __all__ = ["forward", "has_input", "type_in"]
 

@@ -5,10 +5,12 @@
 #    source ~/.local/share/bash_completion/sbx
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_sbx_subparsers=(run shell cp doctor serve version completion)
+_shtab_sbx_subparsers=(run shell repl mcp cp doctor serve version completion)
 
-_shtab_sbx_run_option_strings=(-h --help -c --shell --python -t --tty --json --backend --work-dir --cwd --strict --env --read-only --read-write --network --allow --allow-pypi --deny --timeout --memory --cpus)
-_shtab_sbx_shell_option_strings=(-h --help --backend --work-dir --cwd --strict --env --read-only --read-write --network --allow --allow-pypi --deny --timeout --memory --cpus)
+_shtab_sbx_run_option_strings=(-h --help -c --shell --python -t --tty --json --backend --work-dir --cwd --persist --strict --env --read-only --read-write --network --allow --allow-pypi --deny --timeout --memory --cpus)
+_shtab_sbx_shell_option_strings=(-h --help --backend --work-dir --cwd --persist --strict --env --read-only --read-write --network --allow --allow-pypi --deny --timeout --memory --cpus)
+_shtab_sbx_repl_option_strings=(-h --help --language --pictures --backend --work-dir --cwd --persist --strict --env --read-only --read-write --network --allow --allow-pypi --deny --timeout --memory --cpus)
+_shtab_sbx_mcp_option_strings=(-h --help --http --token-file --max-sandboxes --backend --work-dir --persist --strict --env --read-only --read-write --network --allow --allow-pypi --deny --timeout --memory --cpus)
 _shtab_sbx_cp_option_strings=(-h --help --work-dir --backend -q --quiet)
 _shtab_sbx_doctor_option_strings=(-h --help --json)
 _shtab_sbx_serve_option_strings=()
@@ -27,17 +29,35 @@ _shtab_sbx_shell___work_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_sbx_shell___cwd_COMPGEN=_shtab_compgen_dirs
 _shtab_sbx_shell___read_only_COMPGEN=_shtab_compgen_files
 _shtab_sbx_shell___read_write_COMPGEN=_shtab_compgen_files
+_shtab_sbx_repl___pictures_COMPGEN=_shtab_compgen_dirs
+_shtab_sbx_repl___work_dir_COMPGEN=_shtab_compgen_dirs
+_shtab_sbx_repl___cwd_COMPGEN=_shtab_compgen_dirs
+_shtab_sbx_repl___read_only_COMPGEN=_shtab_compgen_files
+_shtab_sbx_repl___read_write_COMPGEN=_shtab_compgen_files
+_shtab_sbx_mcp___token_file_COMPGEN=_shtab_compgen_files
+_shtab_sbx_mcp___work_dir_COMPGEN=_shtab_compgen_dirs
+_shtab_sbx_mcp___read_only_COMPGEN=_shtab_compgen_files
+_shtab_sbx_mcp___read_write_COMPGEN=_shtab_compgen_files
 _shtab_sbx_cp_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_sbx_cp_pos_1_COMPGEN=_shtab_compgen_files
 _shtab_sbx_cp___work_dir_COMPGEN=_shtab_compgen_dirs
 
-_shtab_sbx_run___backend_choices=(bubblewrap userns sandbox-exec none)
+_shtab_sbx_run___backend_choices=(bubblewrap userns landlock sandbox-exec none)
+_shtab_sbx_run___persist_choices=(workdir machine)
 _shtab_sbx_run___network_choices=(blocked allowlist open)
-_shtab_sbx_shell___backend_choices=(bubblewrap userns sandbox-exec none)
+_shtab_sbx_shell___backend_choices=(bubblewrap userns landlock sandbox-exec none)
+_shtab_sbx_shell___persist_choices=(workdir machine)
 _shtab_sbx_shell___network_choices=(blocked allowlist open)
-_shtab_sbx_cp___backend_choices=(bubblewrap userns sandbox-exec none)
+_shtab_sbx_repl___language_choices=(python bash node)
+_shtab_sbx_repl___backend_choices=(bubblewrap userns landlock sandbox-exec none)
+_shtab_sbx_repl___persist_choices=(workdir machine)
+_shtab_sbx_repl___network_choices=(blocked allowlist open)
+_shtab_sbx_mcp___backend_choices=(bubblewrap userns landlock sandbox-exec none)
+_shtab_sbx_mcp___persist_choices=(workdir machine)
+_shtab_sbx_mcp___network_choices=(blocked allowlist open)
+_shtab_sbx_cp___backend_choices=(bubblewrap userns landlock sandbox-exec none)
 _shtab_sbx_completion_pos_0_choices=(bash zsh fish)
-_shtab_sbx_pos_0_choices=(run shell cp doctor serve version completion)
+_shtab_sbx_pos_0_choices=(run shell repl mcp cp doctor serve version completion)
 
 _shtab_sbx_run_pos_0_nargs='*'
 _shtab_sbx_run__h_nargs=0
@@ -52,6 +72,14 @@ _shtab_sbx_shell__h_nargs=0
 _shtab_sbx_shell___help_nargs=0
 _shtab_sbx_shell___strict_nargs=0
 _shtab_sbx_shell___allow_pypi_nargs=0
+_shtab_sbx_repl__h_nargs=0
+_shtab_sbx_repl___help_nargs=0
+_shtab_sbx_repl___strict_nargs=0
+_shtab_sbx_repl___allow_pypi_nargs=0
+_shtab_sbx_mcp__h_nargs=0
+_shtab_sbx_mcp___help_nargs=0
+_shtab_sbx_mcp___strict_nargs=0
+_shtab_sbx_mcp___allow_pypi_nargs=0
 _shtab_sbx_cp__h_nargs=0
 _shtab_sbx_cp___help_nargs=0
 _shtab_sbx_cp__q_nargs=0

@@ -13,6 +13,8 @@ _shtab_sbx_commands() {
     completion:'Print the completion script for a shell.'
     cp:'Copy files into or out of a work dir.'
     doctor:'Check which isolation works on this machine.'
+    mcp:'Serve a sandbox to MCP clients.'
+    repl:'Run cells in a live interpreter.'
     run:'Run one command in a sandbox.'
     serve:'start the server for remote sessions'
     shell:'Open an interactive shell in a sandbox.'
@@ -40,7 +42,7 @@ _shtab_sbx_completion_defaults_added=0
 _shtab_sbx_cp_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--work-dir[the work dir]:DIR:_files -/"
-  "--backend[as for sbx run]:backend:(bubblewrap userns sandbox-exec none)"
+  "--backend[as for sbx run]:backend:(bubblewrap userns landlock sandbox-exec none)"
   {-q,--quiet}"[show no progress]"
   ":a path\; \:PATH in the work dir:_files"
   ":a path\; \:PATH in the work dir:_files"
@@ -57,15 +59,64 @@ _shtab_sbx_doctor_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_sbx_doctor_defaults_added=0
 
+_shtab_sbx_mcp_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--http[serve streamable HTTP on this address instead of stdin and stdout]:[HOST:]PORT:"
+  "--token-file[file with the token for --http]:FILE:_files"
+  "--max-sandboxes[sandboxes that clients may open (default\: 1\; 8 with --http)]:N:"
+  "--backend[isolation backend\; no fallback to another (default\: bubblewrap)]:backend:(bubblewrap userns landlock sandbox-exec none)"
+  "--work-dir[existing directory to work in]:DIR:_files -/"
+  "--persist[what stays between commands\: the work dir, or also \/tmp, \/var\/tmp and processes]:persist:(workdir machine)"
+  "--strict[fail if an isolation layer is weaker than usual]"
+  "*--env[set a variable\; K alone passes the caller\'s value]:K=V:"
+  "*--read-only[show PATH read-only]:PATH:_files"
+  "*--read-write[show PATH writable]:PATH:_files"
+  "--network[network mode (default\: blocked)]:network:(blocked allowlist open)"
+  "*--allow[allow HOST only\: a name, \*.name, address or range, with an optional \:port]:HOST:"
+  "--allow-pypi[allow the hosts of the public Python index]"
+  "*--deny[deny HOST\; overrides --allow]:HOST:"
+  "--timeout[end the command after S seconds]:S:"
+  "--memory[memory limit, such as 512Mi]:SIZE:"
+  "--cpus[processor limit, such as 1.5]:N:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_sbx_mcp_defaults_added=0
+
+_shtab_sbx_repl_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--language[language of the interpreter (default\: python)]:language:(python bash node)"
+  "--pictures[directory for pictures (default\: .)]:DIR:_files -/"
+  "--backend[isolation backend\; no fallback to another (default\: bubblewrap)]:backend:(bubblewrap userns landlock sandbox-exec none)"
+  "--work-dir[existing directory to work in]:DIR:_files -/"
+  "--cwd[start directory, relative to the work dir]:DIR:_files -/"
+  "--persist[what stays between commands\: the work dir, or also \/tmp, \/var\/tmp and processes]:persist:(workdir machine)"
+  "--strict[fail if an isolation layer is weaker than usual]"
+  "*--env[set a variable\; K alone passes the caller\'s value]:K=V:"
+  "*--read-only[show PATH read-only]:PATH:_files"
+  "*--read-write[show PATH writable]:PATH:_files"
+  "--network[network mode (default\: blocked)]:network:(blocked allowlist open)"
+  "*--allow[allow HOST only\: a name, \*.name, address or range, with an optional \:port]:HOST:"
+  "--allow-pypi[allow the hosts of the public Python index]"
+  "*--deny[deny HOST\; overrides --allow]:HOST:"
+  "--timeout[end the command after S seconds]:S:"
+  "--memory[memory limit, such as 512Mi]:SIZE:"
+  "--cpus[processor limit, such as 1.5]:N:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_sbx_repl_defaults_added=0
+
 _shtab_sbx_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {-c,--shell}"[run shell text instead of CMD]:TEXT:"
   "--python[run Python source, a Python file, or stdin if -]:SOURCE:_files"
   {-t,--tty}"[give the command a terminal]"
   "--json[print the result as JSON when the command has ended]"
-  "--backend[isolation backend\; no fallback to another (default\: bubblewrap)]:backend:(bubblewrap userns sandbox-exec none)"
+  "--backend[isolation backend\; no fallback to another (default\: bubblewrap)]:backend:(bubblewrap userns landlock sandbox-exec none)"
   "--work-dir[existing directory to work in]:DIR:_files -/"
   "--cwd[start directory, relative to the work dir]:DIR:_files -/"
+  "--persist[what stays between commands\: the work dir, or also \/tmp, \/var\/tmp and processes]:persist:(workdir machine)"
   "--strict[fail if an isolation layer is weaker than usual]"
   "*--env[set a variable\; K alone passes the caller\'s value]:K=V:"
   "*--read-only[show PATH read-only]:PATH:_files"
@@ -92,9 +143,10 @@ _shtab_sbx_serve_defaults_added=0
 
 _shtab_sbx_shell_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--backend[isolation backend\; no fallback to another (default\: bubblewrap)]:backend:(bubblewrap userns sandbox-exec none)"
+  "--backend[isolation backend\; no fallback to another (default\: bubblewrap)]:backend:(bubblewrap userns landlock sandbox-exec none)"
   "--work-dir[existing directory to work in]:DIR:_files -/"
   "--cwd[start directory, relative to the work dir]:DIR:_files -/"
+  "--persist[what stays between commands\: the work dir, or also \/tmp, \/var\/tmp and processes]:persist:(workdir machine)"
   "--strict[fail if an isolation layer is weaker than usual]"
   "*--env[set a variable\; K alone passes the caller\'s value]:K=V:"
   "*--read-only[show PATH read-only]:PATH:_files"
@@ -142,6 +194,8 @@ _shtab_sbx() {
         completion) _arguments -C -s $_shtab_sbx_completion_options ;;
         cp) _arguments -C -s $_shtab_sbx_cp_options ;;
         doctor) _arguments -C -s $_shtab_sbx_doctor_options ;;
+        mcp) _arguments -C -s $_shtab_sbx_mcp_options ;;
+        repl) _arguments -C -s $_shtab_sbx_repl_options ;;
         run) _arguments -C -s $_shtab_sbx_run_options ;;
         serve) _arguments -C -s $_shtab_sbx_serve_options ;;
         shell) _arguments -C -s $_shtab_sbx_shell_options ;;

@@ -1,0 +1,390 @@
+"""Judge the adapters by their frameworks' own tests, each in an environment of its own.
+
+An environment is made once, below ``.cache/adapters``, from the pinned versions of ``FRAMEWORKS``;
+``LATEST=1`` makes another with the newest versions. The product in it is this checkout. A suite is
+a file of ``tests/adapters/suites``: the framework's conformance tests, and our own. The programs of
+the adapter's page are run as well.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.docs.blocks import blocks_in  # noqa: E402 - the path comes first
+
+SUITES = ROOT / "tests" / "adapters" / "suites"
+CACHE = ROOT / ".cache" / "adapters"
+TOOLS = ("pytest==9.1.1", "pytest-asyncio==1.4.0", "pytest-timeout==2.4.0", "uv")
+BACKENDS = tuple(os.environ.get("BACKENDS", "userns bubblewrap").split())
+LIMIT_S = 900
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """One framework: its packages, and what of it is judged."""
+
+    title: str
+    module: str
+    """The module of the adapter, below ``union.sandbox.adapters``."""
+    classes: str
+    """The names that its users import."""
+    needs: tuple[str, ...]
+    """Requirements, pinned."""
+    suite: str
+    """A file of ``suites``."""
+    what: str
+    """Whose tests they are."""
+    page: str = ""
+    """The page with its example, below ``docs/adapters``."""
+    extra: str = ""
+    """The extra that installs it; that of the module by default."""
+    source: str = ""
+    """The distribution whose source contains the tests."""
+    files: tuple[str, ...] = ()
+    """Files of ``source`` to run, with the suite as a plugin."""
+    known: dict[str, str] = field(default_factory=dict)
+    """Ends of names of tests that fail for every backend, with the reason."""
+    at_least: int = 1
+    """Tests that must pass."""
+    is_quick: bool = False
+    """Whether ``make test`` runs it."""
+
+
+_GLOB_TESTS = (
+    *("test_glob", "test_glob_basic_pattern", "test_glob_with_directories"),
+    *("test_glob_hidden_files_explicitly", "test_glob_with_character_class"),
+    "test_glob_with_question_mark",
+)
+_GLOB = "deepagents 0.7 returns absolute paths, langchain-tests 1.1.9 expects relative ones"
+_WRITE = "deepagents 0.7 overwrites, langchain-tests 1.1.9 expects a refusal"
+
+FRAMEWORKS: dict[str, Framework] = {
+    "mcp": Framework(
+        title="MCP clients",
+        module="mcp",
+        classes="sbx mcp",
+        needs=("mcp==2.3.0",),
+        suite="mcp_tools.py",
+        what="own tests through the SDK's client, SDK 2.x",
+        page="mcp.md",
+        at_least=15,
+        is_quick=True,
+    ),
+    "mcp1": Framework(
+        title="MCP clients",
+        module="mcp",
+        classes="sbx mcp",
+        needs=("mcp==1.30.0",),
+        suite="mcp_tools.py",
+        what="the same, SDK 1.x",
+        at_least=15,
+    ),
+    "pydantic-ai": Framework(
+        title="Pydantic AI",
+        module="pydantic_ai",
+        classes="UnionSandbox, UnionSandboxBackend",
+        needs=("pydantic-ai-slim==2.66.0", "anyio"),
+        suite="pydantic_workspace.py",
+        what="Pydantic AI's WorkspaceBackendSuite, and own tests",
+        page="pydantic-ai.md",
+        extra="pydantic-ai",
+        at_least=38,
+    ),
+    "deepagents": Framework(
+        title="deepagents",
+        module="deepagents",
+        classes="UnionSandbox, UnionSandboxProvider",
+        needs=("deepagents==0.7.32", "langchain-tests==1.1.9"),
+        suite="deepagents_backend.py",
+        what="LangChain's SandboxIntegrationTests, below /tmp and below the work dir; own tests",
+        page="deepagents.md",
+        known={f"::{name}": _GLOB for name in _GLOB_TESTS}
+        | {"::test_write_existing_file_fails": _WRITE},
+        at_least=160,
+    ),
+    "langchain": Framework(
+        title="LangChain shell",
+        module="langchain",
+        classes="UnionExecutionPolicy",
+        needs=("langchain==1.4.0",),
+        suite="langchain_policy.py",
+        what="own tests of the shell of ShellToolMiddleware",
+        page="langchain.md",
+        at_least=5,
+    ),
+    "inspect-ai": Framework(
+        title="Inspect",
+        module="inspect_ai",
+        classes='sandbox="union"',
+        needs=("inspect-ai==0.3.285",),
+        suite="inspect_environment.py",
+        what="Inspect's self_check, its injected tools, own tests",
+        page="inspect.md",
+        extra="inspect-ai",
+        known={"::test_exec_as_user": "requests root and adduser; Inspect's local provider fails"},
+        at_least=43,
+    ),
+    "smolagents": Framework(
+        title="smolagents",
+        module="smolagents",
+        classes="UnionExecutor",
+        needs=("smolagents==1.26.0", "docker", "numpy", "pillow", "ipython"),
+        suite="smolagents_executor.py",
+        what="smolagents' tests of its Docker executor, own tests",
+        page="smolagents.md",
+        source="smolagents",
+        at_least=13,
+    ),
+    "anthropic": Framework(
+        title="Anthropic SDK",
+        module="anthropic",
+        classes="agent_toolset, UnionBashSession",
+        needs=("anthropic==2.8.0", "inline-snapshot", "respx", "dirty-equals"),
+        suite="anthropic_toolset.py",
+        what="the SDK's tests of agent_toolset_20260401",
+        page="anthropic.md",
+        source="anthropic",
+        files=("tests/lib/tools/test_agent_toolset.py",),
+        at_least=80,
+    ),
+    "strands-agents": Framework(
+        title="Strands Agents",
+        module="strands",
+        classes="UnionSandbox",
+        needs=("strands-agents==1.62.0",),
+        suite="strands_sandbox.py",
+        what="Strands' tests of its host environment",
+        page="strands.md",
+        extra="strands-agents",
+        source="strands-agents",
+        files=("tests/strands/sandbox/test_not_a_sandbox_local_environment.py",),
+        known={"::test_relative_path_resolves_against_cwd": "the directory of the host process"},
+        at_least=18,
+    ),
+    "mini-swe-agent": Framework(
+        title="mini-swe-agent",
+        module="mini_swe_agent",
+        classes="UnionEnvironment",
+        needs=("mini-swe-agent==2.4.6",),
+        suite="mini_swe_environment.py",
+        what="own tests of its environment protocol",
+        page="mini-swe-agent.md",
+        extra="mini-swe-agent",
+        at_least=7,
+    ),
+    "e2b": Framework(
+        title="Code written for E2B",
+        module="e2b",
+        classes="Sandbox, AsyncSandbox",
+        needs=("e2b-code-interpreter==2.11.5",),
+        suite="e2b_shape.py",
+        what="own tests; names and arguments compared with the SDK",
+        page="e2b.md",
+        at_least=17,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The counts of one suite, and its failures with their messages."""
+
+    counts: Counter[str]
+    failures: dict[str, str]
+    log: str
+
+
+# Environments.
+
+
+def environment(name: str) -> Path:
+    """Return the interpreter of the environment of a framework; make it if there is none."""
+    latest = os.environ.get("LATEST") == "1"
+    needs = [*TOOLS, *FRAMEWORKS[name].needs]
+    if latest:
+        needs = [need.partition("==")[0] for need in needs]
+    where = CACHE / (f"{name}-latest" if latest else name)
+    python = where / "bin" / "python"
+    stamp = where / "needs.json"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{where.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stamp.exists() or json.loads(stamp.read_text()) != needs:
+            _uv("venv", "--quiet", "--clear", "--python", sys.executable, str(where))
+            _uv("pip", "install", "--quiet", "--python", str(python), *needs)
+            stamp.write_text(json.dumps(needs))
+        _install_checkout(python)
+    return python
+
+
+class IndexUnreachableError(Exception):
+    """The packages of a framework could not be fetched."""
+
+
+def _uv(*argv: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "uv", *argv],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    if done.returncode:
+        raise IndexUnreachableError(done.stderr.strip()[-500:])
+
+
+def _install_checkout(python: Path) -> None:
+    """Make this checkout importable, with the entry points that pyproject.toml declares."""
+    site = next((python.parent.parent / "lib").glob("python3*")) / "site-packages"
+    (site / "checkout.pth").write_text(f"{ROOT / 'src'}\n")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = site / "unionai_sandbox-0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: unionai-sandbox\nVersion: 0\n")
+    groups = {"console_scripts": project["scripts"], **project.get("entry-points", {})}
+    lines = []
+    for group, entries in groups.items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in entries.items()), ""]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
+def _source(python: Path, distribution: str) -> Path:
+    """Return the unpacked source distribution of what an environment has."""
+    show = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
+    version = subprocess.run(
+        [python, "-c", show, distribution], check=True, capture_output=True, text=True, timeout=60
+    ).stdout.strip()
+    home = CACHE / "sources"
+    home.mkdir(exist_ok=True)
+    where = home / f"{distribution.replace('-', '_')}-{version}"
+    with (CACHE / f"{where.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not where.exists():
+            with tempfile.TemporaryDirectory(dir=home) as fresh:
+                done = subprocess.run(
+                    [
+                        *(sys.executable, "-m", "pip", "download", "-q", "--no-deps"),
+                        *("--no-build-isolation", "--no-binary", distribution, "-d", fresh),
+                        f"{distribution}=={version}",
+                    ],
+                    check=False,
+                    capture_output=True,
+                    text=True,
+                    timeout=LIMIT_S,
+                )
+                archives = list(Path(fresh).glob("*.tar.gz"))
+                if not archives:
+                    raise IndexUnreachableError(done.stderr.strip()[-500:])
+                subprocess.run(["tar", "-xzf", archives[0], "-C", home], check=True, timeout=120)
+    return where
+
+
+# Judging.
+
+
+def judge(name: str, backend: str) -> Outcome:
+    """Run the suite of a framework on one backend, and the programs of its page."""
+    framework = FRAMEWORKS[name]
+    python = environment(name)
+    with tempfile.TemporaryDirectory(prefix="adapters-") as scratch:
+        outcome = _run_suite(framework, python, backend, Path(scratch))
+        if framework.page:
+            _run_page(framework, python, Path(scratch), outcome)
+    return outcome
+
+
+def _run_suite(framework: Framework, python: Path, backend: str, scratch: Path) -> Outcome:
+    report = scratch / "report.xml"
+    suite = SUITES / framework.suite
+    tests: list[str] = [str(suite)]
+    where = scratch
+    paths = [str(SUITES)]
+    if framework.source:
+        where = _source(python, framework.source)
+        paths.append(str(where))
+        if framework.files:
+            tests = ["-p", suite.stem, "--noconftest", *framework.files]
+    done = subprocess.run(
+        [
+            *(str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull),
+            *("--rootdir", str(where), "--confcutdir", str(SUITES), "--timeout", "150"),
+            *("--junitxml", str(report)),
+            *("-o", "asyncio_mode=auto", "-o", "python_files=*.py", "--tb=short"),
+            *("--basetemp", str(scratch / "t"), *tests),
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=where,
+        env={
+            **os.environ,
+            "PATH": f"{python.parent}:{os.environ['PATH']}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
+            "ADAPTER_BACKEND": backend,
+            "MSWEA_SILENT_STARTUP": "1",
+            "ADAPTER_SCRATCH": str(scratch),
+        },
+    )
+    return _counted(framework, report, done.stdout + done.stderr)
+
+
+def _counted(framework: Framework, report: Path, log: str) -> Outcome:
+    counts: Counter[str] = Counter()
+    failures: dict[str, str] = {}
+    if not report.exists():
+        return Outcome(counts, {"pytest": log[-3000:]}, log)
+    for case in ET.parse(report).getroot().iter("testcase"):
+        name = f"{case.get('classname', '')}::{case.get('name', '')}"
+        bad = case.find("failure") if case.find("failure") is not None else case.find("error")
+        if bad is not None:
+            is_known = any(name.endswith(end) for end in framework.known)
+            counts["known" if is_known else "failed"] += 1
+            if not is_known:
+                failures[name] = (bad.get("message") or "")[:300]
+        else:
+            counts["skipped" if case.find("skipped") is not None else "passed"] += 1
+    if counts["passed"] < framework.at_least:
+        failures["count"] = f"{counts['passed']} tests passed, {framework.at_least} are expected"
+    return Outcome(counts, failures, log)
+
+
+def _run_page(framework: Framework, python: Path, scratch: Path, outcome: Outcome) -> None:
+    """Run the programs of a page; each must print what the page shows."""
+    page = ROOT / "docs" / "adapters" / framework.page
+    for block in blocks_in(page.read_text(encoding="utf-8"), page=framework.page):
+        program = scratch / f"line{block.line}.py"
+        program.write_text(block.source, encoding="utf-8")
+        done = subprocess.run(
+            [str(python), "-W", "ignore", str(program)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=scratch,
+            env={
+                **os.environ,
+                "MSWEA_SILENT_STARTUP": "1",
+                "PATH": f"{python.parent}:{os.environ['PATH']}",
+            },
+        )
+        where = f"{framework.page}:{block.line}"
+        if done.returncode or (block.output is not None and done.stdout != block.output):
+            outcome.counts["failed"] += 1
+            outcome.failures[where] = f"{done.stdout[-500:]}\n{done.stderr[-1500:]}"
+        else:
+            outcome.counts["programs"] += 1

@@ -1,0 +1,94 @@
+"""Adapters are independent, and each names the command that installs its framework."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from tests.adapters.runner import BACKENDS, FRAMEWORKS, ROOT, IndexUnreachableError, judge
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+ADAPTERS = sorted(
+    path.stem
+    for path in (ROOT / "src" / "union" / "sandbox" / "adapters").iterdir()
+    if not path.name.startswith("_")
+)
+MISSING = """\
+import importlib, importlib.abc, json, sys
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in {"union"} | sys.stdlib_module_names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+sys.path.insert(0, sys.argv[2])
+try:
+    importlib.import_module(f"union.sandbox.adapters.{sys.argv[1]}")
+except ImportError as exc:
+    print(json.dumps([type(exc).__name__, exc.code, exc.hint]))
+else:
+    print(json.dumps(["imported", "", ""]))
+"""
+NEEDS_NO_FRAMEWORK = {"e2b"}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_a_missing_framework_is_an_error_with_the_install_command(name: str):
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", MISSING, name, str(ROOT / "src")],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    kind, code, hint = json.loads(done.stdout)
+    if name in NEEDS_NO_FRAMEWORK:
+        assert kind == "imported"
+        return
+    assert (kind, code) == ("MissingExtraError", "missing-extra")
+    extra = re.fullmatch(r"pip install 'unionai-sandbox\[([a-z0-9-]+)\]'", hint)
+    assert extra is not None
+    assert extra[1] in EXTRAS
+
+
+def test_sbx_mcp_without_the_sdk_names_the_install_command():
+    program = MISSING.partition("try:")[0]
+    program += "from union.sandbox._cli.main import main\nsys.exit(main(['mcp']))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, "", str(ROOT / "src")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 125
+    assert "pip install 'unionai-sandbox[mcp]'" in done.stderr
+
+
+def test_every_adapter_is_judged_and_has_a_page():
+    assert {framework.module for framework in FRAMEWORKS.values()} == set(ADAPTERS)
+    with_page = {framework.module for framework in FRAMEWORKS.values() if framework.page}
+    assert with_page == set(ADAPTERS)
+    index = (ROOT / "docs" / "adapters" / "index.md").read_text(encoding="utf-8")
+    for framework in FRAMEWORKS.values():
+        assert (framework.extra or framework.module) in EXTRAS or framework.module == "e2b"
+        if framework.page:
+            assert f"({framework.page})" in index
+
+
+def test_no_extra_of_an_adapter_is_in_all():
+    assert EXTRAS["all"] == ["unionai-sandbox[remote,flyte,deploy]"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [n for n, f in FRAMEWORKS.items() if f.is_quick])
+def test_a_quick_suite_passes(name: str):
+    try:
+        outcome = judge(name, BACKENDS[0])
+    except IndexUnreachableError as exc:
+        pytest.skip(f"the packages of {name} cannot be fetched: {exc}")
+    assert outcome.failures == {}, outcome.log[-3000:]
