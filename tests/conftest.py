@@ -13,20 +13,43 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from tests.servers import running_server, shared_server
 
 from union import sandbox as sb
-from union.sandbox._linux import host_programs
-from union.sandbox._linux.launcher import BINARY
+from union.sandbox._linux import host_programs, kernel
+from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.pinning import Places
+from union.sandbox._macos.launcher import PortableLauncher
+from union.sandbox._system import IS_LINUX
 
-WAYS = ("bubblewrap", "userns", "none")
+# A generated example may take any time: on a loaded machine each takes longer than the default.
+hypothesis.settings.register_profile("any-load", deadline=None)
+hypothesis.settings.load_profile("any-load")
+
+LAUNCHER = Launcher if IS_LINUX else PortableLauncher
+WAYS = ("bubblewrap", "userns", "none") if IS_LINUX else ("sandbox-exec", "none")
 """Backends. A new one joins the contract suite, on this machine and remote, by being named here."""
 ISOLATED = tuple(way for way in WAYS if way != "none")
+WITHOUT_NAMESPACES = ("landlock",)
+"""Backends that keep the contract, but not the attack suites of the others; they have a suite of
+their own."""
+SERVED = (*WAYS, *WITHOUT_NAMESPACES) if IS_LINUX else WAYS
+"""Backends that the server of the tests offers."""
+MACHINE = "machine-"
+"""Before a backend: the same in a session that keeps scratch files and processes."""
+MACHINE_WAYS = tuple(MACHINE + way for way in ISOLATED) if IS_LINUX else ()
 REMOTE = "remote-"
 """Before a backend: the same over a server on this machine."""
 REMOTE_WAYS = tuple(REMOTE + way for way in WAYS)
+CONTEXT_WAYS = (
+    *ISOLATED,
+    *(REMOTE + way for way in ISOLATED if way == "userns" or os.environ.get("EVERYWHERE") == "1"),
+)
+"""Where the contract of contexts runs: the wire is the same for every backend."""
+REMOTE_WITHOUT = tuple(REMOTE + way for way in SERVED if way not in WAYS)
+EVERY_WAY = (*WAYS, *WITHOUT_NAMESPACES, *MACHINE_WAYS, *REMOTE_WAYS, *REMOTE_WITHOUT)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -39,37 +62,49 @@ def what_was_loaded_stays() -> None:
     gc.freeze()
 
 
-TOGETHER = frozenset(
+LONG = tuple(
     f"tests/{name}.py"
     for name in (
-        "cluster/test_plane_bringup",
-        "cluster/test_plane_guests",
-        "cluster/test_plane_lifetime",
+        "typing/test_types",
         "cluster/test_plane_programs",
-        "console/test_console",
-        "contract/test_bad_input",
-        "docs/test_examples",
-        "docs/test_site",
-        "escape/test_kernel_surface",
-        "integration/test_doctor",
-        "packaging/test_dist",
+        "confined/test_attacks",
+        "escape/test_remote",
+        "environments/test_matrix",
+        "contract/test_streams",
+        "faults/test_steps",
+        "contract/test_timeouts_and_ends",
+        "cluster/test_plane_bringup",
+        "cluster/test_plane_lifetime",
+        "cluster/test_plane_guests",
         "plane/test_plane",
-        "remote/test_behind_a_proxy",
-        "remote/test_own_server",
-        "remote/test_tls",
-        "spares/test_system_calls",
-        "spares/test_waiting_pythons",
-        "unit/test_seccomp",
+        "packaging/test_dist",
+        "docs/test_site",
+        "cluster/test_examples",
+        "escape/test_networks_used_again",
+        "native/test_static_analysis",
+        "contract/test_lifecycle",
+        "cli/test_run",
+        "remote/test_access",
+        "contract/test_venv",
+        "network/test_clients",
+        "cluster/test_attach",
+        "cluster/test_plane_pods",
+        "portable/test_sandbox_exec",
+        "remote/test_client_proxies",
+        "environments/test_places",
+        "remote/test_lifecycle",
+        "faults/test_killed",
+        "escape/test_venv_supply",
     )
 )
-"""Modules whose tests share what is expensive to make, so that one worker runs all of them."""
+"""Modules that take long, the longest first. They begin first, so that the workers end together."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the tests of a module in ``TOGETHER`` on one worker, and begin with those modules.
+    """Keep the tests of a module on one worker; begin with ``LONG``, then with large modules.
 
-    Not by the mark ``xdist_group``: pytest 9.2 has no place any more for what it adds to an id.
+    So a module makes what its tests share once, and its tests do not disturb each other.
     """
     if config.getvalue("dist") != "loadgroup":
         return None
@@ -77,8 +112,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            path = nodeid.partition("::")[0]
-            return path if path in TOGETHER else nodeid
+            return nodeid.partition("::")[0]
+
+        def _assign_work_unit(self, node: Any) -> None:
+            following = [path for path in LONG if path in self.workqueue]
+            if following:
+                self.workqueue.move_to_end(following[0], last=False)
+            super()._assign_work_unit(node)
 
     return Scheduling(config, log)
 
@@ -86,31 +126,43 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--only-way",
-        choices=[*WAYS, *REMOTE_WAYS],
+        choices=EVERY_WAY,
         help="of the tests that are repeated over several ways, run this one alone",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(OnlyWay(config.getoption("--only-way")))
+    if IS_LINUX and kernel.is_gvisor():
+        from tests import kernel_facts
+
+        config.pluginmanager.register(kernel_facts.Exceptions())
 
 
 class OnlyWay:
     """Leaves out the tests whose parameters name another way than the one that was asked for."""
 
     def __init__(self, way: str | None) -> None:
-        self._others = set() if way is None else {*WAYS, *REMOTE_WAYS} - {way}
+        self._others = set() if way is None else set(EVERY_WAY) - {way}
 
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        dropped = [item for item in items if self._others.intersection(_named(item))]
-        if dropped:
-            items[:] = [item for item in items if item not in set(dropped)]
-            config.hook.pytest_deselected(items=dropped)
+        leave_out(config, items, lambda item: bool(self._others.intersection(named(item))))
 
 
-def _named(item: pytest.Item) -> set[str]:
+def leave_out(
+    config: pytest.Config, items: list[pytest.Item], unwanted: Callable[[pytest.Item], bool]
+) -> None:
+    """Deselect the items for which ``unwanted`` is true."""
+    dropped = {item: None for item in items if unwanted(item)}
+    if dropped:
+        items[:] = [item for item in items if item not in dropped]
+        config.hook.pytest_deselected(items=list(dropped))
+
+
+def named(item: pytest.Item) -> set[str]:
+    """The texts among the parameters of a test: its way is one of them."""
     call = getattr(item, "callspec", None)
     values = () if call is None else call.params.values()
     return {value for value in values if isinstance(value, str)}
@@ -127,22 +179,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 OpenSession = Callable[..., sb.Session]
 
 
+class Face:
+    """The face of the API that ``session_of`` uses: ``on_device`` and ``remote`` of the package, or
+    the synchronous ones, behind a bridge (``tests/sync/bridge.py``)."""
+
+    current: Any = sb
+
+
 def session_of(way: str, **options: object) -> sb.Session:
     """A session of one way; warnings of the way itself are expected."""
+    if way.startswith(MACHINE):
+        return session_of(way.removeprefix(MACHINE), **{"persist": "machine", **options})
     if way.startswith(REMOTE):
-        server = shared_server(WAYS)
+        server = shared_server(SERVED)
         reach = {"endpoint": server.endpoint, "token": server.token, "lazy": False}
-        return sb.remote.session(**{"backend": way.removeprefix(REMOTE), **reach, **options})  # type: ignore[arg-type]
-    return sb.on_device.session(**{"backend": way, **options})  # type: ignore[arg-type]  # options of the test
+        return Face.current.remote.session(
+            **{"backend": way.removeprefix(REMOTE), **reach, **options}
+        )
+    return Face.current.on_device.session(**{"backend": way, **options})
 
 
 def host_dir(session: sb.Session) -> str:
     """Where an open session's work dir is on this machine; the sandbox may see it elsewhere."""
     transport = session._transport
     name = getattr(transport, "_name", None)
-    if name is None or session.work_dir != str(shared_server(WAYS).work_dir):
+    if name is None or session.work_dir != str(shared_server(SERVED).work_dir):
         return session.work_dir
-    return shared_server(WAYS).host_dir(name)
+    return shared_server(SERVED).host_dir(name)
 
 
 def marked(*ways: str) -> list[Any]:
@@ -177,6 +240,15 @@ async def jail(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
 
 
 @pytest.fixture
+def outside_tmp() -> Iterator[Path]:
+    """A directory that is not below /tmp, where each sandbox has a directory of its own."""
+    place = "/var/tmp" if os.path.isdir("/var/tmp") else Path.home()  # a container may lack it
+    path = tempfile.mkdtemp(prefix="sbx-tests-", dir=place)
+    yield Path(path)
+    shutil.rmtree(path)
+
+
+@pytest.fixture
 def trusted_dir() -> Iterator[Path]:
     """A directory that only root and this user can change, as the host wants it for programs."""
     for place in (Path.home(), Path(__file__).parent):
@@ -202,9 +274,7 @@ def descriptors() -> Counter[str]:
 
 def held_by_launcher() -> Counter[str]:
     """The same of the launcher."""
-    from union.sandbox._linux.launcher import Launcher
-
-    return _held(Launcher.current().pid)
+    return _held(LAUNCHER.current().pid)
 
 
 def _held(pid: int | str) -> Counter[str]:
@@ -245,17 +315,17 @@ def sandbox_processes() -> set[int]:
 
     Sandboxes that wait to be used do not count, but no more of them than the product says it keeps.
     """
-    from union.sandbox._linux.launcher import Launcher
     from union.sandbox._linux.spares import Budget
 
     found: set[int] = set()
-    launcher = Launcher._current
+    launcher = LAUNCHER._current
     if launcher is not None:
         found |= _beyond_spares(launcher.pid, Budget.held())
     server = running_server()
     if server is not None:
         for pid in children_of(server.pid):
-            found |= _beyond_spares(pid, int(server.metric("sandbox_spares")))
+            if children_of(pid):
+                found |= _beyond_spares(pid, int(server.metric("sandbox_spares")))
     return found
 
 
@@ -263,6 +333,8 @@ def _beyond_spares(launcher: int, spares: int) -> set[int]:
     found: set[int] = set()
     for first in children_of(launcher):
         tree = descendants(first)
+        if not tree and is_machine(first):
+            continue
         if spares and all(map(_waits, tree)):
             spares -= 1
         else:
@@ -270,10 +342,18 @@ def _beyond_spares(launcher: int, spares: int) -> set[int]:
     return found
 
 
+def is_machine(pid: int) -> bool:
+    """Whether a process is the first of a machine, which waits as long as its session is open."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == "machine\n"
+    except OSError:
+        return False
+
+
 def _waits(pid: int) -> bool:
     """Whether a process of a sandbox has not begun a command: a waiting Python, or still ours."""
     try:
-        ours = os.path.samefile(f"/proc/{pid}/exe", BINARY)
+        ours = os.path.samefile(f"/proc/{pid}/exe", LAUNCHER.binary())
     except OSError:
         return False
     return ours or os.path.exists(f"/proc/{pid}/fd/100")
@@ -292,7 +372,18 @@ def interpreter_under(place: str) -> set[str]:
     return {path.split("/")[0] for path in ours} - {".", ".."}
 
 
-def eventually(check: Callable[[], bool], *, within_s: float = 3.0) -> bool:
+SOON_S = 25.0
+"""Tells an end from a hang, under any load: what hangs in the tests does so for longer.
+
+How fast something is belongs into the benchmark; no test fails for it.
+"""
+
+
+START = 6.0 if IS_LINUX and kernel.is_gvisor() else 1.0
+"""How much longer a program takes to start than elsewhere: a time limit must not come before."""
+
+
+def eventually(check: Callable[[], bool], *, within_s: float = SOON_S) -> bool:
     """Whether ``check`` becomes true soon."""
     end = time.monotonic() + within_s
     while not check():
@@ -311,6 +402,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _own_dirs()
     yield
     gc.collect()
+    gc.freeze()  # so that the next test looks at what it made itself, and at no more
     assert eventually(lambda: not sandbox_processes()), sandbox_processes()
     assert eventually(lambda: _own_dirs() <= before), _own_dirs() - before
 

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
-from bench import chart, report
-from bench.__main__ import Progress, arguments
+from bench import chart, machine_files, report, synchronous
+from bench.__main__ import KEPT, PAGE, Progress, arguments
 from bench.contenders import BARE, OURS, ROOT, ContenderError, Worker, all_contenders
 from bench.measures import MEASURES, summary, take_turns
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-KEPT = ROOT / "bench" / "results"
 SOME = ["open", "run_true", "run_true_cold", "run_code", "request", "run_true_x4", "put", "idle"]
 NUMBERS = {"median", "ratio", "spread", "p99", "samples"}
 
@@ -61,7 +60,7 @@ def test_a_short_run_without_peers_writes_numbers_table_and_chart(tmp_path: Path
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     results = json.loads((tmp_path / "latest.json").read_text(encoding="utf-8"))
@@ -73,18 +72,17 @@ def test_a_short_run_without_peers_writes_numbers_table_and_chart(tmp_path: Path
     check(results)
 
 
-def test_kept_results_are_complete_and_shown_in_the_readme() -> None:
+def test_kept_results_are_complete_and_shown_in_the_page() -> None:
     results = json.loads((KEPT / "latest.json").read_text(encoding="utf-8"))
     assert [m["name"] for m in results["measures"]] == [m.name for m in MEASURES]
     check(results)
     ours = [one for one in results["idle"]["results"] if one["contender"] == OURS]
     assert [one["sessions"] for one in ours] == [1, 100, 1000]
     assert all("idle" in one for one in ours)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    between = readme.split(report.BEGIN)[1].split(report.END)[0]
+    between = PAGE.read_text(encoding="utf-8").split(report.BEGIN)[1].split(report.END)[0]
     assert between.strip() == report.markdown(results)
     assert (KEPT / "latest.svg").read_text(encoding="utf-8") == chart.svg(results)
-    assert "](bench/results/latest.svg)" in readme
+    assert "](bench/results/latest.svg)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_tables_are_written_between_the_marks_only(tmp_path: Path) -> None:
@@ -194,3 +192,15 @@ def test_only_a_complete_run_is_kept(capsys: pytest.CaptureFixture[str], tmp_pat
         assert (
             "--scale must be" in (error := capsys.readouterr().err) or "unknown: nothing" in error
         )
+
+
+def test_file_calls_of_a_machine_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert machine_files.main(["--rounds", "1"]) in {0, 1}
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(machine_files.CALLS)
+
+
+def test_the_cost_of_synchronous_calls_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert synchronous.main(["--rounds", "2"]) in {0, 1}
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(synchronous.CALLS)

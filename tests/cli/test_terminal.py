@@ -230,5 +230,6 @@ def test_a_command_with_a_terminal_sees_every_key(terminal: Terminal) -> None:
 
 def test_a_program_that_is_not_there_leaves_the_terminal_as_it_was(terminal: Terminal) -> None:
     terminal.enter(f"sbx run --backend {WAY} --tty -- no-such-program")
-    terminal.until("^sbx: no such program")
+    terminal.until("^no-such-program: not found in the sandbox$")
+    terminal.until("outer> $")
     assert_left(terminal, 127)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from union.sandbox.cluster._wheel import current_wheel
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "import sys; from union.sandbox.cluster._deploy import main; sys.exit(main())"
 # No process listens on the discard port of this machine.
@@ -21,7 +23,7 @@ def deploy(*argv: str, home: Path, program: str = PROGRAM) -> subprocess.Complet
         check=False,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
         cwd=home,
         env={**os.environ, "COLUMNS": "200"},
     )
@@ -36,6 +38,27 @@ def test_a_dry_run_finds_both_defaults_without_a_cluster(own_home):
     assert done.returncode == 0, shown
     assert "union-sandbox.sandbox_server" in shown.replace("\n", "") or "union-sandbox" in shown
     assert "union-sandbox-bwrap" in shown
+
+
+@pytest.mark.spec("I7", "P5")
+def test_a_dry_run_without_a_configuration_prints_the_deployment(own_home):
+    done = deploy("--dry-run", home=own_home)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
+    for name in ("union-sandbox", "union-sandbox-bwrap"):
+        assert f"environment {name}\n" in shown
+        assert f"{name}.sandbox_server" in shown
+    assert "capabilities    SYS_ADMIN" in shown
+    wheel = current_wheel()
+    assert f"wheel           unionai-sandbox=={wheel.version}" in shown
+    assert f"wheel {wheel.path.name}\n" in shown
+    assert f"made from       editable: {ROOT / 'src'}" in shown
+    assert f"sha256          {wheel.sha256}" in shown
+    assert f"files           {len(wheel.names)}" in shown
+    assert "union/sandbox/_linux/bin/  2" in shown
+    assert "no cluster is configured" in shown
+    done = deploy("--dry-run", "--config", "/no/such", home=own_home)
+    assert (done.returncode, "no such file" in done.stderr) == (2, True)
 
 
 @pytest.mark.spec("I7")

@@ -176,7 +176,7 @@ def run(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
         cwd=folder,
         env=dict(os.environ),
     )

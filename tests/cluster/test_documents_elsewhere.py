@@ -284,7 +284,7 @@ def test_a_child_of_a_plain_program_gets_a_reference(own_home: Path):
         check=False,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
         cwd=own_home,
         env=dict(os.environ),
     )

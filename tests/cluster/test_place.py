@@ -135,7 +135,7 @@ def test_local_must_be_none_true_or_false(local):
 async def test_every_spelling_gives_a_session():
     async with sb.session(local=True) as sbx:
         assert (await sbx.exec("echo 1")).stdout == "1\n"
-    assert sbx._state == "closed"
+    assert sbx._lifecycle.state == "closed"
     async with await sb.session(local=True) as sbx:
         assert (await sbx.exec("echo 2")).stdout == "2\n"
     sbx = await sb.session(local=True)

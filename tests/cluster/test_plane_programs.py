@@ -38,7 +38,8 @@ def every_run_is_over(plane: Plane) -> Iterator[None]:
     settled(plane)
 
 
-@pytest.mark.parametrize("name", ["run_userns", "run_bwrap", "main", "serve_user_session"])
+# `main` is run from the command line, below.
+@pytest.mark.parametrize("name", ["run_userns", "run_bwrap", "serve_user_session"])
 async def test_a_documented_program_runs(plane: Plane, name: str):
     import deployment_page
 

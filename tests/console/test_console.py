@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import threading
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import eventually
 from tests.servers import ServerProcess
+
+from union.sandbox import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -309,3 +312,109 @@ def test_a_page_of_another_origin_has_no_access(tab: Page, elsewhere: Callable[[
         assert (found["read"], found["run"], found["import"]) == (200, 200, True)
         assert found["socket"] == "open"
         assert server.metric("sandbox_runs_started_total") >= 2
+
+
+# A red square of 3 by 2 pixels.
+PNG = (
+    "import struct, zlib\n"
+    "def chunk(kind, data):\n"
+    "    whole = kind + data\n"
+    "    return struct.pack('>I', len(data)) + whole + struct.pack('>I', zlib.crc32(whole))\n"
+    "def png(width, height):\n"
+    "    rows = (b'\\0' + b'\\xff\\0\\0' * 3) * 2\n"
+    "    head = struct.pack('>IIBBBBB', width, height, 8, 2, 0, 0, 0)\n"
+    "    return (b'\\x89PNG\\r\\n\\x1a\\n' + chunk(b'IHDR', head) +\n"
+    "            chunk(b'IDAT', zlib.compress(rows)) + chunk(b'IEND', b''))\n"
+    "class Picture:\n"
+    "    def __init__(self, data): self.data = data\n"
+    "    def __repr__(self): return 'as text'\n"
+    "    def _repr_png_(self): return self.data\n"
+)
+
+
+@contextlib.contextmanager
+def context_of(console: Console) -> Iterator[tuple[str, sync.Context]]:
+    """Open a session with a context over the server; yield the name of the session too."""
+    server = console.server
+    before = {s["session"] for s in server.get_json("/v1/console")["sessions"]}
+    with (
+        sync.remote.session(endpoint=server.endpoint, token=server.token) as session,
+        session.context() as ctx,
+    ):
+        after = {s["session"] for s in server.get_json("/v1/console")["sessions"]}
+        (name,) = after - before
+        yield name, ctx
+
+
+@pytest.mark.spec("K7")
+def test_contexts_and_their_cells_appear(console: Console, signed_in: Page):
+    page = signed_in
+    with context_of(console) as (name, ctx):
+        ctx.run(PNG + "x = 20")
+        ctx.run("print('before'); display(Picture(png(3, 2))); print('after'); x * 2 + 2")
+        ctx.run("def f():\n    raise KeyError('gone')\nf()")
+        ctx.run("1", network_mode="allowlist", network_allowlist=["allowed.example"])
+        ctx.set(secret="not-recorded")
+        choose(page, name)
+        page.until("document.querySelectorAll('#runs tbody tr').length === 6")
+        rows = page.do("[...document.querySelectorAll('#runs tbody tr')].map(r => r.innerText)")
+        assert "context 1 · cell 4 · network allowlist" in rows[1]
+        assert "raised KeyError" in rows[2]
+        assert "context 1 · cell 2" in rows[3]
+        assert "python" in rows[5]
+        assert "not-recorded" not in page.do("document.body.innerText")
+        page.click("#runs tbody tr:nth-child(4) button.command")
+        page.until("document.querySelector('#screen canvas')?.dataset.drawn === 'yes'")
+        page.until(f"{SCREEN}.includes('ended with')")
+        shown = page.do(
+            "[...document.querySelectorAll('#screen > div')].map(d => [d.className, d.textContent])"
+        )
+        kinds = [kind for kind, _ in shown]
+        assert (kinds[0], kinds[1], kinds[-2:]) == ("code", "stdout", ["result", "note"])
+        assert kinds.count("picture") == 1
+        assert [text for kind, text in shown if kind == "stdout"] == ["before", "after"]
+        assert shown[-2][1] == "42"
+        pixel = (
+            "[...document.querySelector('#screen canvas').getContext('2d')"
+            ".getImageData(1, 1, 1, 1).data]"
+        )
+        assert page.do(pixel) == [255, 0, 0, 255]
+        page.click("#runs tbody tr:nth-child(3) button.command")
+        page.until("document.querySelector('#screen .error') !== null")
+        assert "KeyError: 'gone'" in page.do("document.querySelector('#screen .error').textContent")
+
+
+@pytest.mark.spec("K7")
+def test_hostile_cells_are_text(console: Console, signed_in: Page):
+    """Code, output, results of every type, names and messages of exceptions."""
+    page = signed_in
+    hostile = "".join(PAYLOADS)
+    code = f"""
+P = {hostile!r}
+class Shown:
+    def __repr__(self): return P
+    def _repr_html_(self): return P
+    def _repr_svg_(self): return P
+    def _repr_markdown_(self): return P
+class Html:
+    def _repr_mimebundle_(self, **_): return {{'text/html': P, P: P}}
+print(P); display(Shown(), Html())
+display(Picture(P.encode())); display(Picture(png(10**6, 10**6))); display(Picture(png(3, 2)[:60]))
+raise type(P, (Exception,), {{}})(P)
+"""
+    with context_of(console) as (name, ctx):
+        ctx.run(PNG)
+        result = ctx.run(code)
+        assert result.error.value == hostile, "positive control: it was executed"
+        assert [shown.html for shown in result.results][:2] == [hostile, hostile]
+        choose(page, name)
+        page.until("document.querySelectorAll('#runs tbody tr').length === 3")
+        page.click("#runs tbody tr:first-child button.command")
+        page.until(f"{SCREEN}.includes('ended with')")
+        text = page.do(SCREEN)
+        assert text.count(PAYLOADS[0]) >= 5
+        assert "cannot be drawn" in text
+        found = page.do("document.querySelectorAll('#detail :is(script, img, svg, iframe)').length")
+        assert found == 0
+        assert page.do("document.querySelectorAll('#screen canvas').length") == 0
+        assert page.do("window.pwned") is None

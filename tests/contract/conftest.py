@@ -1,19 +1,197 @@
-"""The contract holds over every backend on this machine, and over a server for each of them."""
+"""The contract holds over every backend on this machine, and over a server for each of them.
+
+``make test`` does not run each combination: ``REPEATED`` and ``NOT_OVER_SYNC`` say which modules
+are repeated where. ``EVERYWHERE=1`` runs all of them, ``--only-way`` all of one way, and
+``--sync-face`` all over the synchronous face.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import ISOLATED, REMOTE, REMOTE_WAYS, WAYS, marked, session_of
+from tests.conftest import (
+    EVERY_WAY,
+    ISOLATED,
+    MACHINE_WAYS,
+    REMOTE,
+    Face,
+    leave_out,
+    marked,
+    named,
+    session_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from union import sandbox as sb
 
+EVERYTHING = os.environ.get("EVERYWHERE") == "1"
+# A server adds the wire, which is the same for every backend: with userns, all modules are run over
+# it. With another backend it remains to show that the server uses it, and how sessions begin and
+# end.
+_OVER_A_SERVER = frozenset({"test_basics", "test_lifecycle", "test_opening"})
+_BEGIN_AND_END = _OVER_A_SERVER | {
+    "test_documents",
+    "test_network_rule",
+    "test_timeouts_and_ends",
+    "test_venv",
+}
+# Output, results, refused arguments and contexts are the work of the host and of the runner inside,
+# which all backends on this machine share: bubblewrap, the default, has all modules.
+_SET_UP = _BEGIN_AND_END | {
+    "test_call_posture",
+    "test_env_cwd",
+    "test_files",
+    "test_pty",
+    "test_run",
+    "test_stdin",
+    "test_work_dir_name",
+}
+REPEATED = {
+    "userns": _SET_UP,
+    # Nothing is set up: a command begins, ends and has its files.
+    "none": _OVER_A_SERVER | {"test_files", "test_run", "test_timeouts_and_ends"},
+    "remote-bubblewrap": _OVER_A_SERVER,
+    "remote-none": _OVER_A_SERVER,
+    "landlock": _BEGIN_AND_END | {"test_files", "test_pty", "test_run"},
+    "remote-landlock": frozenset({"test_basics", "test_network_rule", "test_timeouts_and_ends"}),
+    "machine-userns": frozenset({"test_basics", "test_run", "test_timeouts_and_ends"}),
+    "machine-bubblewrap": frozenset[str](),
+}
+"""The modules of these ways; all modules of every other way."""
+SYNC_WAY = "userns"
+"""The only way that is repeated over the synchronous face, unless ``EVERYWHERE=1``."""
+_INSIDE = "its tests look at the sandbox, which is the same; with EVERYWHERE=1 and --sync-face"
+NOT_OVER_SYNC = {
+    "test_bad_input": _INSIDE,
+    "test_call_posture": _INSIDE,
+    "test_contexts_hostile": _INSIDE,
+    "test_documents": "the documents' own programs, which await",
+    "test_env_cwd": _INSIDE,
+    "test_network_rule": _INSIDE,
+    "test_venv": _INSIDE,
+    "test_work_dir_name": _INSIDE,
+}
+"""Modules that are not repeated over the synchronous face by default, with the reason."""
+NEVER_OVER_SYNC = frozenset({"test_documents"})
+_LOOP = "opens the session in an event loop of the test"
+_ENDS = "interrupting a synchronous wait ends the command; tests/sync has the test of that"
+_EVENT = "its callback sets an asyncio.Event, which only works in the test's own loop"
+_ORDER = "calls of several threads have no order"
+ONLY_ASYNC = {
+    "test_a_busy_context_can_refuse_to_wait_and_its_queue_is_bounded": _ORDER,
+    "test_cells_run_one_after_another_in_order": _ORDER,
+    "test_a_cancelled_copy_leaves_no_part_of_a_file": _EVENT,
+    "test_a_reader_that_gives_up_inside_a_line_loses_nothing": _ENDS,
+    "test_a_forged_end_belongs_to_its_own_cell_alone": "calls the transport in the test's loop",
+    "test_a_helper_has_a_socket_and_is_not_listed": "calls the transport in the test's loop",
+    "test_a_helper_that_was_killed_is_replaced": "acts on the helper in the test's loop",
+    "test_a_helper_that_was_stopped_does_not_hang_a_call": "acts on the helper in the test's loop",
+    "test_a_loop_that_does_not_run_is_named": _LOOP,
+    "test_a_session_is_entered_once": "the message names `async with`",
+    "test_a_session_stays_with_its_loop": _LOOP,
+    "test_another_asynchronous_library": _LOOP,
+    "test_attaching_by_id": "tests/sync has its own, with sync.on_device.attach()",
+    "test_await_opens": "there is no `await`",
+    "test_closing_the_session_ends_a_copy": _EVENT,
+    "test_each_thread_and_loop_may_have_its_own": _LOOP,
+    "test_lines_of_one_stream_and_then_the_other": "a long output; the bridge takes 0.2 ms a line",
+    "test_no_loop_at_all": _LOOP,
+    "test_one_loop_after_another": _LOOP,
+    "test_stop_and_continue": _ENDS,
+    "test_use_from_another_loop_or_thread": _LOOP,
+    "test_waiting_with_a_limit_does_not_kill": _ENDS,
+}
+"""Tests that make no sense over the synchronous face, with the reason."""
 
-@pytest.fixture(params=marked(*WAYS, *REMOTE_WAYS))
+
+_GO_ON = "processes that a command leaves behind go on in a machine: row R1 instead of C8"
+_MEASURED = "the control group is the machine's, so the memory of one command is not measured"
+ONLY_WITHOUT_MACHINE = {
+    "test_a_daemon_ends_with_its_command": _GO_ON,
+    "test_background_processes_end_with_their_command": _GO_ON,
+    "test_memory_is_that_of_the_tree": _MEASURED,
+    "test_out_of_memory_is_reported_as_such": _MEASURED,
+}
+"""Tests whose rows have another meaning with ``persist="machine"``, with the reason."""
+FILES_OF_A_WORK_DIR = frozenset({"test_files", "test_files_entries", "test_files_trees"})
+"""Modules of rows E1 and E2. A machine has R2 instead: ``test_machine_files``."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sync-face",
+        action="store_true",
+        help="run all modules of the contract over the synchronous face, and nothing else",
+    )
+
+
+def _over_sync(path: Path, config: pytest.Config) -> bool:
+    if path.stem in NEVER_OVER_SYNC:
+        return False
+    every = EVERYTHING or config.getoption("--sync-face", default=False)
+    return every or path.stem not in NOT_OVER_SYNC
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Repeat the tests over the synchronous face."""
+    if "face" in metafunc.fixturenames and _over_sync(metafunc.definition.path, metafunc.config):
+        sync = pytest.param("sync", marks=pytest.mark.sync_face)
+        metafunc.parametrize("face", ("async", sync), indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Drop the synchronous face of all backends but one, and where a test has no use for it."""
+    alone = config.getoption("--sync-face", default=False)
+    every = EVERYTHING or config.getoption("--only-way") is not None
+    leave_out(
+        config,
+        items,
+        lambda item: _is_dropped(item, alone=alone) or (not every and _is_repetition(item)),
+    )
+
+
+def _is_repetition(item: pytest.Item) -> bool:
+    call = getattr(item, "callspec", None) if item.path.parent.name == "contract" else None
+    if call is None or call.params.get("face") == "sync":
+        return False
+    modules = REPEATED.get(call.params.get("way", ""))
+    return modules is not None and item.path.stem not in modules
+
+
+def _is_dropped(item: pytest.Item, *, alone: bool) -> bool:
+    call = getattr(item, "callspec", None)
+    params = {} if call is None else call.params
+    if params.get("way") in MACHINE_WAYS and (
+        item.originalname in ONLY_WITHOUT_MACHINE  # type: ignore[attr-defined]
+        or item.path.stem in FILES_OF_A_WORK_DIR
+    ):
+        return True
+    if params.get("face") != "sync":
+        return alone
+    ways = named(item).intersection(EVERY_WAY)
+    # A test that names no way opens a session of one, or none at all.
+    is_other = bool(ways) and not EVERYTHING and ways != {SYNC_WAY}
+    return is_other or item.function.__name__ in ONLY_ASYNC  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def face(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The face of the API under test: ``async`` or ``sync``."""
+    chosen: str = getattr(request, "param", "async")
+    if chosen == "sync":
+        from tests.sync import bridge
+
+        monkeypatch.setattr(Face, "current", bridge.API)
+    return chosen
+
+
+@pytest.fixture(params=marked(*EVERY_WAY))
 def way(request: pytest.FixtureRequest) -> str:
     return request.param
 

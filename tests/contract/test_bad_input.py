@@ -25,6 +25,7 @@ from tests.conftest import (
 )
 
 from union import sandbox as sb
+from union.sandbox._session.lifecycle import SingleUseLifecycle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -58,7 +59,8 @@ class Untouchable:
 async def refusing() -> AsyncIterator[sb.Session]:
     """A session that must refuse a call by itself: its transport does nothing."""
     spec = session_of("userns")._spec
-    async with sb.Session(spec, Untouchable) as session:  # type: ignore[arg-type]  # on purpose
+    lifecycle = SingleUseLifecycle(spec, Untouchable)  # type: ignore[arg-type]  # on purpose
+    async with sb.Session(spec, lifecycle) as session:
         yield session
 
 

@@ -191,7 +191,7 @@ async def test_errors_versus_non_zero_exits() -> None:
         proc = await sbx.run("exit 5", stdout=True)
         await proc.communicate()
         assert proc.returncode == 5
-        proc = await sbx.run(["/no/such/program"], stdout=True)
+        proc = await sbx.run(["true", *["x" * 100_000] * 100], stdout=True)  # cannot be started
         seen = None
         with contextlib.suppress(AssertionError):
             try:

@@ -31,7 +31,11 @@ async def test_the_environment_is_small_and_clean(sbx: sb.Session, monkeypatch) 
     venv = f"{sbx.work_dir}/.sandbox-venv"
     assert found["PATH"].split(":")[0] == f"{venv}/bin"
     assert found["HOME"] == sbx.work_dir
-    assert found["TMPDIR"] == "/tmp"
+    if sbx.isolation.tmp == "directory":
+        assert found["TMPDIR"].endswith("/tmp")
+        assert found["TMPDIR"] != "/tmp"
+    else:
+        assert found["TMPDIR"] == "/tmp"
     assert found["VIRTUAL_ENV"] == venv
     assert "UTF-8" in found["LANG"]
     assert "UTF-8" in found["LC_ALL"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import host_dir
+from tests.conftest import SOON_S, host_dir
 
 from union import sandbox as sb
 
@@ -154,7 +154,7 @@ async def test_refused_at_once_with_the_builtin_that_fits(sbx: sb.Session) -> No
         began = time.monotonic()
         with pytest.raises(error) as caught:
             await (sbx.get_bytes(path) if how == "get" else sbx.put_bytes(path, b"data"))
-        assert time.monotonic() - began < 1, case
+        assert time.monotonic() - began < SOON_S, case
         assert isinstance(caught.value, sb.SandboxError), case
         assert path in str(caught.value), case
     assert not os.path.exists("/tmp/contract-outside")

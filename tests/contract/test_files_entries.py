@@ -137,7 +137,7 @@ REFUSED = {
     "stat outside": ("stat", "/etc/passwd", PermissionError),
     "exists outside": ("exists", "/etc/passwd", PermissionError),
     "exists above": ("exists", "../x", PermissionError),
-    "make on a file": ("make_dir", "file", NotADirectoryError),
+    "make on a file": ("make_dir", "file", FileExistsError),
     "make below a file": ("make_dir", "file/x", NotADirectoryError),
     "make below a link": ("make_dir", "linkdir/new", PermissionError),
     "make on a link": ("make_dir", "linkdir", PermissionError),

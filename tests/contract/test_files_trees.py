@@ -189,7 +189,7 @@ REFUSED = {
     "no such local": ("upload", "nothing", "x", FileNotFoundError),
     "a local fifo": ("upload", "local-fifo", "x", PermissionError),
     "upload outside": ("upload", "dir", "/tmp/contract-up", PermissionError),
-    "upload a tree on a file": ("upload", "dir", "f", NotADirectoryError),
+    "upload a tree on a file": ("upload", "dir", "f", FileExistsError),
     "upload a tree on a link": ("upload", "dir", "linkdir", PermissionError),
     "upload a file on a directory": ("upload", "file", "dir", IsADirectoryError),
     "upload a file as the work dir": ("upload", "file", ".", ValueError),

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import (
+    MACHINE,
     REMOTE,
+    SOON_S,
     OpenSession,
     descriptors,
     eventually,
@@ -155,7 +157,7 @@ async def test_closing_while_commands_run(open_session: OpenSession) -> None:
         background = await session.run("sleep 60", background=True)
         assert await anext(piped.iter_stdout()) == b"up\n"
         began = time.monotonic()
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < SOON_S
     assert not sandbox_processes()
     for code, reason in (
         (await piped.wait(), piped.termination_reason),
@@ -173,7 +175,7 @@ async def test_closing_with_unread_output_does_not_hang_its_reader(
         flood = await session.run("head -c 8000000 /dev/zero; sleep 60", stdout=True)
         reader = asyncio.create_task(flood.communicate())
         await asyncio.sleep(0.2)
-    out, _ = await asyncio.wait_for(reader, 2)
+    out, _ = await asyncio.wait_for(reader, SOON_S)
     assert out == bytes(len(out))
     assert flood.termination_reason == "closed"
 
@@ -300,15 +302,15 @@ async def test_scratch_is_capped_and_the_rest_read_only(jail: sb.Session) -> Non
 
 @pytest.mark.spec("B7")
 async def test_a_sessions_time_limit(open_session: OpenSession) -> None:
-    async with open_session(timeout_s=0.6) as session:
+    async with open_session(timeout_s=2) as session:
         work = host_dir(session)
         began = time.monotonic()
         result = await session.exec("echo early; sleep 60")
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < SOON_S
         assert result.termination_reason == "timeout"
         assert result.returncode in {137, 143}
         assert result.stdout == "early\n"
-        with pytest.raises(sb.SessionClosedError, match=r"timeout_s=0\.6"):
+        with pytest.raises(sb.SessionClosedError, match="timeout_s=2"):
             await session.exec("true")
         assert eventually(lambda: not sandbox_processes())
     assert not os.path.exists(work)
@@ -318,8 +320,9 @@ async def test_a_sessions_time_limit(open_session: OpenSession) -> None:
 async def test_an_idle_session_closes_when_its_time_is_up(open_session: OpenSession) -> None:
     session = await open_session(timeout_s=0.2).open()
     work = host_dir(session)
-    await asyncio.sleep(0.6)
-    assert not os.path.exists(work)
+    async with asyncio.timeout(SOON_S):
+        while os.path.exists(work):
+            await asyncio.sleep(0.02)
     with pytest.raises(sb.SessionClosedError, match="timeout_s"):
         await session.run("true")
     await session.close()
@@ -327,18 +330,20 @@ async def test_an_idle_session_closes_when_its_time_is_up(open_session: OpenSess
 
 @pytest.mark.spec("B7", "B2")
 async def test_closing_in_time_cancels_the_time_limit(open_session: OpenSession) -> None:
-    async with open_session(timeout_s=0.3) as session:
+    async with open_session(timeout_s=2.5) as session:
         assert (await session.exec("echo hi")).ok
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(2.7)
     with pytest.raises(sb.SessionClosedError, match="the session is closed"):
         await session.run("true")
 
 
 @pytest.mark.spec("B8")
 async def test_runs_of_one_session_overlap(sbx: sb.Session) -> None:
-    began = time.monotonic()
-    results = await asyncio.gather(*(sbx.exec(f"sleep 0.5; echo {n}") for n in range(8)))
-    assert time.monotonic() - began < 2.5
+    """Each of eight commands waits until all have begun."""
+    meet = "touch begun.{n}; while set -- begun.*; test $# -lt 8; do sleep 0.05; done; echo {n}"
+    results = await asyncio.gather(
+        *(sbx.exec(meet.format(n=n), timeout_s=SOON_S) for n in range(8))
+    )
     assert [r.stdout for r in results] == [f"{n}\n" for n in range(8)]
 
 
@@ -460,7 +465,7 @@ def test_one_loop_after_another(open_session: OpenSession) -> None:
 
 @pytest.mark.spec("B9")
 async def test_the_session_reports_what_it_enforces(sbx: sb.Session, way: str) -> None:
-    backend = way.removeprefix(REMOTE)
+    backend = way.removeprefix(REMOTE).removeprefix(MACHINE)
     assert sbx.backend == backend
     report = sbx.isolation.to_dict()
     assert json.loads(json.dumps(report))["backend"] == backend
@@ -469,6 +474,13 @@ async def test_the_session_reports_what_it_enforces(sbx: sb.Session, way: str) -
         assert not report["namespaces"]
         assert report["egress"] == "none"
         assert "tmpfs" not in report["limits"].values(), "no scratch of its own, so no cap on it"
+    elif backend == "landlock":
+        assert not report["namespaces"]
+        assert (report["root"], report["proc"], report["egress"]) == ("host", "hidden", "mediated")
+        assert (report["tmp"], report["shm"]) == ("directory", "none")
+        assert report["signals"] == ("kernel" if report["landlock_abi"] >= 6 else "notified")
+        assert report["capabilities"] == ()
+        assert report["no_new_privs"] is True
     else:
         assert {"user", "mount", "pid", "ipc", "uts", "cgroup", "net"} == set(report["namespaces"])
         assert report["capabilities"] == ()

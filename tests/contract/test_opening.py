@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -12,8 +10,6 @@ import trio
 from union import sandbox as sb
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from tests.conftest import OpenSession
 
 
@@ -62,30 +58,6 @@ async def test_a_session_is_entered_once(open_session: OpenSession) -> None:
             async with sbx:
                 pass
         assert (await sbx.exec("echo still")).stdout == "still\n"
-
-
-@pytest.mark.spec("B8", "C10")
-async def test_use_from_another_loop_or_thread(open_session: OpenSession) -> None:
-    found: list[BaseException] = []
-
-    def elsewhere(work: Coroutine[Any, Any, object]) -> None:
-        try:
-            asyncio.run(work)
-        except BaseException as exc:  # noqa: BLE001 - the test looks at it
-            found.append(exc)
-
-    async with open_session() as sbx:
-        for call in (lambda: sbx.exec("true"), sbx.close, lambda: sbx.put_bytes("f", b"")):
-            thread = threading.Thread(target=lambda: elsewhere(call()), name="other-thread")  # noqa: B023
-            thread.start()
-            await asyncio.to_thread(thread.join)
-        assert (await sbx.exec("echo still")).stdout == "still\n"
-    assert len(found) == 3
-    for exc in found:
-        assert isinstance(exc, sb.SandboxUsageError)
-        assert exc.code == "wrong-event-loop"
-        assert "other-thread" in str(exc)
-        assert "run_coroutine_threadsafe" in exc.hint
 
 
 @pytest.mark.spec("C10")

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.conftest import ISOLATED, OpenSession, eventually, sandbox_processes
+from tests.conftest import ISOLATED, SOON_S, OpenSession, eventually, sandbox_processes
 
 from union import sandbox as sb
 
@@ -57,7 +57,7 @@ async def test_without_a_pipe_run_returns_at_the_end(sbx: sb.Session) -> None:
 async def test_with_a_pipe_run_returns_at_the_start(sbx: sb.Session, options: dict) -> None:
     began = time.monotonic()
     proc = await sbx.run("sleep 60", **options)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON_S
     assert proc.returncode is None
     proc.kill()
     assert await proc.wait() == 137
@@ -107,8 +107,8 @@ async def test_background_processes_end_with_their_command(sbx: sb.Session, leav
     began = time.monotonic()
     result = await sbx.exec(f"{leave} echo done")
     assert (result.stdout, result.returncode) == ("done\n", 0)
-    assert time.monotonic() - began < 2
-    assert eventually(lambda: not sandbox_processes(), within_s=1)
+    assert time.monotonic() - began < SOON_S
+    assert eventually(lambda: not sandbox_processes())
 
 
 @pytest.mark.spec("C8")
@@ -124,7 +124,7 @@ async def test_a_daemon_ends_with_its_command(sbx: sb.Session) -> None:
         print("parent done")
     """
     assert await sbx.run_code(code) == "parent done\n"
-    assert eventually(lambda: not sandbox_processes(), within_s=1)
+    assert eventually(lambda: not sandbox_processes())
 
 
 @pytest.mark.spec("C4")
@@ -176,8 +176,7 @@ async def test_modules_in_the_work_dir_are_importable(sbx: sb.Session) -> None:
 
 @pytest.mark.spec("C4")
 async def test_multiprocessing_with_spawn_works(sbx: sb.Session) -> None:
-    out = await sbx.run_code(
-        """
+    program = """
         import multiprocessing
 
         def square(n):
@@ -187,8 +186,11 @@ async def test_multiprocessing_with_spawn_works(sbx: sb.Session) -> None:
             with multiprocessing.get_context("spawn").Pool(2) as pool:
                 print(pool.map(square, range(4)))
         """
-    )
-    assert out == "[0, 1, 4, 9]\n"
+    if sbx.isolation.shm == "none":  # its locks are files in /dev/shm
+        with pytest.raises(sb.SandboxCommandError, match="PermissionError"):
+            await sbx.run_code(program)
+        return
+    assert await sbx.run_code(program) == "[0, 1, 4, 9]\n"
 
 
 @pytest.mark.spec("C4")

@@ -7,6 +7,7 @@ import hashlib
 import time
 
 import pytest
+from tests.conftest import SOON_S
 
 from union import sandbox as sb
 
@@ -52,7 +53,7 @@ async def test_a_pipe_is_a_conversation(sbx: sb.Session, value: object) -> None:
     for word in ("one", "two"):
         proc.stdin.write(f"{word}\n".encode())
         await proc.stdin.drain()
-        assert await asyncio.wait_for(anext(lines), 5) == f"got {word}"
+        assert await asyncio.wait_for(anext(lines), SOON_S) == f"got {word}"
     proc.stdin.close()
     assert [line async for line in lines] == ["bye"]
     assert await proc.wait() == 0
@@ -80,7 +81,7 @@ async def test_communicate_sends_input(sbx: sb.Session) -> None:
 @pytest.mark.spec("D1")
 async def test_communicate_without_input_ends_stdin(sbx: sb.Session) -> None:
     proc = await sbx.run("cat; echo end", stdin=sb.PIPE, stdout=True)
-    assert await asyncio.wait_for(proc.communicate(), 5) == (b"end\n", b"")
+    assert await asyncio.wait_for(proc.communicate(), SOON_S) == (b"end\n", b"")
 
 
 @pytest.mark.spec("C10")
@@ -123,7 +124,7 @@ async def test_drain_ends_when_the_command_does(sbx: sb.Session) -> None:
     assert proc.stdin is not None
     proc.stdin.write(bytes(MIB))
     with pytest.raises(BrokenPipeError):
-        await asyncio.wait_for(proc.stdin.drain(), 5)
+        await asyncio.wait_for(proc.stdin.drain(), SOON_S)
     assert await proc.wait() == 0
 
 

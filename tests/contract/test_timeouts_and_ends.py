@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import OpenSession, eventually, sandbox_processes
+from tests.conftest import SOON_S, START, OpenSession, eventually, sandbox_processes
 
 from union import sandbox as sb
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def gone() -> bool:
-    return eventually(lambda: not sandbox_processes(), within_s=0.3)
+    return eventually(lambda: not sandbox_processes())
 
 
 STUBBORN = {
@@ -37,7 +37,7 @@ async def test_a_time_limit_ends_the_whole_tree(sbx: sb.Session, case: str) -> N
     began = time.monotonic()
     result = await sbx.exec(STUBBORN[case], timeout_s=1)
     took = time.monotonic() - began
-    assert 0.95 < took < 1.5
+    assert 0.95 < took < SOON_S
     assert gone()
     assert result.termination_reason == "timeout"
     assert result.returncode in {137, 143}
@@ -52,24 +52,24 @@ async def test_a_fork_bomb_of_modest_size_ends_in_time(jail: sb.Session) -> None
         "i=0; while [ $i -lt 150 ]; do setsid sleep 60 & i=$((i+1)); done; wait",
         timeout_s=1,
     )
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < SOON_S
     assert result.termination_reason == "timeout"
-    assert eventually(lambda: not sandbox_processes(), within_s=1)
+    assert eventually(lambda: not sandbox_processes())
 
 
 @pytest.mark.spec("C7")
 async def test_an_obedient_command_ends_by_term_and_may_say_goodbye(sbx: sb.Session) -> None:
-    polite = await sbx.exec("trap 'echo bye; exit 9' TERM; sleep 60 & wait", timeout_s=0.3)
+    polite = await sbx.exec("trap 'echo bye; exit 9' TERM; sleep 60 & wait", timeout_s=1.5)
     assert (polite.stdout, polite.returncode, polite.termination_reason) == ("bye\n", 9, "timeout")
     plain = await sbx.exec("exec sleep 60", timeout_s=0.3)
     assert (plain.returncode, plain.termination_reason) == (143, "timeout")
 
 
 @pytest.mark.spec("C7")
-async def test_the_grace_is_short(sbx: sb.Session) -> None:
+async def test_a_command_that_ignores_sigterm_is_killed(sbx: sb.Session) -> None:
     began = time.monotonic()
-    result = await sbx.exec(["python", "-c", STUBBORN_PYTHON], timeout_s=0.6)
-    assert time.monotonic() - began < 1.1
+    result = await sbx.exec(["python", "-c", STUBBORN_PYTHON], timeout_s=1.5 * START)
+    assert time.monotonic() - began < SOON_S
     assert (result.returncode, result.termination_reason) == (137, "timeout")
 
 
@@ -78,21 +78,22 @@ STUBBORN_PYTHON = "import signal, time; signal.signal(15, signal.SIG_IGN); time.
 
 @pytest.mark.spec("C7")
 async def test_a_time_limit_on_a_streamed_command(sbx: sb.Session) -> None:
-    proc = await sbx.run("echo a; setsid sleep 60 & sleep 60", stdout=True, timeout_s=0.5)
+    text = "echo a; setsid sleep 60 & sleep 60"
+    proc = await sbx.run(text, stdout=True, timeout_s=1.5 * START)
     began = time.monotonic()
     assert [line async for line in proc.iter_stdout_lines()] == ["a"]
     assert await proc.wait() == 143
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < SOON_S
     assert proc.termination_reason == "timeout"
 
 
 @pytest.mark.spec("C7", "D6")
 async def test_a_timeout_of_a_command_whose_output_is_not_read(sbx: sb.Session) -> None:
-    proc = await sbx.run("yes", stdout=True, timeout_s=0.4)
+    proc = await sbx.run("yes", stdout=True, timeout_s=START)
     began = time.monotonic()
-    while proc.returncode is None and time.monotonic() - began < 3:
+    while proc.returncode is None and time.monotonic() - began < SOON_S:
         await asyncio.sleep(0.02)
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < SOON_S
     assert gone()
     out, _ = await proc.communicate()
     assert out.startswith(b"y\ny\n")
@@ -102,18 +103,20 @@ async def test_a_timeout_of_a_command_whose_output_is_not_read(sbx: sb.Session) 
 @pytest.mark.spec("C7")
 async def test_a_time_limit_on_python_and_on_the_background(sbx: sb.Session) -> None:
     with pytest.raises(sb.SandboxCommandError, match="timeout") as caught:
-        await sbx.run_code("print('x', flush=True)\nwhile True: pass", timeout_s=0.5)
+        await sbx.run_code(
+            "import time; print('x', flush=True); time.sleep(60)", timeout_s=1.5 * START
+        )
     assert caught.value.result.stdout == "x\n"
     proc = await sbx.run("sleep 60", background=True, timeout_s=0.3)
-    assert await asyncio.wait_for(proc.wait(), 1) == 143
+    assert await asyncio.wait_for(proc.wait(), SOON_S) == 143
     assert proc.termination_reason == "timeout"
 
 
 @pytest.mark.spec("C7")
 async def test_a_limit_that_is_not_reached_changes_nothing(sbx: sb.Session) -> None:
-    result = await sbx.exec("echo quick", timeout_s=0.5)
+    result = await sbx.exec("echo quick", timeout_s=2 * START)
     assert (result.stdout, result.termination_reason) == ("quick\n", "")
-    await asyncio.sleep(0.7)
+    await asyncio.sleep(2.1 * START)
     assert (await sbx.exec("echo more", timeout_s=1e9)).ok
 
 
@@ -140,7 +143,7 @@ async def test_kill_and_terminate_act_on_the_tree(sbx: sb.Session, act: str, num
     began = time.monotonic()
     getattr(proc, act)()
     assert await proc.wait() == 128 + number
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < SOON_S
     assert gone()
     assert proc.termination_reason == "signal"
 
@@ -173,7 +176,7 @@ async def test_stop_and_continue(sbx: sb.Session) -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(drained(chunks), 0.4)
     proc.send_signal(signal.SIGCONT)
-    assert await asyncio.wait_for(anext(proc.iter_stdout()), 1)
+    assert await asyncio.wait_for(anext(proc.iter_stdout()), SOON_S)
     proc.kill()
     assert await proc.wait() == 137
 
@@ -221,7 +224,7 @@ async def test_out_of_memory_is_reported_as_such(open_session: OpenSession) -> N
 
 @pytest.mark.spec("D2", "G3")
 async def test_memory_is_that_of_the_tree(open_session: OpenSession) -> None:
-    one = "import time; x = b'x' * (30 << 20); print('held', flush=True); time.sleep(1.5)"
+    one = "import time; x = b'x' * (30 << 20); print('held', flush=True); time.sleep(4)"
     async with open_session(resources=sb.Resources(memory="96Mi")) as session:
         result = await session.exec(
             f'for i in 1 2 3 4 5; do python -c "{one}" & done; wait', timeout_s=20

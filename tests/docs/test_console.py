@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
 
 import pytest
 from tests.cli.tool import SBX
 from tests.conftest import ISOLATED
 from tests.docs.blocks import PAGES, ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -49,9 +47,10 @@ def test_what_is_typed_answers_what_the_page_shows(page: str, tmp_path: Path) ->
     call = " ".join(f"'{word}'" for word in (python, *arguments))
     (tmp_path / "sbx").write_text(f'#!/bin/sh\ncase $1 in {chosen} esac\nexec {call} "$@"\n')
     (tmp_path / "sbx").chmod(0o755)
+    bin_dir = Path(sys.executable).parent  # of the virtualenv that has the package
     for command, output in TYPED[page]:
         done = subprocess.run(
-            ["sh", "-c", f'PATH="{tmp_path}:$PATH"; {{ {command}\n}} 2>&1'],
+            ["sh", "-c", f'PATH="{tmp_path}:{bin_dir}:$PATH"; {{ {command}\n}} 2>&1'],
             check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

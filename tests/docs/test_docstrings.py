@@ -37,7 +37,7 @@ def test_examples_of(name: str):
         check=False,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=110,
     )
     assert done.returncode == 0, done.stdout + done.stderr or "no example was found"
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-LIMIT_S = 50
+LIMIT_S = 110
 LEFTOVERS = 99
 
 # Run a program as a subreaper, to find processes that outlive it. Sandboxes may end a bit later.
@@ -101,6 +101,7 @@ PLAIN = [
     "quickstart.py",
     "data_task.py",
     "fan_out.py",
+    "data_analysis.py",
     "live_output.py",
     "plugin_runner.py",
     "agent/agent.py",

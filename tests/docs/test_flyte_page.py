@@ -34,7 +34,7 @@ def test_a_program_of_the_page_prints_the_shown_output(block, tmp_path: Path):
         check=False,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
         cwd=tmp_path,
         env={**os.environ, "HOME": str(tmp_path)},
     )

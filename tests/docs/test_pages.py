@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 # Separate tests run their code.
 ELSEWHERE = {"docs/guides/flyte.md", "docs/guides/remote.md"}
+ADAPTERS = ROOT / "docs" / "adapters"
+"""Its programs need frameworks: tests/adapters runs them, in the environment of each."""
 WITH_CODE = {
     page.relative_to(ROOT).as_posix(): found
     for page in PAGES
     if page.relative_to(ROOT).as_posix() not in ELSEWHERE
+    and not page.is_relative_to(ADAPTERS)
     and (
         found := blocks_in(page.read_text(encoding="utf-8"), page=page.relative_to(ROOT).as_posix())
     )

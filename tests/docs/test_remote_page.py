@@ -72,7 +72,13 @@ def test_every_block_does_what_the_page_says(tmp_path: Path):
                 continue
             argv = [sys.executable, "-c", text] if kind == "python" else ["sh", "-ec", text]
             done = subprocess.run(
-                argv, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=50
+                argv,
+                check=False,
+                cwd=tmp_path,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=110,
             )
             assert done.returncode == 0, f"{text}\n{done.stderr}"
             expected = blocks[at + 1] if at + 1 < len(blocks) else ("", "")

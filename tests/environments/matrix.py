@@ -6,6 +6,7 @@ By hand: `python -m tests.environments.matrix` prints the table, `--write` puts 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
@@ -15,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.conftest import ISOLATED
-from tests.environments import pod
+from tests.conftest import ISOLATED, WITHOUT_NAMESPACES
+from tests.environments import pod, runsc
+from tests.environments.debian import RUNSC_2024
 from tests.environments.places import missing, open_place, open_pod
 from tests.environments.suite import PROJECT, user_venv
 
@@ -26,9 +28,13 @@ if TYPE_CHECKING:
 PAGE = PROJECT / "docs" / "reference" / "portability.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 LIMIT_S = 60.0
+OWN_IDS = 3_000_000
 SYS_ADMIN = (*pod.DEFAULT_CAPABILITIES, "CAP_SYS_ADMIN")
 # Without a network stack of its own to set up and without cgroups, which it cannot make here.
-RUNSC = ("runsc", "--platform=ptrace", "--network=none", "--ignore-cgroups")
+OLD_RUNSC = ("runsc", "--platform=ptrace", "--network=none", "--ignore-cgroups")
+NEW_RUNSC = ("new runsc",)
+"""Stands for the command of `runsc.command()`, which is found when it is used."""
+DEBIAN_RUNSC = (str(RUNSC_2024.path / "usr" / "bin" / "runsc"), *runsc.OPTIONS)
 
 # One Python for each place: the report of doctor, the result of open(), a given work dir.
 LOOK = """\
@@ -39,7 +45,8 @@ async def opened(backend, **options):
     try:
         async with sb.on_device.session(backend=backend, **options) as sbx:
             # More than the smallest /dev/shm of the places: it must be the sandbox's own.
-            stdout = (await sbx.exec("head -c 1000000 /dev/zero >/dev/shm/x && echo inside")).stdout
+            place = "$TMPDIR" if sbx.isolation.shm == "none" else "/dev/shm"
+            stdout = (await sbx.exec(f"head -c 1000000 /dev/zero >{place}/x && echo inside")).stdout
             return {"isolation": sbx.isolation.to_dict(), "stdout": stdout}
     except sb.SandboxError as error:
         return {"code": error.code, "message": str(error.args[0]), "hint": error.hint}
@@ -61,7 +68,7 @@ print(json.dumps({"doctor": report.to_dict(), "text": str(report),
                   "opened": asyncio.run(main(isolating))}))
 """
 # A backend joins by being one of the ways that the contract suite knows.
-BACKENDS = ISOLATED
+BACKENDS = (*ISOLATED, *WITHOUT_NAMESPACES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +101,15 @@ ROWS = {
         capabilities=pod.DEFAULT_CAPABILITIES,
         default_profile=True,
     ),
+    "nested-user": _pod(
+        "ordinary pod, `Localhost` profile of these pages, uid 1000", uid=1000, nested_profile=True
+    ),
+    "nested-root": _pod(
+        "ordinary pod, `Localhost` profile of these pages, root",
+        uid=0,
+        capabilities=pod.DEFAULT_CAPABILITIES,
+        nested_profile=True,
+    ),
     "admin-user": _pod("SYS_ADMIN granted, no profile, uid 1000", uid=1000, capabilities=SYS_ADMIN),
     "admin-root": _pod("SYS_ADMIN granted, no profile, root", uid=0, capabilities=SYS_ADMIN),
     "admin-default-user": _pod(
@@ -122,7 +138,35 @@ ROWS = {
         writable_cgroup=True,
     ),
     "small-shm": _pod("/dev/shm of 64 KiB, uid 1000", uid=1000, shm="64k"),
-    "gvisor": _pod("gVisor (runsc), uid 1000", uid=1000, runtime=RUNSC),
+    "own-ids-root": _pod(
+        "`hostUsers: false`, no profile, root",
+        uid=0,
+        capabilities=pod.DEFAULT_CAPABILITIES,
+        first_id=OWN_IDS,
+    ),
+    "own-ids-admin-root": _pod(
+        "`hostUsers: false`, SYS_ADMIN granted, RuntimeDefault, root",
+        uid=0,
+        capabilities=SYS_ADMIN,
+        default_profile=True,
+        first_id=OWN_IDS,
+    ),
+    "own-ids-admin-user": _pod(
+        "`hostUsers: false`, SYS_ADMIN granted, RuntimeDefault, uid 1000",
+        uid=1000,
+        capabilities=SYS_ADMIN,
+        default_profile=True,
+        first_id=OWN_IDS,
+    ),
+    "gvisor-old": _pod("gVisor, release of 2022-12, uid 1000", uid=1000, runtime=OLD_RUNSC),
+    "gvisor-2024": _pod("gVisor, release of 2024-07, uid 1000", uid=1000, runtime=DEBIAN_RUNSC),
+    "gvisor-user": _pod("gVisor, release of 2026-08, uid 1000", uid=1000, runtime=NEW_RUNSC),
+    "gvisor-root": _pod(
+        "gVisor, release of 2026-08, root",
+        uid=0,
+        capabilities=pod.DEFAULT_CAPABILITIES,
+        runtime=NEW_RUNSC,
+    ),
 }
 
 
@@ -130,6 +174,10 @@ def lacking(name: str) -> str | None:
     """Return what this machine lacks for a row, or None."""
     shape = ROWS[name].shape
     found = missing("unprivileged" if shape is None else "pod-user")
+    if found is None and shape is not None and shape.runtime == NEW_RUNSC:
+        return runsc.lacking()
+    if found is None and shape is not None and shape.runtime == DEBIAN_RUNSC:
+        return RUNSC_2024.lacking()
     if found is None and shape is not None and shutil.which(shape.runtime[0]) is None:
         return f"{shape.runtime[0]} is not installed: apt-get install {shape.runtime[0]}"
     return found
@@ -158,7 +206,10 @@ def look(name: str) -> dict[str, Any]:
         with open_place("unprivileged", readable=[venv]) as place:
             done = place.run(program, env=env, timeout_s=LIMIT_S)
     else:
-        with open_pod(name, row.shape, readable=[venv]) as place:
+        shape = row.shape
+        if shape.runtime == NEW_RUNSC:
+            shape = dataclasses.replace(shape, runtime=runsc.command())
+        with open_pod(name, shape, readable=[venv]) as place:
             # The system's own choice for temporary files ends with the current directory.
             done = place.run(program, env=env, cwd=Path("/"), timeout_s=LIMIT_S)
     if done.returncode != 0:

@@ -38,6 +38,7 @@ PODS: Mapping[str, pod.Pod] = {
     "pod-default-caps": pod.Pod(uid=0, capabilities=pod.DEFAULT_CAPABILITIES),
 }
 NAMES = ("unprivileged", *PODS)
+_AFTER = '"$@" || exit; test ! -e "$0/state/null-netns" || umount "$0/state/null-netns"'
 
 
 class Runner(Protocol):
@@ -183,7 +184,7 @@ def _plain_user(base: Path, *, readable: Sequence[Path]) -> Callable[[_Command],
 def _container(
     base: Path, *, shape: pod.Pod, readable: Sequence[Path]
 ) -> Callable[[_Command], Outcome]:
-    pod.make_rootfs(base, uid=shape.uid)
+    pod.make_rootfs(base, uid=shape.uid, first_id=shape.first_id)
 
     def execute(command: _Command) -> Outcome:
         identity = own_prefix(os.getpid()) + secrets.token_hex(6)
@@ -202,7 +203,8 @@ def _container(
             env=os.environ,
             cwd=base,
             # A container that ran to its end is deleted already; force makes that no error.
-            after=[*runtime, "delete", "--force", identity],
+            # runsc leaves a network namespace mounted among its state.
+            after=["sh", "-c", _AFTER, str(base), *runtime, "delete", "--force", identity],
             inherit_streams=command.inherit_streams,
         )
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from union.sandbox._seccomp import container_profile
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -58,76 +60,24 @@ class Pod:
     capabilities: tuple[str, ...] = ()
     default_profile: bool = False
     """Whether system calls are filtered as by the engines' default profile."""
+    nested_profile: bool = False
+    """Whether they are filtered by the profile that is documented for nested sandboxes."""
     masked_proc: bool = True
     read_only: bool = False
     """Whether the whole root is read-only, with no /tmp of its own; the home stays writable."""
     shm: str = "65536k"
     writable_cgroup: bool = False
+    first_id: int = 0
+    """The id of the host that is root inside: with one, the container has a user namespace with
+    `ids` of them, as with `hostUsers: false`. 0: the host's own ids."""
+    ids: int = 65_536
     runtime: tuple[str, ...] = ("runc",)
 
 
-# The part of the engines' default profile that nested sandboxes meet. By capability, as there: who
-# has SYS_ADMIN may create namespaces and mounts, but pivot_root is always refused.
-_OF_SYS_ADMIN = (
-    "unshare",
-    "setns",
-    "mount",
-    "umount",
-    "umount2",
-    "mount_setattr",
-    "move_mount",
-    "open_tree",
-    "fsopen",
-    "fsconfig",
-    "fsmount",
-    "fspick",
-    "sethostname",
-    "setdomainname",
-    "bpf",
-    "perf_event_open",
-)
-_ALWAYS_REFUSED = ("pivot_root", "kexec_load", "keyctl", "add_key", "request_key", "userfaultfd")
-_ANY_NEW_NAMESPACE = 0x7E020000
-_EPERM, _ENOSYS = 1, 38
-_ARCHITECTURES = {
-    "x86_64": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],
-    "aarch64": ["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"],
-}
-
-
-def default_profile(capabilities: Sequence[str]) -> dict[str, Any]:
-    """The system-call filter of an engine for a container with these capabilities."""
-    refused = list(_ALWAYS_REFUSED)
-    rules: list[dict[str, Any]] = []
-    if "CAP_SYS_CHROOT" not in capabilities:
-        refused.append("chroot")
-    if "CAP_SYS_ADMIN" not in capabilities:
-        refused += _OF_SYS_ADMIN
-        # Each kind by itself: the filter compares masked bits with one value.
-        for bit in range(32):
-            if _ANY_NEW_NAMESPACE >> bit & 1:
-                value = 1 << bit
-                argument = {
-                    "index": 0,
-                    "value": value,
-                    "valueTwo": value,
-                    "op": "SCMP_CMP_MASKED_EQ",
-                }
-                rules.append(_refuse(["clone"], _EPERM) | {"args": [argument]})
-        rules.append(_refuse(["clone3"], _ENOSYS))
-    return {
-        "defaultAction": "SCMP_ACT_ALLOW",
-        "architectures": _ARCHITECTURES[platform.machine()],
-        "syscalls": [_refuse(refused, _EPERM), *rules],
-    }
-
-
-def _refuse(names: list[str], error: int) -> dict[str, Any]:
-    return {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": error}
-
-
-def make_rootfs(bundle: Path, *, uid: int) -> None:
+def make_rootfs(bundle: Path, *, uid: int, first_id: int = 0) -> None:
     """Lay out the root file system and the home, which is a volume and stays writable.
+
+    `first_id` is the id of the host that is root inside.
 
     The host's system directories come in by bind mounts. A system directory that is a symbolic
     link on the host (merged /usr) is one here too.
@@ -149,7 +99,9 @@ def make_rootfs(bundle: Path, *, uid: int) -> None:
         path.chmod(0o755)
     # Also what is mounted over it gets this mode: the runtime copies it from the image.
     (rootfs / "tmp").chmod(0o1777)
-    os.chown(home, uid, uid)
+    for path in (rootfs, *rootfs.rglob("*")):
+        os.lchown(path, first_id, first_id)
+    os.chown(home, first_id + uid, first_id + uid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +151,17 @@ def write_config(bundle: Path, *, pod: Pod, work: Workload) -> None:
             "resources": {"devices": [{"allow": False, "access": "rwm"}]},
         },
     }
+    if pod.first_id:
+        namespaces.append("user")
+        config["linux"]["namespaces"] = [{"type": kind} for kind in namespaces]
+        ids = [{"containerID": 0, "hostID": pod.first_id, "size": pod.ids}]
+        config["linux"] |= {"uidMappings": ids, "gidMappings": ids}
     if pod.default_profile:
-        config["linux"]["seccomp"] = default_profile(pod.capabilities)
+        config["linux"]["seccomp"] = container_profile.default_profile(
+            machine=platform.machine(), capabilities=pod.capabilities
+        )
+    elif pod.nested_profile:
+        config["linux"]["seccomp"] = json.loads(container_profile.profile_text())
     (bundle / "config.json").write_text(json.dumps(config, indent=1))
 
 

@@ -112,7 +112,7 @@ def open_to_all(root: Path) -> None:
 
 def user_venv(project: Path = PROJECT, *, cache: Path | None = None) -> Path:
     """Return a virtualenv with the project's wheel and the test packages, made if it is stale."""
-    home = cache or _cache_directory(project)
+    home = cache or cache_directory(project)
     home.mkdir(parents=True, exist_ok=True)
     if home.stat().st_uid != os.geteuid():
         message = f"{home} belongs to another user; remove it and try again"
@@ -134,7 +134,7 @@ def first_closed(path: Path) -> Path | None:
     return None
 
 
-def _cache_directory(project: Path) -> Path:
+def cache_directory(project: Path) -> Path:
     """Prefer the project; fall back when it lies in a directory that is closed to others."""
     if first_closed(project) is None:
         return project / ".cache"

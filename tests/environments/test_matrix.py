@@ -12,19 +12,42 @@ REFUSED = {
     "pod-root-bare": "root without CAP_SETFCAP",
     "default-user": "seccomp profile refuses user namespaces",
     "default-root": "seccomp profile refuses user namespaces",
-    "gvisor": "runs in gVisor",
+    "gvisor-old": "runs in gVisor",
+    "gvisor-2024": "runs in gVisor",
 }
 REMEDY = {
     "pod-root-bare": "runAsUser",
     "default-user": "seccompProfile: Unconfined",
     "default-root": "seccompProfile: Unconfined",
-    "gvisor": "another runtime",
+    "gvisor-old": "release-20260622 or newer",
+    "gvisor-2024": "release-20260622 or newer",
 }
 NO_WORK_DIR = "read-only"
-NO_PIVOT = ("admin-default-user", "admin-default-root", "admin-alone-default")
-FRESH_PROC = ("root", "user", "pod-unmasked")
+NO_PIVOT = (
+    "admin-default-user",
+    "admin-default-root",
+    "admin-alone-default",
+    "own-ids-admin-root",
+    "own-ids-admin-user",
+)
+GVISOR = ("gvisor-user", "gvisor-root")
+TOO_OLD = ("gvisor-old", "gvisor-2024")
+"""Releases of gVisor without `pidfd_open`, which even the launcher needs."""
+FRESH_PROC = ("root", "user", "pod-unmasked", *GVISOR)
 CGROUPS = ("root", "cgroup")
 HIDDEN = "processes"
+# Root with the capabilities that containers have by default.
+OWN_ID = (
+    "root",
+    "pod-root",
+    "default-root",
+    "nested-root",
+    "admin-root",
+    "admin-default-root",
+    "cgroup",
+    "own-ids-root",
+    "own-ids-admin-root",
+)
 
 
 @pytest.mark.spec("G1", "G5", "B9")
@@ -40,8 +63,11 @@ def test_place(name: str) -> None:
     layers = {layer["name"]: layer for layer in doctor["layers"]}
     _check_layers(name, layers)
     for backend, opened in found["opened"].items():
-        _check_backend(name, backends[backend], opened)
-    assert backends["none"]["available"] == (name not in ("gvisor", NO_WORK_DIR))
+        if backend == "landlock":
+            _check_landlock(name, backends[backend], opened)
+        else:
+            _check_backend(name, backends[backend], opened)
+    assert backends["none"]["available"] == (name not in (*TOO_OLD, NO_WORK_DIR))
     assert not backends["sandbox-exec"]["available"]
     works = backends[doctor["default"]]["available"]
     assert doctor["ok"] == works
@@ -60,7 +86,7 @@ def _check_layers(name: str, layers: dict[str, dict[str, Any]]) -> None:
     assert layers["cgroups"]["available"] == (name in CGROUPS)
     assert layers["uv"]["available"]
     if refused:
-        cause = layers["launcher" if name == "gvisor" else "user-namespaces"]
+        cause = layers["launcher" if name in TOO_OLD else "user-namespaces"]
         assert REFUSED[name] in cause["detail"]
         assert REMEDY[name] in cause["hint"]
 
@@ -89,11 +115,44 @@ def _check_backend(name: str, status: dict[str, Any], opened: dict[str, dict[str
         assert plain["code"] == "usage"
         assert "no work dir could be created" in plain["message"]
         assert opened["pinned"]["stdout"] == "inside\n"
+    elif name in GVISOR:
+        assert status["name"] == "bubblewrap"
+        assert "gVisor, where bwrap does not work" in plain["message"]
+        assert "backend='userns'" in plain["hint"]
     else:
         assert name in NO_PIVOT
         assert status["name"] != "userns"
         assert "refuses pivot_root" in plain["message"]
         assert "backend='userns'" in plain["hint"]
+
+
+def _check_landlock(name: str, status: dict[str, Any], opened: dict[str, dict[str, Any]]) -> None:
+    """It needs no namespace, so it opens where the others are refused, and reports less."""
+    plain = opened["plain"]
+    assert status["available"] == ("stdout" in plain)
+    if not status["available"]:
+        assert (status["reason"], status["hint"]) == (plain["message"], plain["hint"])
+        if name.startswith("gvisor"):
+            assert plain["code"] == "backend-unavailable"
+        else:
+            assert name == NO_WORK_DIR
+            assert "no work dir could be created" in plain["message"]
+        return
+    assert (
+        plain["stdout"] == opened["limited"]["stdout"] == opened["pinned"]["stdout"] == "inside\n"
+    )
+    report = status["isolation"]
+    assert report == plain["isolation"]
+    assert (report["root"], report["proc"], report["egress"]) == ("host", "hidden", "mediated")
+    assert report["ids"] == ("unprivileged" if name in OWN_ID else "caller")
+    assert {attack["outcome"] for attack in status["attacks"]} == {"held"}
+    assert opened["pinned"]["isolation"]["ids"] == "caller"
+    strict = opened["strict"]
+    if report["ids"] == "unprivileged":
+        assert strict["stdout"] == "inside\n"
+    else:
+        assert "cannot give sandboxed code an id of its own" in strict["message"]
+        assert "drop strict=True" in strict["hint"]
 
 
 def _check_report(name: str, status: dict[str, Any], opened: dict[str, dict[str, Any]]) -> None:
@@ -106,6 +165,14 @@ def _check_report(name: str, status: dict[str, Any], opened: dict[str, dict[str,
     limited = opened["limited"]["isolation"]["limits"]["memory"]
     assert limited.startswith("cgroup") == (name in CGROUPS)
     strict = opened["strict"]
+    assert report["securebits"] == (name not in GVISOR)
+    assert report["proc_net"] == ("shared" if name in GVISOR else "own")
+    assert report["read_only"] == ("contents" if name == "gvisor-user" else "full")
+    assert (report["limits"]["processes"] == "rlimit-shared") == (name == "gvisor-user")
+    if name in GVISOR:
+        assert "/proc/net shows the sockets of the whole container" in strict["message"]
+        assert "drop strict=True" in strict["hint"]
+        return
     if report["proc"] == "fresh" and report["root"] == "pivot":
         assert strict["stdout"] == "inside\n"
     else:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.conftest import SOON_S
 from tests.environments.places import (
     NAMES,
     PLAIN_UID,
@@ -113,7 +114,9 @@ LINGER = "setsid sh -c 'setsid sleep {seconds} & wait' & sleep 0.3; {then}"
 
 
 def _mounts() -> list[str]:
-    return Path("/proc/self/mountinfo").read_text().splitlines()
+    """The mounts of this machine, without those that other workers make for places of theirs."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in lines if "/sbx-place-" not in line or own_prefix(os.getpid()) in line]
 
 
 def _cgroups_of(pid: int) -> list[Path]:
@@ -255,7 +258,7 @@ def test_time_limit_kills_what_has_detached_itself(place: Place) -> None:
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         place.run(["sh", "-c", script], timeout_s=2)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < SOON_S
     assert caught.value.output == "started\n"
     assert _sleepers(seconds) == []
 

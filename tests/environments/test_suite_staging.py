@@ -70,9 +70,9 @@ def test_a_project_in_a_closed_home_is_cached_elsewhere(tmp_path: Path) -> None:
     (closed / "project").mkdir(parents=True)
     closed.chmod(0o700)
     assert suite.first_closed(closed / "project") is not None
-    assert suite._cache_directory(closed / "project").parent == Path("/var/tmp")
+    assert suite.cache_directory(closed / "project").parent == Path("/var/tmp")
     assert suite.first_closed(Path("/usr/bin")) is None
-    assert suite._cache_directory(Path("/usr/bin")) == Path("/usr/bin/.cache")
+    assert suite.cache_directory(Path("/usr/bin")) == Path("/usr/bin/.cache")
 
 
 def test_a_cache_of_another_user_is_refused(

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import ISOLATED, OpenSession, session_of
+from tests.conftest import ISOLATED, OpenSession, leave_out, session_of
 from tests.escape.plants import SECRET, Victim, end, start_victim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+WORK_OF_THE_HOST = frozenset(
+    {
+        "test_event_loop",
+        "test_file_api",
+        "test_file_trees",
+        "test_inspected_links",
+        "test_venv_supply",
+    }
+)
+"""Modules that attack what the host does with the files of a work dir. It does so before and after
+a sandbox exists, in the same way for each backend: ``make test`` runs them on the default backend,
+and on a server; ``EVERYWHERE=1`` on all, and ``--only-way`` on the named one."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Drop repetitions over other backends where the host alone is attacked."""
+    if os.environ.get("EVERYWHERE") != "1" and config.getoption("--only-way") is None:
+        leave_out(config, items, _is_repetition)
+
+
+def _is_repetition(item: pytest.Item) -> bool:
+    if item.path.parent.name != "escape" or item.path.stem not in WORK_OF_THE_HOST:
+        return False
+    call = getattr(item, "callspec", None)
+    return call is not None and any(value in ISOLATED[1:] for value in call.params.values())
 
 
 @pytest.fixture(params=ISOLATED)

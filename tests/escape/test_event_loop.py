@@ -15,6 +15,8 @@ from union.sandbox._linux.tree import WorkTree
 from union.sandbox.on_device._venv import Venv
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.conftest import OpenSession
 
     from union import sandbox as sb
@@ -56,13 +58,16 @@ async def test_thousands_of_start_up_files_are_not_read_before_each_run(
 ) -> None:
     """A few are read, because a waiting Python must not miss one; thousands are not."""
     looked: list[int] = []
-    original = WorkTree.fingerprint
 
-    def counted(self: WorkTree, names: tuple[str, ...]) -> object:
-        looked.append(len(names))
-        return original(self, names)
+    def counting(original: Callable[..., object]) -> Callable[..., object]:
+        def counted(self: WorkTree, names: tuple[str, ...]) -> object:
+            looked.append(len(names))
+            return original(self, names)
 
-    monkeypatch.setattr(WorkTree, "fingerprint", counted)
+        return counted
+
+    for name in ("fingerprint", "hold"):
+        monkeypatch.setattr(WorkTree, name, counting(getattr(WorkTree, name)))
     for files, seen in ((60, True), (4_200, False)):
         async with jailed() as jail:
             await jail.run_code("pass")

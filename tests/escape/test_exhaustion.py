@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.conftest import OpenSession, eventually, sandbox_processes
+from tests.conftest import SOON_S, OpenSession, eventually, sandbox_processes
 from tests.escape.inside import attack, program
 
 from union import sandbox as sb
@@ -70,7 +70,7 @@ async def test_a_classic_fork_bomb_ends_with_its_time(jail: sb.Session) -> None:
         "bomb() { bomb | bomb & }; bomb; sleep 30", timeout_s=1, stderr=sb.DEVNULL
     )
     assert proc.termination_reason == "timeout"
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < SOON_S
     assert eventually(lambda: not sandbox_processes())
     assert (await jail.exec("echo alive")).stdout == "alive\n"
 
@@ -226,7 +226,7 @@ async def test_endless_output_leaves_the_host_flat(jail: sb.Session) -> None:
     result = await jail.exec("yes", timeout_s=1, max_output_bytes=_MIB)
     assert (result.termination_reason, result.truncated) == ("timeout", True)
     assert len(result.stdout) <= _MIB
-    assert time.monotonic() - begun < 2.5
+    assert time.monotonic() - begun < SOON_S
     assert _rss() - before < 24 * _MIB
     unread = await jail.run("yes", stdout=True, timeout_s=1)
     await asyncio.sleep(0.6)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import ISOLATED
+from tests.conftest import ISOLATED, SOON_S
 from tests.escape.inside import attack, program
 from tests.escape.plants import SECRET, snapshot
 
@@ -82,11 +82,14 @@ async def _race(jail: sb.Session, flip: str, target: str, plant: Path, *, second
 
 
 @pytest.mark.threat(5)
-async def test_a_parent_exchanged_for_a_link_never_leads_out(jail: sb.Session, plant: Path) -> None:
+async def test_a_parent_exchanged_for_a_link_never_leads_out(
+    jail: sb.Session, plant: Path, request: pytest.FixtureRequest
+) -> None:
     """renameat2(EXCHANGE) of a directory and a link while the host puts and gets."""
     await jail.put_bytes("d/secret", b"inside")
     await jail.run(["ln", "-s", str(plant), "l"])
-    long = _AT_HOME_AS_ROOT and jail.backend == ISOLATED[0]
+    here = request.path == Path(__file__)  # And not where a server repeats this test.
+    long = here and _AT_HOME_AS_ROOT and jail.backend == ISOLATED[0]
     seconds = _LONG_RACE_S if long else _SHORT_RACE_S
     await _race(jail, _FLIP, "d/secret", plant, seconds=seconds)
 
@@ -187,7 +190,7 @@ async def test_special_files_are_refused_at_once(jail: sb.Session, kind: str) ->
             await jail.get_bytes(kind, max_bytes=100)
         with pytest.raises(_REFUSED):
             await jail.put_bytes(kind, b"x")
-    assert time.monotonic() - begun < 0.5
+    assert time.monotonic() - begun < SOON_S
     assert await jail.get_bytes("file") == b"x"
 
 
@@ -209,7 +212,7 @@ async def test_a_sparse_file_is_refused_without_reading_it(jailed: OpenSession, 
         for cap in (0, 1000):
             with pytest.raises(_REFUSED):
                 await jail.get_bytes("huge", max_bytes=cap)
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < SOON_S
         assert _rss() - before < 16 * 2**20
         assert len(await jail.get_bytes("small", max_bytes=100)) == 100
 

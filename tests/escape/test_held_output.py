@@ -106,7 +106,7 @@ async def test_a_timeout_returns_although_a_sibling_holds_the_output(jailed: Ope
         await _holder(jail, "hold")
         code = GIVER.replace("SIZE", "10") + "import time; time.sleep(600)"
         async with asyncio.timeout(30):
-            result = await jail.exec(code, script_type="python", timeout_s=1)
+            result = await jail.exec(code, script_type="python", timeout_s=2)
         assert result.termination_reason == "timeout"
         assert result.stdout == "given\n" + "x" * 10
 

@@ -68,11 +68,14 @@ def _owners() -> set[int]:
 async def test_a_file_replaced_while_mounted_weakens_no_id(
     jailed: OpenSession, work: str, replaced: list[bool]
 ) -> None:
-    """Within a session: a later network mode has mounts of its own."""
+    """Within a session: its mounts are made again after the caller has replaced the file."""
     shown = f"{work}/cfg/settings"
     async with jailed(host_work_dir=work, read_only_paths=[shown]) as session:
         if session.isolation.ids != "unprivileged":
             pytest.skip("root may not map ids here: grant SYS_ADMIN to the container")
+        by_caller = Path(work, "cfg", "saved")
+        by_caller.write_text("saved")
+        by_caller.rename(shown)
         replaced[0] = True
         with pytest.raises(sb.SandboxError, match="was replaced") as caught:
             await session.exec("id -u", network_mode="open")
@@ -156,9 +159,9 @@ async def test_a_sandbox_with_another_id_than_planned_is_detected(
     monkeypatch.setattr(_probe, "verified", set())
     original = _probe._verify
 
-    def verify(pid: int, isolation: sb.Isolation, owner: int | None) -> None:
-        original(pid, isolation, owner)
-        original(os.getpid(), isolation, owner)
+    def verify(pid: int, isolation: sb.Isolation, owner: int | None, *, no_new_privs: bool) -> None:
+        original(pid, isolation, owner, no_new_privs=no_new_privs)
+        original(os.getpid(), isolation, owner, no_new_privs=no_new_privs)
 
     monkeypatch.setattr(_probe, "_verify", verify)
     assert plan.ids == "unprivileged"

@@ -183,3 +183,90 @@ def test_a_fingerprint_cannot_be_raced(work: str, plant: Path) -> None:
     assert seen[0]
     assert plain[outside], "the control"
     assert not seen[outside]
+
+
+# The directories of the venv stay open between commands. The attacks exchange what their names
+# refer to and leave the open directories as they were.
+
+_VENV_PATH = f".sandbox-venv/lib/{_version()}/site-packages"
+_EXCHANGES = {
+    "a copy of everything": "mv .sandbox-venv old; cp -a old .sandbox-venv",
+    "a copy of one directory": "mv .sandbox-venv/lib lib; cp -a lib .sandbox-venv/lib",
+    "a link to the open directory": "mv .sandbox-venv old; ln -s old .sandbox-venv",
+    "a link in the middle": "mv .sandbox-venv/lib old; ln -s ../old .sandbox-venv/lib",
+    "the same directory, moved away and back": "mv .sandbox-venv old; mv old .sandbox-venv",
+    "nothing": "rm -rf .sandbox-venv",
+}
+_PLANTED = "import os; os.environ['PLANTED'] = 'yes'"
+
+
+@pytest.mark.threat(5, 135)
+@pytest.mark.spec("B5")
+@pytest.mark.parametrize("how", _EXCHANGES)
+async def test_a_replaced_directory_of_the_venv_is_noticed(
+    jailed: OpenSession, work: str, how: str
+) -> None:
+    """The hook that every Python of the venv starts with is the host's own again."""
+    async with jailed(host_work_dir=work) as jail:
+        await jail.run_code("pass")
+        own = Path(work, _VENV_PATH, "_union_sandbox.pth").read_bytes()
+        tree = WorkTree(work)
+        names = (*_parents(_VENV_PATH), f"{_VENV_PATH}/_union_sandbox.pth")
+        try:
+            held = tree.hold(names)
+            assert held is not None
+            assert held.is_unchanged(), "the control"
+            change = f"{_EXCHANGES[how]}; f={_VENV_PATH}/_union_sandbox.pth; "
+            moved = await jail.exec(f'{change} [ ! -e $f ] || {{ rm $f; echo "{_PLANTED}" >$f; }}')
+            assert moved.returncode == 0, moved.stderr
+            assert not held.is_unchanged()
+        finally:
+            tree.close()
+        assert not held.is_unchanged(), "it is closed"
+        for _ in range(2):
+            code = "import os; print(os.environ.get('PLANTED'))"
+            assert await jail.run_code(code) == "None\n"
+        assert Path(work, _VENV_PATH, "_union_sandbox.pth").read_bytes() == own
+        for path in _parents(_VENV_PATH):
+            assert stat.S_ISDIR(os.lstat(f"{work}/{path}").st_mode)
+
+
+def _parents(path: str) -> tuple[str, ...]:
+    parts = path.split("/")
+    return tuple("/".join(parts[: k + 1]) for k in range(len(parts)))
+
+
+@pytest.mark.threat(5, 135)
+def test_held_names_cannot_be_raced(work: str, plant: Path) -> None:
+    """A directory and a link change places all the time; no name behind the link is looked up."""
+    Path(work, "lib").mkdir()
+    Path(work, "lib", "secret").write_text("own")
+    Path(work, "link").symlink_to(plant)
+    libc, done = ctypes.CDLL(None), threading.Event()
+    tree, seen, plain = WorkTree(work), Counter[bool](), Counter[int]()
+    held = tree.hold(("lib/secret",))
+    outside = (plant / "secret").stat().st_ino
+    looked: set[int] = set()
+
+    def flip() -> None:
+        while not done.is_set():
+            libc.renameat2(-100, f"{work}/lib".encode(), -100, f"{work}/link".encode(), 2)
+
+    thread = threading.Thread(target=flip)
+    try:
+        assert held is not None
+        assert held.is_unchanged(), "the control"
+        directory = held._seen[1][0]
+        thread.start()
+        end = time.monotonic() + 15
+        while (not seen[False] or not plain[outside]) and time.monotonic() < end:
+            seen[held.is_unchanged()] += 1
+            looked.add(os.stat("secret", dir_fd=directory, follow_symlinks=False).st_ino)
+            plain[os.stat(f"{work}/lib/secret").st_ino] += 1
+    finally:
+        done.set()
+        thread.join()
+        tree.close()
+    assert seen[False]
+    assert plain[outside], "the control"
+    assert outside not in looked

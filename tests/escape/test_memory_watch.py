@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spec("G3")
 MIB = 1 << 20
 LIMIT = sb.Resources(memory="48Mi")
-_HELD = "\ntime.sleep(1)\nprint('held', flush=True)\n"
+# Long enough for the watch to look on a busy machine.
+_HELD = "\ntime.sleep(4)\nprint('held', flush=True)\n"
 _WAYS = {
     "private": "b = bytearray(SIZE)\nfor i in range(0, SIZE, 4096): b[i] = 1",
     "shared": "import mmap\nm = mmap.mmap(-1, SIZE)\nfor i in range(0, SIZE, 4096): m[i] = 1",
@@ -26,7 +27,7 @@ import mmap
 m = mmap.mmap(-1, SIZE)
 if os.fork() == 0:
     for i in range(0, SIZE, 4096): m[i] = 1
-    time.sleep(5); os._exit(0)
+    time.sleep(30); os._exit(0)
 """,
     "a file in memory": """
 fd = os.memfd_create("x")
@@ -46,7 +47,7 @@ def hold():
     time.sleep(0.2)
     b = bytearray(SIZE)
     for i in range(0, SIZE, 4096): b[i] = 1
-    time.sleep(1); os.write(1, b"held\\n"); os._exit(0)
+    time.sleep(4); os.write(1, b"held\\n"); os._exit(0)
 if os.fork() == 0:
     threading.Thread(target=hold).start()
     ctypes.CDLL(None).pthread_exit(None)
@@ -131,7 +132,7 @@ else:
     open("started", "w").close()
     b = bytearray(160 << 20)
     for i in range(0, len(b), 4096): b[i] = 1
-    time.sleep(1)
+    time.sleep(4)
     open("held", "w").close()
     time.sleep(60)
 ''')

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import session_of
+from tests.network.conftest import PUBLIC, Dialled
 
 from union import sandbox as sb
 from union.sandbox._linux import kernel
+from union.sandbox._net import dialer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,15 +98,32 @@ def service() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("backend", ["bubblewrap", "userns"])
-async def test_a_connection_ends_with_the_run_that_made_it(backend: str, service: int) -> None:
+@pytest.mark.parametrize(
+    "persist, mode",
+    [
+        ("workdir", "allowlist"),
+        pytest.param("machine", "allowlist", marks=pytest.mark.spec("R1")),
+        pytest.param("machine", "open", marks=pytest.mark.spec("R1")),
+    ],
+)
+async def test_a_connection_ends_with_the_run_that_made_it(
+    backend: str, persist: str, mode: str, service: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The control is in the same run: as long as the first one runs, the connection works."""
-    async with session_of(backend) as session:
+    wide: dict[str, object] = {"network_mode": mode}
+    address = "127.0.0.1"
+    if mode == "allowlist":
+        wide["network_allowlist"] = [f"{address}:{service}"]
+    else:
+        dialled, address = Dialled(dialer.connect_any), PUBLIC
+        dialled.to_loopback.add(PUBLIC)
+        monkeypatch.setattr(dialer, "connect_any", dialled)
+    async with session_of(backend, persist=persist) as session:
         giver = await session.run(
-            GIVE.replace("PORT", str(service)),
+            GIVE.replace("127.0.0.1:PORT", f"{address}:{service}"),
             script_type="python",
             stdout=True,
-            network_mode="allowlist",
-            network_allowlist=[f"127.0.0.1:{service}"],
+            **wide,
         )
         assert await anext(giver.iter_stdout_lines()) == "ready"
         taker = await session.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,11 +33,15 @@ time.sleep(60)
 """
 
 
-async def _taken(session: sb.Session, runs: int) -> list[int]:
+async def _taken(
+    session: sb.Session, runs: int, *, modes: tuple[sb.NetworkMode, ...] = ("blocked",)
+) -> list[int]:
     """How many processes each of several runs at a time could make."""
     procs = [
-        await session.run(_FORK, script_type="python", background=True, stdout=sb.PIPE)
-        for _ in range(runs)
+        await session.run(
+            _FORK, script_type="python", background=True, stdout=sb.PIPE, network_mode=mode
+        )
+        for mode in itertools.islice(itertools.cycle(modes), runs)
     ]
     try:
         async with asyncio.timeout(30):
@@ -60,6 +65,17 @@ async def test_runs_of_a_session_share_a_limit(jailed: OpenSession) -> None:
         assert (await session.exec("echo fine")).stdout == "fine\n", "as soon as they are gone"
     async with jailed(resources=sb.Resources(processes=40), warm=0) as session:
         assert sum(await _taken(session, 3)) > 80, "without the limit they have more"
+
+
+@pytest.mark.threat(150)
+async def test_runs_with_different_networks_share_that_limit(jailed: OpenSession) -> None:
+    limits = sb.Resources(processes=40, session_processes=80)
+    async with jailed(resources=limits, warm=0) as session:
+        if dict(session.isolation.limits)["session_processes"] != "rlimit":
+            pytest.skip("root's own id has no limit on processes: grant SYS_ADMIN to the container")
+        taken = await _taken(session, 4, modes=("blocked", "open"))
+        assert max(taken) <= 40
+        assert 40 < sum(taken) <= 80, taken
 
 
 @pytest.mark.threat(150)

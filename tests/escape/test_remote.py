@@ -1,12 +1,15 @@
 """The same attacks, over a server: its sandboxes are as closed as those of a local session.
 
 Every attack that needs no more than a session is taken from its own file; those whose plants or
-controls are parts of the owning process stay there.
+controls are parts of the owning process stay there. A server builds its sandboxes with the engine
+that the attacks of those files are repeated over, for each backend. What the server adds is the
+same for all of them, so ``make test`` repeats the attacks over one; ``EVERYWHERE=1``: over each.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,7 +60,10 @@ _STAY = {
 }
 
 
-@pytest.fixture(params=[REMOTE + way for way in ISOLATED])
+SERVED = ISOLATED if os.environ.get("EVERYWHERE") == "1" else ISOLATED[-1:]
+
+
+@pytest.fixture(params=[REMOTE + way for way in SERVED])
 def cell(request: pytest.FixtureRequest) -> str:
     return request.param
 

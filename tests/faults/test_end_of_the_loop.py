@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from tests.conftest import ISOLATED, session_of
@@ -39,7 +40,7 @@ def test_no_work_dir_is_left(backend: str) -> None:
             check=False,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=110,
         )
         assert (done.stdout, done.stderr, done.returncode) == ("[]\n", "", 0)
 
@@ -49,8 +50,9 @@ async def test_a_close_that_is_cancelled_before_its_first_step_is_a_close() -> N
     session = await session_of("userns", warm=0).open()
     closing = asyncio.create_task(session.close())
     await asyncio.sleep(0)  # its own task is made, and has not begun
-    assert session._closing is not None
-    session._closing.cancel()
+    lifecycle: Any = session._lifecycle
+    assert lifecycle.closing is not None
+    lifecycle.closing.cancel()
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing

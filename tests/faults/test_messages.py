@@ -68,7 +68,7 @@ CONTROL = {
     "attach without a socket": (SIMPLE.pack(Message.ATTACH, 0, 0, 0), 0),
     "attach with two": (SIMPLE.pack(Message.ATTACH, 0, 0, 0), 2),
     "attach with too many": (SIMPLE.pack(Message.ATTACH, 0, 0, 0), 100),
-    "a cut request for a namespace": (PREPARE.pack(Message.USERNS, *[0] * 11)[:-4], 0),
+    "a cut request for a namespace": (PREPARE.pack(Message.USERNS, *[0] * 12)[:-4], 0),
 }
 
 
@@ -100,7 +100,7 @@ async def test_nonsense_on_the_control_socket_harms_no_session(what: str) -> Non
 
 
 def _prepare(flags: int = 0, cgroups: int = 0) -> bytes:
-    return PREPARE.pack(Message.PREPARE, 7, 0, flags, 0, 0, 0, 0, cgroups, 0, 0, 0)
+    return PREPARE.pack(Message.PREPARE, 7, 0, flags, 0, 0, 0, 0, cgroups, 0, 0, 0, 0)
 
 
 REQUESTS: dict[str, tuple[bytes, int | bytes | None, int]] = {
@@ -291,6 +291,69 @@ async def test_a_malformed_report_of_a_sandbox_is_a_failure(what: str) -> None:
         assert descriptors() == before
 
 
+class Resetting:
+    """A socket whose peer died with a message unread, as gVisor reports it: data, then errors."""
+
+    def __init__(self, sock: socket.socket, messages: list[bytes], *, most: int = 10) -> None:
+        self._sock, self._messages, self._most = sock, messages, most
+
+    def recv(self, _size: int) -> bytes:
+        if self._messages:
+            return self._messages.pop(0)
+        self._most -= 1
+        if self._most < 0:
+            raise AssertionError("the loop does not end")
+        raise ConnectionResetError
+
+    def recvmsg(self, size: int, *_: int) -> tuple[bytes, list[Any], int, None]:
+        return self.recv(size), [], 0, None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+@pytest.mark.parametrize("exited", [True, False])
+async def test_a_run_ends_when_its_socket_reports_a_reset_for_ever(*, exited: bool) -> None:
+    async with session_of("userns", warm=0) as session:
+        assert await works(session)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        messages = [EXITED.pack(Message.EXITED, 3 << 8, 0, 0, 0)] if exited else []
+        sock: Any = Resetting(ours, messages)
+        run = LocalRun(
+            Sandbox(1, sock, channel=session._transport.pool.channel(), owner=None),  # type: ignore[union-attr]
+            isolation=session.isolation,
+        )
+        sink = Recorder()
+        run.attach(sink, timeout_s=None)
+        theirs.close()
+        async with asyncio.timeout(10):
+            await run.finished
+        ends = [event for event in sink.events if isinstance(event, Exited | Failed)]
+        assert [type(end) for end in ends] == [Exited if exited else Failed], sink.events
+
+
+async def test_a_channel_is_lost_when_its_socket_reports_a_reset_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with session_of("userns"):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        sock = Resetting(ours, [SIMPLE.pack(Message.PID, 1, 77, 0)])
+        monkeypatch.setattr(channels, "_attach", lambda _: (Launcher.current(), sock))
+        readers = ReaderSet()
+        channel = Channel(readers)
+        pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        channel._pids[1] = pid
+        theirs.close()
+        async with asyncio.timeout(5):
+            assert await pid == 77
+            await channel.drain()
+        assert channel.lost
+        channel.close()
+        readers.close()
+
+
 @pytest.mark.parametrize("data", [b"", b"x", SIMPLE.pack(Message.READY, 0, 0, 0)[:8], b"\xff" * 16])
 async def test_a_malformed_report_of_a_new_sandbox_raises(data: bytes) -> None:
     for wait in (_probe.wait_until_ready, _probe.wait_for_shared):
@@ -323,7 +386,7 @@ async def test_a_malformed_message_closes_the_channel_and_wakes_every_waiter(
     async with session_of("userns"):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        monkeypatch.setattr(channels, "_attach", lambda: (Launcher.current(), ours))
+        monkeypatch.setattr(channels, "_attach", lambda _: (Launcher.current(), ours))
         readers = ReaderSet()
         channel = Channel(readers)
         gone: list[int] = []

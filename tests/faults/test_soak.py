@@ -18,7 +18,7 @@ from union import sandbox as sb
 from union.sandbox.errors import SandboxConnectionError
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = 60
+KILLS = 40
 
 
 def soaked(tmp_path: Path) -> Path:
@@ -66,6 +66,10 @@ DIED = sb.SandboxExecutionError("gone")
 LOST = SandboxConnectionError("gone", endpoint="http://one", sent=True, code="session-lost")
 
 
+LOST_CELL, WRONG_CELL = WrongError("the interpreter ended"), WrongError("another value")
+LOST_CELL.is_lost = True
+
+
 def wrong(*found: object) -> WrongError:
     with pytest.raises(WrongError) as caught:
         Scene.expect(None, found, (0, ""), "true")  # type: ignore[arg-type]
@@ -75,6 +79,11 @@ def wrong(*found: object) -> WrongError:
 @pytest.mark.parametrize(
     "role, hit, target, exc, excused",
     [
+        ("first process", "a", HERE, LOST_CELL, True),
+        ("first process", "b", HERE, LOST_CELL, False),
+        ("server's launcher", "http://one", THERE, LOST_CELL, True),
+        ("server", "http://one", THERE, LOST_CELL, False),
+        ("launcher", None, HERE, WRONG_CELL, False),
         ("first process", "a", HERE, DIED, True),
         ("first process", "b", HERE, DIED, False),
         ("first process", None, HERE, DIED, True),

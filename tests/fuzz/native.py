@@ -22,9 +22,15 @@ FLAGS: Final = (
     "-fno-sanitize-recover=all",
 )
 # The files that can be run without any effect on the machine.
-PURE: Final = ("plan.c", "request.c", "netlink.c", "message.c")
+PURE: Final = ("plan.c", "request.c", "netlink.c", "message.c", "mediated.c")
 PREFIX: Final = "native_"
-NAMES: Final = ("native_plan", "native_exec_request", "native_message", "native_netlink")
+NAMES: Final = (
+    "native_plan",
+    "native_exec_request",
+    "native_message",
+    "native_netlink",
+    "native_mediated",
+)
 REMEDY: Final = "apt-get install clang libclang-rt-dev"
 
 

@@ -15,6 +15,7 @@ WHAT: Final = {
     "native_exec_request": "the runner's decoder of a command, its strings, limits and descriptors",
     "native_message": "messages with descriptors over a real socket: no descriptor leaks",
     "native_netlink": "the kernel's netlink replies during network set-up",
+    "native_mediated": "system calls that a runner performs for a command: hostile memory",
     "hosts": "allow-lists and hosts: canonical spelling, and no list allows more than its entries",
     "addresses": "IPv4 in every spelling, compared with the C library's parser",
     "http": "HTTP heads of both sides, body lengths, authorities",
@@ -31,6 +32,9 @@ WHAT: Final = {
     "wire_server": "the server side of the wire protocol, against a hostile client",
     "line": "the socket between a local server and its owner, and its handshake",
     "replay": "the run log for a disconnected client: nothing is lost or changed",
+    "driver_frames": "messages from the driver of a context: hostile code shares its process",
+    "cells": "cells over a server: requests of a client, messages and events of a server",
+    "file_helper": "replies of the helper that performs file calls inside a sandbox",
     "sandbox_messages": "messages from a sandbox whose first process is compromised",
 }
 

@@ -16,11 +16,16 @@ from tests.fuzz import archives
 from tests.fuzz.targets_wire import BACKENDS, ISOLATION, NEXT_MESSAGE, SESSION
 
 from union.sandbox._codecs import dns
+from union.sandbox._contexts import frames
+from union.sandbox._contexts import wire as cells
+from union.sandbox._contexts.specs import ContextSpec, resolve_cell, resolve_request, resolve_set
+from union.sandbox._contexts.values import CellEnd, ErrorInfo, FrameInfo, MimeBundle
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._core.file_errors import SandboxFileNotFoundError
 from union.sandbox._core.files import FileInfo
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resources import Resources
+from union.sandbox._files import inside_frames
 from union.sandbox._linux.command import Command, packed_rlimits
 from union.sandbox._linux.protocol import (
     EXEC,
@@ -123,10 +128,12 @@ def _messages() -> list[bytes]:
     ]
     mapped = PrepareFlag.DENY_SETGROUPS | PrepareFlag.MAP_IDS
     prepare = [
-        PREPARE.pack(Message.PREPARE, 1, CLONE_NEWUSER, flags, 0, 1000, 0, 1000, cgroups, 0, 0, 0)
+        PREPARE.pack(
+            Message.PREPARE, 1, CLONE_NEWUSER, flags, 0, 1000, 0, 1000, cgroups, 0, 0, 0, 0
+        )
         for flags, cgroups in ((mapped, 0), (PrepareFlag.COPY, 1), (PrepareFlag.WRAPPED, 3))
     ]
-    userns = PREPARE.pack(Message.USERNS, 0, 0, 0, 0, 1000, 0, 1000, 0, 0, 0, 0)
+    userns = PREPARE.pack(Message.USERNS, 0, 0, 0, 0, 1000, 0, 1000, 0, 0, 0, 0, 0)
     texts = [*simple, *prepare, userns, _execs()[0][1:], bytes(300)]
     return [bytes([count % 4]) + text for count, text in enumerate(texts)]
 
@@ -295,6 +302,89 @@ def _frames() -> dict[str, list[bytes]]:
     return {"client": client, "server": server}
 
 
+def _driver_frames() -> list[bytes]:
+    """What the driver of a Python context sends, each packet after its length."""
+    error = {
+        "name": "KeyError",
+        "value": "1",
+        "traceback": "Traceback",
+        "frames": [{"file": "<cell 1>", "line": 2, "function": "f", "text": "f()"}],
+    }
+    parts = [
+        {"mime": "text/plain", "size": 2, "raw": False},
+        {"mime": "image/png", "size": 3, "raw": True},
+    ]
+    messages: list[tuple[dict[str, object], bytes]] = [
+        ({"t": "ready"}, b""),
+        ({"t": "display", "n": 1, "result": True, "parts": parts}, b"42PNG"),
+        ({"t": "done", "n": 1, "error": error, "user_s": 0.5, "rss": 4096, "dropped": 1}, b""),
+        ({"t": "done", "n": 1, "error": None, "value": True}, b"[1]"),
+    ]
+    packets = [list(frames.encode(head, raw)) for head, raw in messages]
+    every = [packet for message in packets for packet in message]
+    return [
+        b"".join(struct.pack(">H", len(packet)) + packet for packet in found)
+        for found in (*packets, every)
+    ]
+
+
+def _cells() -> list[bytes]:
+    """A context, its cells, and what a server sends about them; a letter selects the decoder."""
+    bundle = MimeBundle(kind="result", data={"text/plain": "4", "image/png": b"PNG"})
+    error = ErrorInfo(
+        name="KeyError",
+        value="1",
+        traceback="Traceback",
+        frames=(FrameInfo(file="<cell 1>", line=2, function="f", text="f()"),),
+    )
+    shown = cells.encode_display(bundle, (2, 1))
+    ends = [
+        cells.encode_end(CellEnd(error=error, dropped=1)),
+        cells.encode_end(CellEnd(value=b"[1]", exit_code=3)),
+        cells.encode_end(CellEnd(ended="oom", state="lost", reason="memory")),
+    ]
+    specs = [
+        resolve_cell(SESSION, "python", "x = 1", env={"A": "b"}, timeout_s=1.5),
+        resolve_cell(SESSION, "python", "1", network_mode="allowlist", network_allowlist=["a.b"]),
+        resolve_set("python", {"x": [1, None]}),
+        resolve_request("get", "x", "python", timeout_s=None),
+    ]
+    context = ContextSpec(language="bash", env=(("A", "b"),), interrupt_grace_s=0.5)
+    change = cells.ContextChange(1, alive=False, at=(3, 4), reply=1, value={"a": 1})
+    stream = shown + ends[0]
+    frames = wire.encode_numbered(
+        Kind.EVENT, 1, 0, wire_values.encode_started(Started(2), ISOLATION)
+    )
+    for fd, data in ((wire.MESSAGES, stream), (1, b"ab"), (2, b"c")):
+        frames += wire.encode_output_head(1, fd, 0, len(data)) + data
+        frames += wire.encode_end_of_output(1, fd, len(data))
+    end = wire_values.encode_event(Exited(0, "", Usage()))
+    frames += wire.encode_numbered(Kind.EVENT, 1, 1, end)
+    return [
+        b"f" + frames,
+        *(b"m" + shown + end for end in ends),
+        b"g" + wire.to_json(cells.encode_change(change)["context"]),
+        b"o" + cells.encode_context(context),
+        *(b"c" + cells.encode_cell(spec, SESSION, context=1, number=2) for spec in specs),
+    ]
+
+
+def _helper_replies() -> list[bytes]:
+    """What the helper for file calls sends."""
+    info = ["name", 0o100644, 4, 1700000000.5]
+    messages: list[tuple[dict[str, object], bytes]] = [
+        ({"id": 1, "end": True}, b"data"),
+        ({"id": 2, "errno": 2, "why": "No such file or directory"}, b""),
+        ({"id": 3, "info": info, "end": True}, b""),
+        ({"id": 4, "items": [info, ["d", 0o40755, 4096, 1]], "end": True}, b""),
+        ({"id": 5, "items": ["a.py", "/etc/passwd"]}, b""),
+        ({"id": 6, "items": [["f", "created"], ["", "overflow"]]}, b""),
+        ({"id": 7, "size": 12, "end": True}, b""),
+    ]
+    found = [inside_frames.encode(head, body) for head, body in messages]
+    return [b"\xff" + b"".join(found), *(b"\x03" + message for message in found)]
+
+
 def _reports() -> list[bytes]:
     ready, started = (SIMPLE.pack(kind, 0, 2, 0) for kind in (Message.READY, Message.STARTED))
     exited = EXITED.pack(Message.EXITED, 256, 10, 20, 30)
@@ -306,6 +396,21 @@ def _reports() -> list[bytes]:
         b"\0" + failed,
         b"\1" + wrapped,
         b"\2" + terminal,
+    ]
+
+
+def _mediated() -> list[bytes]:
+    """Calls by number (doubled, as the target reads it) and what their arguments point to."""
+    arguments = struct.pack("=6Q", 3, 0x1000, 16, 0, 0, 0)
+    return [
+        *(struct.pack("=i", number * 2) + arguments for number in (42, 62, 90, 91, 268, 280, 452)),
+        struct.pack("=HH4s8x", 2, 80, bytes((127, 0, 0, 1))),
+        struct.pack("=HHI16sI", 10, 80, 0, bytes(15) + b"\1", 0),
+        struct.pack("=H", 1) + b"/srv/own.sock",
+        struct.pack("=H", 1) + b"\0abstract",
+        struct.pack("=4q", 1, 2, 3, 4),
+        b"/srv/a",
+        b"/tmp/s",
     ]
 
 
@@ -331,6 +436,7 @@ def seeds() -> dict[str, list[bytes]]:
         "native_exec_request": _execs(),
         "native_message": _messages(),
         "native_netlink": _netlink(),
+        "native_mediated": _mediated(),
         "hosts": [
             b"example.com\nEXAMPLE.com.\nevil.example.com",
             b"*.example.com:443\na.example.com\nexample.com",
@@ -390,6 +496,9 @@ def seeds() -> dict[str, list[bytes]]:
         "line": [_on_a_line(*greeting) for greeting in _GREETINGS],
         "replay": [bytes((0, 9, 1, 255, 2, 128, 3, 255, 1, 9)), bytes((0, 255, 4, 1, 5, 0)) * 3],
         "sandbox_messages": _reports(),
+        "driver_frames": _driver_frames(),
+        "cells": _cells(),
+        "file_helper": _helper_replies(),
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tests.fuzz import targets_contexts as contexts
+from tests.fuzz import targets_files as files
 from tests.fuzz import targets_net as net
 from tests.fuzz import targets_text as text
 from tests.fuzz import targets_wire as wire
@@ -29,4 +31,7 @@ PYTHON: Final[dict[str, Callable[[bytes], None]]] = {
     "line": wire.line,
     "replay": wire.replay,
     "sandbox_messages": wire.messages,
+    "driver_frames": contexts.driver_frames,
+    "cells": contexts.cells,
+    "file_helper": files.replies,
 }

@@ -141,6 +141,7 @@ class _Sink:
 class _ClientConnection:
     def __init__(self) -> None:
         self.forgotten = 0
+        self.ended: list[object] = []
 
     def forget(self, _run: object) -> None:
         self.forgotten += 1
@@ -225,12 +226,14 @@ class _ServerSession:
         self.name = "fuzz"
         self.bytes = (ByteBudget(1 << 20), ByteBudget(1 << 20))
 
-    def check_room(self, grant: Grant) -> None:
+    def check_room(self, grant: Grant, *, needs_slot: bool) -> None:
+        assert isinstance(needs_slot, bool)
         if len(self.runs) >= 16:
             raise busy("no room")
 
-    def start(self, number: int, body: bytes, grant: Grant) -> ServerRun:
-        run = ServerRun(number, wire_values.decode_run(body, SESSION), self.buffers, grant)
+    def start(self, number: int, start: wire_values.Start, grant: Grant) -> ServerRun:
+        spec = wire_values.decode_run_start(start, SESSION)
+        run = ServerRun(number, spec, self.buffers, grant)
         self.runs[number] = run
         try:
             run.start(_Engine()).send(None)  # type: ignore[arg-type]
@@ -362,7 +365,7 @@ async def _messages(data: bytes) -> None:
         ours.setblocking(False)
         sandbox = Sandbox(1, ours, channel=_NOWHERE, owner=None)
         run = LocalRun(sandbox, isolation=ISOLATION)
-        run._sink = run._output.sink = _LocalSink()
+        run._sink = run.output.sink = _LocalSink()
         for piece in data.split(NEXT_MESSAGE)[:6]:
             if len(piece) > 1:
                 count = piece[0] % 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scripts import completion
 
-from union.sandbox._cli.completion import script_of
+from union.sandbox._cli.host_commands import completion_script
 from union.sandbox._cli.parser import SHELLS
 
 
@@ -16,7 +16,9 @@ def test_completion_scripts_are_up_to_date():
 
 
 def test_completion_scripts_are_the_ones_that_sbx_prints():
-    assert {str(script_of(shell)) for shell in SHELLS} == set(map(str, completion.scripts()))
+    assert {str(completion_script(shell)) for shell in SHELLS} == set(
+        map(str, completion.scripts())
+    )
 
 
 def test_completion_scripts_contain_no_path_of_this_machine():

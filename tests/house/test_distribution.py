@@ -47,9 +47,16 @@ def test_another_distribution_can_share_the_namespace(tmp_path: Path):
     assert (done.stdout, done.stderr) == ("here\n", "")
 
 
+OF_ADAPTERS = {
+    *("anthropic", "deepagents", "deepagents-code", "inspect-ai", "langchain", "mcp"),
+    *("mini-swe-agent", "pydantic-ai", "smolagents", "strands-agents"),
+}
+
+
 @pytest.mark.spec("A2")
 def test_extras_are_as_named_and_none_of_them_is_in_a_bare_install():
     found = metadata.metadata(NAME)
-    assert set(found.get_all("Provides-Extra") or []) == {"all", "deploy", "flyte", "remote"}
+    extras = set(found.get_all("Provides-Extra") or [])
+    assert extras == {"all", "deploy", "flyte", "remote", *OF_ADAPTERS}
     bare = [need for need in metadata.requires(NAME) or [] if "extra ==" not in need]
     assert [need.partition(">")[0] for need in bare] == ["uv"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "union" / "sandbox"
-MAY_USE_THIRD_PARTIES = {"cluster", "remote", "server"}
+MAY_USE_THIRD_PARTIES = {"adapters", "cluster", "remote", "server"}
 OURS = {"union"}
 FOR_TYPE_CHECKERS = {"_typeshed"}  # exists in no installation, so nothing can load it
 

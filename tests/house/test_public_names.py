@@ -18,13 +18,14 @@ PROMISED = """
     SandboxError SandboxExecutionError SandboxCommandError BackendUnavailableError
     SessionClosedError PolicyError
     SandboxEnvironment DEFAULT_SANDBOX_ENV DEFAULT_SANDBOX_ENV_BWRAP base_sandbox_image
-    PIPE INHERIT DEVNULL PYPI_HOSTS CLOUD_METADATA_DENY constants errors
+    image_with_sandbox attach
+    PIPE INHERIT DEVNULL PYPI_HOSTS CLOUD_METADATA_DENY KUBERNETES_DENY constants errors
     Process Environment DEFAULT_ENV DEFAULT_ENV_BWRAP base_image
 """.split()  # noqa: SIM905 (a table of names reads better than a list of strings)
 
 # These live behind an extra. Without it, asking for one must say how to get it.
 OF_EXTRAS = """
-    SandboxEnvironment Environment base_sandbox_image base_image
+    SandboxEnvironment Environment base_sandbox_image base_image image_with_sandbox
     DEFAULT_SANDBOX_ENV DEFAULT_ENV DEFAULT_SANDBOX_ENV_BWRAP DEFAULT_ENV_BWRAP
 """.split()  # noqa: SIM905 (as above)
 

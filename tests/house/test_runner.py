@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,7 @@ def test_flaky():
         second.touch()
         raise AssertionError
 """
+ELSEWHERE = "tests/environments/test_suite_elsewhere.py"
 SLOW = "import time\nprint('begun', flush=True)\ntime.sleep(60)\n"
 
 
@@ -131,15 +133,15 @@ def test_check_fails_if_one_of_its_steps_does(
     assert all(name in end for name in broken)
 
 
-def test_modules_that_stay_together_exist():
-    assert {path for path in conftest.TOGETHER if not (steps.ROOT / path).is_file()} == set()
+def test_modules_that_take_long_exist():
+    assert {path for path in conftest.LONG if not (steps.ROOT / path).is_file()} == set()
 
 
 GROUPED = """
 import sys
 sys.path.insert(0, {root!r})
 from tests import conftest
-conftest.TOGETHER = frozenset({{"test_together.py"}})
+conftest.LONG = ("test_long.py",)
 pytest_xdist_make_scheduler = conftest.pytest_xdist_make_scheduler
 """
 COUNTED = """
@@ -147,26 +149,62 @@ import os, pathlib, pytest, time
 
 @pytest.mark.parametrize("number", range({count}))
 def test_one(number):
-    time.sleep(0.2)
-    with pathlib.Path(__file__).with_suffix(".pids").open("a") as file:
-        file.write(f"{{os.getpid()}}\\n")
+    with pathlib.Path("order").open("a") as file:
+        file.write(f"{{__name__}} {{os.getpid()}}\\n")
+    # Until the other worker has begun too.
+    end = time.monotonic() + 60
+    while len(set(pathlib.Path("order").read_text().split("\\n"))) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.01)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_one_worker_runs_all_of_a_module_that_stays_together(tmp_path: Path):
+def test_one_worker_runs_all_of_a_module_and_long_ones_begin_first(tmp_path: Path):
     (tmp_path / "conftest.py").write_text(GROUPED.format(root=str(steps.ROOT)))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    # Enough apart that the worker of the others is free while some are left.
-    for name, count in (("together", 4), ("apart", 24)):
+    for name, count in (("large", 9), ("long", 4), ("middle", 5)):
         (tmp_path / f"test_{name}.py").write_text(COUNTED.format(count=count))
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+    ran = [line.split() for line in (tmp_path / "order").read_text().splitlines()]
+    assert len(ran) == 18
+    workers = dict(map(tuple, ran))
+    assert len({tuple(line) for line in ran}) == 3, "each module had one worker"
+    assert workers["test_long"] != workers["test_large"], "the control: there are two"
+    begun = list(dict.fromkeys(name for name, _ in ran))
+    assert set(begun[:2]) == {"test_long", "test_large"}
 
-    def workers(name: str) -> int:
-        return len(set((tmp_path / f"test_{name}.pids").read_text().split()))
 
-    assert workers("together") == 1
-    assert workers("apart") == 2  # the control
+@pytest.mark.parametrize("mark", ["alone", "elsewhere"])
+def test_runs_of_marked_tests_collect_every_file_that_uses_the_mark(mark: str):
+    found = runner.files_with(mark)
+    assert {"alone": "tests/faults/test_soak.py"}.get(mark, ELSEWHERE) in found
+    assert "tests/contract/test_basics.py" not in found
+    # A mark that a helper module applies would not be found by the text of the test file.
+    helpers = [path for path in (steps.ROOT / "tests").rglob("*.py") if "test_" not in path.name]
+    assert [path for path in helpers if f"mark.{mark}" in path.read_text(encoding="utf-8")] == []
+
+
+def test_other_environments_run_two_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(runner, "files_with", lambda _mark: ["a", "b", "c"])
+    monkeypatch.setattr(runner, "RUNS", {runner.ELSEWHERE: []})
+    begun: list[steps.Step] = []
+
+    def step(name: str, _command: list[str], **_options: object) -> steps.Step:
+        if len(begun) == runner.ELSEWHERE_AT_ONCE:
+            assert [other.code() for other in begun].count(None) < runner.ELSEWHERE_AT_ONCE
+        code = SLOW if begun else "pass"  # the first ends, so the third may begin
+        begun.append(steps.Step(name, [sys.executable, "-c", code], log=tmp_path / f"{len(begun)}"))
+        return begun[-1]
+
+    monkeypatch.setattr(runner, "Step", step)
+    with ExitStack() as stack:
+        runs = list(runner.elsewhere(tmp_path, [], stack))
+        assert [step.name for step, _ in runs] == [f"{runner.ELSEWHERE}: {n}" for n in "abc"]
+        assert len({report for _, report in runs}) == 3
+    capfd.readouterr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -12,7 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SPEC = ROOT / "docs" / "SPEC.md"
 
 # Remove a row from here when it is built: a listed row must have no test that names it.
-NOT_YET: dict[str, str] = {}
+NOT_YET: dict[str, str] = {
+    "K5": "measured by the benchmark, and no test fails for a time",
+    "K8": "the processes of a context cannot be listed",
+    "N2": "measured by the benchmark, and no test fails for a time",
+}
 
 
 def rows_of(text: str) -> list[str]:
@@ -30,7 +35,7 @@ def marked_in(source: str) -> set[str]:
     waiting: list[ast.AST] = [ast.parse(source)] if "mark.spec" in source else []
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.spec":
+        if isinstance(node, ast.Call) and _is_mark(node.func):
             found.update(ast.literal_eval(argument) for argument in node.args)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             waiting += node.decorator_list  # a body marks nothing, and most of a file is bodies
@@ -39,12 +44,19 @@ def marked_in(source: str) -> set[str]:
     return found
 
 
+def _is_mark(called: ast.expr) -> bool:
+    is_spec = isinstance(called, ast.Attribute) and called.attr == "spec"
+    return is_spec and ast.unparse(called) == "pytest.mark.spec"
+
+
 ROWS = rows_of(SPEC.read_text(encoding="utf-8"))
-MARKED = {
-    row
-    for path in sorted((ROOT / "tests").rglob("test_*.py"))
-    for row in marked_in(path.read_text(encoding="utf-8"))
-}
+
+
+@functools.cache
+def marked() -> frozenset[str]:
+    """Return the rows that the tests of this project name."""
+    files = (ROOT / "tests").rglob("test_*.py")
+    return frozenset().union(*(marked_in(path.read_text(encoding="utf-8")) for path in files))
 
 
 def test_rows_are_read_from_lists_and_from_sections_without_one():
@@ -59,15 +71,15 @@ def test_marks_are_read_from_code_alone():
 
 def test_the_specification_is_whole():
     assert [row[0] for row in ROWS] == sorted(row[0] for row in ROWS)
-    assert set("ABCDEFGHIJP") == {row[0] for row in ROWS}
+    assert set("ABCDEFGHIJKNOPR") == {row[0] for row in ROWS}
     assert len(ROWS) == len(set(ROWS)) > 50
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_row_has_a_test_or_is_known_not_to_be_built(row: str):
-    assert (row in MARKED) != (row in NOT_YET), NOT_YET.get(row, "no test names this row")
+    assert (row in marked()) != (row in NOT_YET), NOT_YET.get(row, "no test names this row")
 
 
 def test_tests_name_only_rows_that_exist():
-    assert set(ROWS) >= MARKED
+    assert set(ROWS) >= marked()
     assert set(ROWS) >= set(NOT_YET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import subprocess
@@ -25,7 +26,7 @@ def _script(name: str):
 
 
 threats, summary = _script("threats"), _script("test")
-ATTACKS = threats.attacks()
+attacks = functools.cache(threats.attacks)
 
 
 def test_the_catalogue_is_whole():
@@ -37,12 +38,12 @@ def test_every_row_has_a_test_or_a_reason():
     assert [
         f"{number}: {row.title}"
         for number, row in ROWS.items()
-        if (number in ATTACKS) == bool(NOT_APPLICABLE.get(number))
+        if (number in attacks()) == bool(NOT_APPLICABLE.get(number))
     ] == []
 
 
 def test_tests_name_only_rows_that_exist():
-    assert set(ATTACKS) <= set(ROWS)
+    assert set(attacks()) <= set(ROWS)
     assert set(NOT_APPLICABLE) <= set(ROWS)
 
 
@@ -107,10 +108,11 @@ def test_of_no_row(): ...
 def _report(place: Path, name: str, *options: str) -> Path:
     report = place / name
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *options, "test_it.py"]
-    subprocess.run(command, cwd=place, check=False, capture_output=True, timeout=50)
+    subprocess.run(command, cwd=place, check=False, capture_output=True, timeout=110)
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", [(), ("-n", "2")], ids=["one worker", "two workers"])
 def test_held_rows_are_counted_from_reports(tmp_path: Path, beside: tuple[str, ...]):
     (tmp_path / "test_it.py").write_text(textwrap.dedent(SUITE))

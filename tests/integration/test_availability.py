@@ -11,7 +11,7 @@ from union import sandbox as sb
 @pytest.mark.spec("G5")
 def test_every_backend_is_tried_and_reported() -> None:
     first = {status.name: status for status in sb.on_device.available_backends()}
-    assert list(first) == ["bubblewrap", "userns", "sandbox-exec", "none"]
+    assert list(first) == ["bubblewrap", "userns", "landlock", "sandbox-exec", "none"]
     assert first["userns"].available
     assert not first["sandbox-exec"].available
     assert "is part of macOS" in first["sandbox-exec"].reason

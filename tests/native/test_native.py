@@ -57,8 +57,7 @@ async def test_the_launcher_runs_clean_under_address_and_undefined_sanitizers(
         proc = await sbx.run("stty size", pty=(5, 6))
         assert await proc.communicate() == (b"5 6\r\n", b"")
         proc = await sbx.run(["/nothing/here"], stdout=True)
-        with pytest.raises(sb.SandboxExecutionError, match="no such program"):
-            await proc.wait()
+        assert await proc.wait() == 127
 
 
 async def test_a_launcher_that_was_not_built_is_named_with_its_remedy(other_launcher: Path) -> None:

@@ -8,6 +8,7 @@ import resource
 from ipaddress import ip_address
 
 import pytest
+from tests.conftest import SOON_S
 from tests.net.harness import echo, policy, read_all, rules, serving
 
 from union.sandbox._net.budget import PER_CONNECTION, Budget
@@ -59,7 +60,7 @@ async def test_a_greedy_session_is_refused_and_another_is_served(open_egress, fr
         held = [await tunnel_to(greedy, port) for _ in range(4)]
         with contextlib.suppress(ConnectionResetError):
             reader, writer = await greedy.connect(frontend)
-            assert await asyncio.wait_for(read_all(reader), 5) == b""
+            assert await asyncio.wait_for(read_all(reader), SOON_S) == b""
             writer.close()
         refusal = greedy.decisions[-1]
         assert (refusal.allowed, refusal.rule) == (False, "budget")

@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import pytest
+from tests.conftest import SOON_S
 from tests.net.harness import FakeResolver, echo, policy, serving
 
 from union.sandbox._net.dialer import Dialer, DialError, RefusedError
@@ -30,7 +31,7 @@ async def test_a_refused_first_address_costs_little_time():
             policy(["a.example", "127.0.0.0/8", "::1"]),
             resolver=FakeResolver({"a.example": ["::1", "127.0.0.2", "127.0.0.1"]}),
         )
-        outbound = await asyncio.wait_for(dialer.dial("a.example", port), 2)
+        outbound = await asyncio.wait_for(dialer.dial("a.example", port), SOON_S)
         assert outbound.address in {"127.0.0.1", "127.0.0.2"}
         outbound.stream.close()
 
@@ -53,7 +54,7 @@ async def test_an_unresponsive_address_does_not_block_the_next(monkeypatch):
         policy(["a.example", "127.0.0.0/8"]),
         resolver=FakeResolver({"a.example": ["127.0.0.3", "127.0.0.4"]}),
     )
-    outbound = await asyncio.wait_for(dialer.dial("a.example", port), 3)
+    outbound = await asyncio.wait_for(dialer.dial("a.example", port), SOON_S)
     assert outbound.address == "127.0.0.4"
     outbound.stream.close()
     for sock in (full, good, *fillers):

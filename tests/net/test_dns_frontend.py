@@ -7,6 +7,7 @@ import socket
 import struct
 
 import pytest
+from tests.conftest import SOON_S
 from tests.net.harness import rules
 
 from union.sandbox._codecs import dns
@@ -25,7 +26,7 @@ async def send_query(harness, data):
         sock.setblocking(False)
         await loop.sock_connect(sock, ("127.0.0.1", harness.ports["dns_udp"]))
         await loop.sock_sendall(sock, data)
-        return await asyncio.wait_for(loop.sock_recv(sock, 4096), 5)
+        return await asyncio.wait_for(loop.sock_recv(sock, 4096), SOON_S)
 
 
 def rcode(answer):

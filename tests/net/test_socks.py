@@ -4,6 +4,7 @@ import asyncio
 import struct
 
 import pytest
+from tests.conftest import SOON_S
 from tests.net.harness import echo, read_all, rules, serving
 
 LOOPBACK = "127.0.0.0/8"
@@ -119,5 +120,5 @@ async def test_other_versions_are_disconnected(open_egress):
     harness = open_egress(rules([]))
     reader, writer = await harness.connect("socks")
     writer.write(b"\x04\x01\x00\x50\x7f\0\0\1\0")
-    assert await asyncio.wait_for(read_all(reader), 5) == b""
+    assert await asyncio.wait_for(read_all(reader), SOON_S) == b""
     writer.close()

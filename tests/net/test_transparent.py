@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.conftest import SOON_S
 from tests.net.harness import echo, read_all, rules, serving
 from tests.unit.test_client_hello import client_hello
 
@@ -58,7 +59,7 @@ async def test_an_unlisted_address_is_reset_with_a_suggested_entry(open_egress, 
         # The reset arrives during connect() or right after it.
         reader, writer = await harness.connect("tcp_transparent")
         try:
-            await asyncio.wait_for(reader.read(), 2)
+            await asyncio.wait_for(reader.read(), SOON_S)
         finally:
             writer.close()
 
@@ -133,7 +134,7 @@ async def test_data_from_a_server_that_sends_first_arrives(open_egress):
     async with serving(banner) as port:
         harness = open_egress(rules([LOOPBACK]), destination=("127.0.0.1", port))
         reader, writer = await harness.connect("tcp_transparent")
-        assert await asyncio.wait_for(reader.readline(), 5) == b"220 ready\r\n"
+        assert await asyncio.wait_for(reader.readline(), SOON_S) == b"220 ready\r\n"
         writer.close()
 
 

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.conftest import SOON_S
 from tests.network.inside import run_inside
 
 from union.sandbox._net import http_proxy
@@ -108,7 +109,7 @@ async def test_the_proxy_and_the_policy_parse_the_same_destination(
     expected = {200} if requests is OK else {400, 403}
     wrong = {name: found for name, (found, took) in seen.out.items() if found not in expected}
     assert wrong == {}
-    assert max(took for _, took in seen.out.values()) < 2
+    assert max(took for _, took in seen.out.values()) < SOON_S
     assert _others(served) == []
     assert len(served.http.requests) == (len(OK) if requests is OK else 0)
     assert "other.test" not in resolver.queries
@@ -163,7 +164,7 @@ async def test_the_tls_server_name_must_be_allowed_too(
     allow = ["allowed.test", "bücher.test", "127.0.0.1"]
     seen = await run_inside(net, code, allow=allow, given=given)
     found, took = seen.out["handshake"]
-    assert took < 2
+    assert took < SOON_S
     if wanted == "ok":
         assert found == "ok"
         assert not seen.refusals
@@ -219,7 +220,7 @@ async def test_oversized_heads_and_garbage_are_refused_and_disconnected(
     assert [seen.out[name][0] for name in ("large header", "many headers", "long line")] == [
         431, 431, 431]  # fmt: skip
     assert seen.out["good"][0] == 200
-    assert max(took for _, took in seen.out.values()) < 2
+    assert max(took for _, took in seen.out.values()) < SOON_S
 
 
 @pytest.mark.threat(100)
@@ -253,4 +254,4 @@ async def test_slow_clients_do_not_delay_others(
     assert seen.out["good"][1] < 2
     assert seen.out["trickle"][0] in {"408", "ECONNRESET"}
     assert seen.out["held"][0] == "408"
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < SOON_S

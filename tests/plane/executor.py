@@ -33,6 +33,8 @@ class Pod(Protocol):
     manifest: dict[str, Any]
     born: float
     """A value of `time.monotonic`."""
+    notes: list[tuple[str, str]]
+    """Reason and message of what happened to it, in order."""
 
     async def running(self) -> None:
         """Return when its container has a process."""
@@ -155,16 +157,53 @@ class Executor:
             action.pods.append(pod)
             self._identify(action, pod)
             self._state.move(action, phase_pb2.ACTION_PHASE_INITIALIZING)
+            await self._wait_while_faulty(action)
             await asyncio.sleep(self._faults.pod_delay_s)
-            await pod.running()
+            await self._until_running(action, pod)
             self._state.move(action, phase_pb2.ACTION_PHASE_RUNNING)
             async with asyncio.timeout(runtime_s or None):
                 code = await pod.ended()
+            self._pass_on_notes(action, pod)
             # Nothing of a pod outlives its first process.
             await pod.end(0)
             if action not in self._again:
                 return code
             self._again.discard(action)
+
+    async def _until_running(self, action: Action, pod: Pod) -> None:
+        """Wait until a pod runs; meanwhile its notes become events, as on a real cluster."""
+        running = asyncio.ensure_future(pod.running())
+        try:
+            while not running.done():
+                await asyncio.wait({running}, timeout=0.5)
+                self._pass_on_notes(action, pod)
+            running.result()
+        finally:
+            running.cancel()
+
+    def _pass_on_notes(self, action: Action, pod: Pod) -> None:
+        known = {(event.reason, event.message) for event in action.attempt.cluster_events}
+        for reason, message in pod.notes:
+            if (reason, message) not in known:
+                self._warn(action, reason, message)
+
+    async def _wait_while_faulty(self, action: Action) -> None:
+        """Keep a pod waiting with the events that a cluster would show, until the fault is over."""
+        waiting = self._faults.waiting
+        for reason, message in waiting.events if waiting is not None else ():
+            self._warn(action, reason, message)
+        while self._faults.waiting is not None:
+            await asyncio.sleep(0.05)
+
+    def _warn(self, action: Action, reason: str, message: str) -> None:
+        action.attempt.cluster_events.add(
+            occurred_at=now(),
+            reason=reason,
+            message=message,
+            type=run_definition_pb2.ClusterEvent.TYPE_WARNING,
+            source_component="kubelet",
+        )
+        self._state.changed()
 
     def _identify(self, action: Action, pod: Pod) -> None:
         context = action.attempt.log_context
@@ -182,14 +221,7 @@ class Executor:
     async def _fail_without_pod(self, action: Action, fault: NoPod) -> None:
         self._state.move(action, phase_pb2.ACTION_PHASE_INITIALIZING)
         for reason, message in fault.events:
-            action.attempt.cluster_events.add(
-                occurred_at=now(),
-                reason=reason,
-                message=message,
-                type=run_definition_pb2.ClusterEvent.TYPE_WARNING,
-                source_component="kubelet",
-            )
-            self._state.changed()
+            self._warn(action, reason, message)
         await asyncio.sleep(fault.after_s)
         self._close(action, phase_pb2.ACTION_PHASE_FAILED, fault.code, fault.message)
 
@@ -208,7 +240,10 @@ class Executor:
             self._state.move(action, phase_pb2.ACTION_PHASE_SUCCEEDED)
             return False
         if self._was_last(action):
-            message = f"the container ended with {code}"
+            message = f"the container ended with {code if code >= 0 else 128 - code}"
+            if code != 0 and (end := self._faults.pod_end) is not None:
+                self._warn(action, end.reason, end.message)
+                message = f"the container ended with {end.code}: {end.reason}"
             self._close(action, phase_pb2.ACTION_PHASE_FAILED, "ContainerFailed", message)
         return True
 

@@ -20,11 +20,69 @@ class NoPod:
     after_s: float = 0.1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """The pod exists and never starts, as on a real cluster: the run goes on, with events."""
+
+    events: tuple[tuple[str, str], ...]
+    """Reason and message of each event of the cluster, in order."""
+
+
+CONFIG_ERROR = Waiting(
+    events=(
+        ("Scheduled", "Successfully assigned default/a0-0 to node-1"),
+        ("Pulled", "Container image already present on machine"),
+        (
+            "Failed",
+            "Error: container has runAsNonRoot and image has non-numeric user (flyte)",
+        ),
+    )
+)
+IMAGE_ERROR = Waiting(
+    events=(
+        ("Scheduled", "Successfully assigned default/a0-0 to node-1"),
+        ("Failed", 'Failed to pull image "registry.example/sandbox:1": not found'),
+        ("Failed", "Error: ErrImagePull"),
+        ("BackOff", 'Back-off pulling image "registry.example/sandbox:1"'),
+        ("Failed", "Error: ImagePullBackOff"),
+    )
+)
+CRASH_LOOP = Waiting(
+    events=(
+        ("Started", "Started container primary"),
+        ("BackOff", "Back-off restarting failed container"),
+    )
+)
+UNSCHEDULABLE = Waiting(
+    events=(("FailedScheduling", "0/3 nodes are available: 3 Insufficient memory."),)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodEnd:
+    """How Kubernetes describes the end of a pod that did not end by itself."""
+
+    reason: str
+    message: str
+    code: int = 137
+
+
+OOM_KILLED = PodEnd(reason="OOMKilled", message="container primary terminated: OOMKilled")
+EVICTED = PodEnd(
+    reason="Evicted", message="The node was low on resource: memory. Container primary was evicted"
+)
+DELETED = PodEnd(reason="Killing", message="Stopping container primary")
+
+
 @dataclass
 class Faults:
     """Switches; a change holds for what happens from then on."""
 
     no_pod: NoPod | None = None
+    waiting: Waiting | None = None
+    """Pods that are created do not start."""
+    pod_end: PodEnd | None = None
+    """The description of the next pods that are killed."""
     start_delay_s: float = 0.0
     """How long an action stays queued."""
     pod_delay_s: float = 0.0

@@ -82,6 +82,8 @@ class KubePod:
         self.born = time.monotonic()
         self._code: int | None = None
         self._log = b""
+        self.notes: list[tuple[str, str]] = []
+        """Reason and message of each event: why the pod waited, and how its container ended."""
 
     @property
     def is_over(self) -> bool:
@@ -153,11 +155,32 @@ class KubePod:
                 raise
             self._code = _KILLED if self._code is None else self._code
             return None
+        self.notes += [note for note in _notes(pod) if note not in self.notes]
         if pod.status.phase in {"Succeeded", "Failed"} and self._code is None:
             with contextlib.suppress(Exception):
                 await self._read_log()
             self._code = _exit_code(pod)
         return pod
+
+
+def _notes(pod: V1Pod) -> list[tuple[str, str]]:
+    """Return what the status of a pod shows about waiting and about its end."""
+    found = [
+        ("FailedScheduling", f"{condition.reason}: {condition.message}")
+        for condition in getattr(pod.status, "conditions", None) or []
+        if condition.type == "PodScheduled" and condition.status == "False"
+    ]
+    if getattr(pod.status, "reason", None):
+        found.append((pod.status.reason, pod.status.message or ""))
+    for status in pod.status.container_statuses or []:
+        waiting = getattr(status.state, "waiting", None)
+        if waiting is not None and waiting.reason not in {"ContainerCreating", "PodInitializing"}:
+            found.append(("Failed", f"Error: {waiting.reason}: {waiting.message or ''}"))
+        ended = getattr(status.state, "terminated", None)
+        if ended is not None and ended.exit_code:
+            reason = getattr(ended, "reason", None) or "Error"
+            found.append((reason, f"container ended with {ended.exit_code}: {reason}"))
+    return found
 
 
 def _exit_code(pod: V1Pod) -> int:

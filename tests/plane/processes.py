@@ -55,6 +55,7 @@ class ProcessPod:
         self.namespace: str = manifest["metadata"]["namespace"]
         self.born = time.monotonic()
         self.uid = f"{self.name}.{os.getpid()}.{place.name}"
+        self.notes: list[tuple[str, str]] = []
         self.orphans: set[int] = set()
         """Processes that outlived the first one, and had to be killed."""
         self.term_s: float | None = None

@@ -37,6 +37,7 @@ def settled(plane: Plane) -> None:
     """End all faults and runs after each test."""
     faults = plane.faults
     faults.no_pod, faults.logs_down, plane.store.refused = None, False, None
+    faults.waiting = faults.pod_end = None
     faults.log_begins = ()
     faults.start_delay_s = faults.pod_delay_s = faults.log_lag_s = 0.0
     left = [name for name in live_runs(plane) if not soon(plane, name)]

@@ -26,6 +26,8 @@ from tests.plane.podspec import MissingSecretError, Surroundings, pod_of
 from tests.plane.runs import action_details
 from tests.plane.state import Action, Run, State
 
+from union.sandbox.cluster._run_state import waiting_reason
+
 AROUND = Surroundings(
     endpoint="http://192.0.2.1:80", store="http://192.0.2.1:80/s3", secrets={"team/key": "s"}
 )
@@ -214,6 +216,53 @@ async def test_a_pod_is_created_watched_read_and_deleted(monkeypatch: pytest.Mon
     await pod.end(20)
     assert api.deleted == [("run-a0-0", "elsewhere", 20)]
     assert await pod.log_from(0) == b"log of primary\n"
+
+
+class ScriptedApi(WrittenApi):
+    """An API that replies with written states of the container, one after the other."""
+
+    def __init__(self, *states: dict[str, Any], phase: str = "Pending") -> None:
+        super().__init__(phase)
+        self.states = list(states)
+
+    def read_namespaced_pod(self, name: str, namespace: str) -> Any:
+        if self.deleted:
+            raise Gone
+        shown = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        status = {
+            "phase": shown.get("phase", "Pending"),
+            "conditions": shown.get("conditions", []),
+            "reason": shown.get("reason"),
+            "message": shown.get("message"),
+            "containerStatuses": [
+                {"name": "primary", "image": "i", "imageID": "", "ready": False,
+                 "restartCount": 0, "state": shown.get("state", {})}
+            ],
+        }  # fmt: skip
+        return ApiClient().deserialize(json.dumps({"status": status}), "V1Pod", "application/json")
+
+
+async def test_the_reasons_of_a_real_pod_become_notes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tests.plane.pods._LOOK_S", 0.01)
+    unschedulable = {
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/1 nodes are available",
+    }  # fmt: skip
+    pull = {"reason": "ErrImagePull", "message": "not found"}
+    killed = {"exitCode": 137, "reason": "OOMKilled"}
+    api = ScriptedApi(
+        {"conditions": [unschedulable]},
+        {"state": {"waiting": {"reason": "ContainerCreating"}}},
+        {"state": {"waiting": pull}},
+        {"state": {"waiting": pull}},
+        {"phase": "Running", "state": {"running": {}}},
+        {"phase": "Failed", "state": {"terminated": killed}},
+    )
+    pod = await KubePods(api).start(pod_of(action_of(spec_with_container()), AROUND))
+    await pod.running()
+    assert [waiting_reason([note])[0] for note in pod.notes] == ["Unschedulable", "ErrImagePull"]
+    assert await pod.ended() == 137
+    assert pod.notes[-1] == ("OOMKilled", "container ended with 137: OOMKilled")
 
 
 async def test_a_deleted_pod_has_ended(monkeypatch: pytest.MonkeyPatch):

@@ -137,7 +137,7 @@ def test_the_mount_table_is_the_planned_one_and_nothing_more(live: Live) -> None
                 # Kept mounts come from there, with the mounts below them.
                 kept = step.source.startswith(HELD_DIR)
                 planned.update([] if kept else _mounts_of_bind(step))
-            case p.Hide():
+            case p.Cover():
                 planned[step.path] += 1
             case p.Tmpfs() | p.Proc() | p.Devpts():
                 planned[step.path] += 1

@@ -15,7 +15,8 @@ from union import sandbox as sb
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-GRACE_S = 1.0
+GRACE_S = 3.0
+"""Long enough for a client that was cut off to return on a busy machine."""
 
 
 def sandboxes_of(server: ServerProcess) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -232,6 +233,37 @@ def test_a_capability_permits_nothing_else(quick: ServerProcess, capability: tup
     assert quick.request("GET", f"/v1/sessions/{name}")[0] == 200
     assert quick.request("GET", f"/v1/sessions/{other}")[0] == 200
     quick.request("DELETE", f"/v1/sessions/{other}")
+
+
+@pytest.mark.spec("R3")
+@pytest.mark.threat(115)
+async def test_only_a_key_of_the_session_attaches_to_it(quick: ServerProcess):
+    access = {"endpoint": quick.endpoint, "token": quick.token}
+    async with (
+        sb.remote.session(**access, lazy=False) as one,
+        sb.remote.session(**access, lazy=False) as other,
+    ):
+        path = f"/v1/sessions/{one.id}/capability"
+        _, body = await asyncio.to_thread(quick.request, "POST", path, b"{}")
+        key = json.loads(body)["token"]
+        for session, token, may in (
+            (one, key, True),
+            (other, quick.token, True),
+            (other, key, False),
+            (one, "wrong", False),
+            (one, None, False),
+        ):
+            async with sb.remote.attach(session.id, endpoint=quick.endpoint, token=token) as guest:
+                if may:
+                    assert (await guest.exec("echo hi")).stdout == "hi\n"
+                    continue
+                for call in (
+                    lambda guest=guest: guest.exec("echo hi"),
+                    lambda guest=guest: guest.get_bytes("f"),
+                ):
+                    with pytest.raises(sb.SandboxError) as caught:
+                        await call()
+                    assert caught.value.code in {"policy", "unauthorized"}
 
 
 @pytest.mark.threat(115)

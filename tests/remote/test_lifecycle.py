@@ -220,7 +220,7 @@ async def test_the_run_limit_is_enforced():
         async with remote(server) as session:
             running = [await session.run("sleep 60", background=True) for _ in range(2)]
             with pytest.raises(sb.SandboxExecutionError) as caught:
-                await session.run("true")
+                await session.run("true", timeout_s=1)
             assert caught.value.code == "busy"
             running[0].kill()
             await running[0].wait()

@@ -25,7 +25,7 @@ def test_current_local_addresses_of_the_host_are_denied(backend: str) -> None:
         pytest.skip("only root may give the host further addresses, in a network namespace")
     found = subprocess.run(
         ["unshare", "--net", sys.executable, "-m", "tests.remote.own_addresses_child", backend],
-        cwd=ROOT, capture_output=True, text=True, timeout=50, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
     seen = json.loads(found.stdout.splitlines()[-1])

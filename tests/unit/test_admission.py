@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import SOON_S
 
 from union.sandbox.remote._admission import MAX_STARTING, Admission, Slot
 
@@ -27,7 +28,7 @@ async def test_the_number_of_unanswered_starts_is_limited():
     await asyncio.sleep(0.3)
     assert not waiting.done()
     slots[0].started()
-    assert await asyncio.wait_for(waiting, 5) is not None
+    assert await asyncio.wait_for(waiting, SOON_S) is not None
 
 
 async def test_started_runs_are_not_limited_until_the_server_is_busy():
@@ -75,7 +76,7 @@ async def test_a_slot_is_released_once():
 
 
 @given(st.lists(st.sampled_from(["enter", "start", "release", "refuse", "cancel"]), max_size=60))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_no_slot_is_lost_or_created(steps):
     async def play() -> None:
         admission = Admission()

@@ -11,12 +11,13 @@ from union.sandbox._backends.bubblewrap import Bubblewrap
 from union.sandbox._backends.userns import Userns
 from union.sandbox._plan import plan as p
 from union.sandbox._plan.bwrap_args import NEEDED, divide, namespace_args, staged
-from union.sandbox._plan.rootfs import Shown, View
+from union.sandbox._plan.rootfs import NetworkFile, Shown, View
 
 VIEW = View(
     system=(Shown(source="/usr", path="/usr"),),
     links=(("/bin", "usr/bin"),),
     files=(("/etc/hosts", b"127.0.0.1 localhost\n"),),
+    network_files=(NetworkFile(network="open", path="/etc/hosts", source="/etc/hosts"),),
     added=(
         Shown(source="/real/data", path="/data"),
         Shown(source="/srv/work", path="/srv/work", writable=True, idmap=0, identity=(8, 99)),
@@ -123,6 +124,40 @@ def test_both_backends_build_the_same(way: str, *, share: bool) -> None:
                 pass
             case _:
                 assert step in wrap.inside, step
+
+
+@pytest.mark.parametrize("backend", [Userns(), Bubblewrap()])
+def test_one_shared_part_serves_every_network(backend: Userns) -> None:
+    blocked, filtered, opened = (
+        backend.plan(setting("caller", share=True, network=network))
+        for network in ("blocked", "filtered", "open")
+    )
+    assert blocked.shared is not None
+    assert blocked.shared == filtered.shared == opened.shared
+    cover = p.Cover("/etc/hosts", "/run/sandbox/open-hosts")
+    assert [cover in plan.steps for plan in (blocked, filtered, opened)] == [False, False, True]
+
+
+def test_a_mount_point_of_the_caller_is_left_to_the_runner() -> None:
+    """bwrap would create a missing one; it only mounts the source, in the private root."""
+    outer = p.Bind("/srv/work", "/srv/work", p.NOSUID | p.NODEV)
+    inner = p.Bind("/srv/work/a", "/srv/work/a", identity=(8, 9), existing=True)
+    again = p.Bind("/srv/work/b", "/srv/work/b", existing=True)
+    args, inside = divide([outer, inner, again])
+    at = "/run/staged"
+    assert (
+        args
+        == (
+            f"--bind /srv/work /srv/work --ro-bind /srv/work/a {at}/0 --ro-bind /srv/work/b {at}/1"
+        ).split()
+    )
+    cover, first, second = inside
+    assert isinstance(cover, p.Tmpfs)
+    assert (cover.path, cover.read_only) == (at, True)
+    assert first == p.Bind(f"{at}/0", "/srv/work/a", identity=(8, 9), existing=True)
+    assert second == p.Bind(f"{at}/1", "/srv/work/b", existing=True)
+    _, after = staged([inner], "/tmp")
+    assert after == (p.Bind("/tmp/1", "/srv/work/a", existing=True),)
 
 
 def test_every_used_option_is_in_the_list_of_needed_ones() -> None:

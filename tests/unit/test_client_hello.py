@@ -115,7 +115,7 @@ def test_other_records_before_the_client_hello_are_refused(kind):
 
 
 @given(st.lists(st.binary(min_size=1, max_size=600), max_size=6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_arbitrary_bytes_leave_a_consistent_state(parts):
     tracker = ClientHelloTracker()
     try:
@@ -143,7 +143,6 @@ def test_a_partial_client_hello_is_held_back(step):
     assert tracker.is_over
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=120))
 def test_arbitrary_bytes_raise_only_format_errors(tail):
     try:

@@ -119,6 +119,14 @@ def test_a_receiver_of_another_version_ignores_unknown_fields():
     assert asyncio.run(read(payload)).name == "n"
 
 
+def test_the_session_overrides_no_method_of_its_base():
+    """Only its lifecycle differs, which is a part of it."""
+    about_the_object = {"__doc__", "__init__", "__module__", "__repr__"}
+    inherited = {name for base in (sb.Session, *sb.Session.__bases__) for name in vars(base)}
+    assert {"open", "close", "run", "work_dir", "__await__", "__aenter__"} <= inherited
+    assert set(vars(sb.SandboxSession)) & inherited <= about_the_object | {"__annotations__"}
+
+
 @pytest.mark.spec("I4")
 async def test_waiting_sets_the_endpoint():
     owner = made()
@@ -142,6 +150,16 @@ async def test_repeated_closes_end_the_run_once():
         await owner.exec("true")
     with pytest.raises(sb.SessionClosedError):
         await owner
+
+
+async def test_facts_of_the_server_are_available_once_it_is_connected():
+    session = made(host_work_dir="/data")
+    assert session.work_dir == "/data"
+    assert session.backend == "userns"
+    with pytest.raises(sb.SessionClosedError) as caught:
+        _ = session.isolation
+    assert caught.value.hint == "make a call first"
+    await session.close()
 
 
 async def test_an_expired_session_reports_its_timeout():
@@ -171,7 +189,7 @@ def test_importing_the_session_does_not_import_flyte():
 
 
 async def test_the_error_of_an_unreachable_pod_explains_from_where_it_can_be_reached(monkeypatch):
-    monkeypatch.setattr("union.sandbox.cluster._session._CONNECT_S", 0.1)
+    monkeypatch.setattr("union.sandbox.cluster._lifecycle._CONNECT_S", 0.1)
     # No process listens on the discard port of this machine.
     outside = made(endpoint="https://127.0.0.1:9#sha256=" + "ab" * 32)
     with pytest.raises(sb.errors.SandboxConnectionError) as caught:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from union.sandbox._codecs import dns
@@ -76,7 +76,6 @@ def test_a_response_gets_no_response():
     assert dns.encode_error_response(query(b"\xc0\x0c"), dns.FORMERR)[3] & 0xF == dns.FORMERR
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=80) | st.binary(max_size=40).map(lambda tail: query()[:12] + tail))
 def test_any_bytes_are_a_query_or_a_format_error(data):
     try:
@@ -87,7 +86,6 @@ def test_any_bytes_are_a_query_or_a_format_error(data):
     assert len(dns.encode_response(parsed, extended_error="x" * 500)) < 600
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.text("abcdefghijklmnopqrstuvwxyz0123456789-_", min_size=1, max_size=20),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from union.sandbox._policy.entries import first_uncovered, parse_entries
@@ -138,7 +138,6 @@ def test_the_public_host_lists_are_valid():
     assert len(texts(*CLOUD_METADATA_DENY, argument="network_denylist")) == len(CLOUD_METADATA_DENY)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_an_entry_or_a_policy_error_and_canonical_text_is_stable(text):
     try:

@@ -8,10 +8,14 @@ import pytest
 
 from union import sandbox as sb
 from union.sandbox import errors
+from union.sandbox._contexts.values import CellResult, ErrorInfo
 from union.sandbox._core import file_errors
-from union.sandbox._session.process import ExecResult
+from union.sandbox._session.result import ExecResult
 
 RESULT = ExecResult(returncode=3, stdout="out", stderr="why\n", termination_reason="signal")
+CELL = CellResult(
+    number=1, stdout="", stderr="", error=ErrorInfo(name="KeyError", value="x", traceback="why")
+)
 SAMPLES = {
     "SandboxError": errors.SandboxError("m", code="special", hint="h"),
     "SandboxUsageError": errors.SandboxUsageError("m", argument="a", hint="h"),
@@ -27,6 +31,8 @@ SAMPLES = {
     ),
     "SandboxConnectionError": errors.SandboxConnectionError("m", endpoint="e", sent=True, hint="h"),
     "SandboxCommandError": errors.SandboxCommandError(["a", "b"], RESULT),
+    "SandboxCellError": errors.SandboxCellError(CELL),
+    "ContextLostError": errors.ContextLostError("the interpreter has ended", hint="restart()"),
     **{
         name: getattr(file_errors, name)("m", path="p", hint="h")
         for name in file_errors.__all__

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from union.sandbox._codecs.http1 import (
@@ -187,7 +187,6 @@ def test_invalid_chunks_are_refused(data):
         ChunkedBody().feed(data)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.binary(min_size=1, max_size=50), max_size=5),
     st.lists(st.integers(1, 9), max_size=40),
@@ -205,7 +204,6 @@ def test_a_chunked_body_does_not_depend_on_read_sizes(chunks, cuts):
     assert out == wire
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_head_or_a_format_error(data):
     for parse in (parse_request_head, parse_response_head):

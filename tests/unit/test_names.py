@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from union.sandbox._policy.names import NameSyntaxError, normalise_name
 
 
-@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_normalising_twice_changes_nothing_and_gives_plain_ascii(text):
     try:

@@ -15,10 +15,22 @@ def no_descriptor_is_left():
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.fixture(params=["openat2", "walk"])
+def open_as_in_gvisor(path, flags, mode=0o777, *, dir_fd=None):
+    """A kernel that ignores O_NOFOLLOW when it opens a directory, unless with O_PATH."""
+    if flags & os.O_DIRECTORY and not flags & os.O_PATH:
+        flags &= ~os.O_NOFOLLOW
+    return OPEN(path, flags, mode, dir_fd=dir_fd)
+
+
+OPEN = os.open
+
+
+@pytest.fixture(params=["openat2", "walk", "walk in gVisor"])
 def root(request, tmp_path, monkeypatch):
-    if request.param == "walk":
+    if request.param.startswith("walk"):
         monkeypatch.setattr(beneath, "has_openat2", lambda: False)
+        if request.param == "walk in gVisor":
+            monkeypatch.setattr(os, "open", open_as_in_gvisor)
     elif not beneath.has_openat2():
         pytest.skip("needs Linux 5.6 or later, and a container that allows openat2")
     (tmp_path / "a" / "b").mkdir(parents=True)
@@ -37,6 +49,14 @@ def test_opens_below_and_closes_on_exec(root, path):
     assert os.read(fd, 2) == b"x"
     assert not os.get_inheritable(fd)
     os.close(fd)
+
+
+def test_the_simulated_kernel_follows_links(root, monkeypatch):
+    """The control of the attack: the flags alone do not refuse a link there."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    os.close(open_as_in_gvisor(b"dirlink", flags, dir_fd=root))
+    with pytest.raises(OSError):
+        OPEN(b"dirlink", flags, dir_fd=root)
 
 
 def test_dot_is_the_directory_itself(root):

@@ -9,17 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from union.sandbox._plan import plan as p
+from union.sandbox._plan import template
 from union.sandbox._plan.rootfs import (
+    RUN_DIR,
+    NetworkFile,
     Shown,
     View,
     can_share,
     landlock_steps,
+    of_network,
     own_steps,
     shared_steps,
 )
 
 CLASSES = [value for value in vars(p).values() if isinstance(value, type)]
-STEPS = [value for value in CLASSES if issubclass(value, p.Step) and value.op]
+STEPS = [
+    *(value for value in CLASSES if issubclass(value, p.Step) and value.op),
+    template.Template,
+]
 
 
 def decode(data: bytes) -> list[tuple[int, tuple[int, ...], bytes, bytes]]:
@@ -88,6 +95,16 @@ def test_the_golden_bytes_of_a_small_plan():
         (p.Rlimit(7, 1, 2), (19, (7, 1, 2, 0), b"", b"")),
         (p.Subreaper(), (20, (0, 0, 0, 0), b"", b"")),
         (p.Detach(), (21, (0, 0, 0, 0), b"", b"")),
+        (p.LandlockPath("/w", 5, identity=(8, 9)), (16, (5, 8, 9, 0), b"/w\0", b"")),
+        (p.Terminal(), (40, (0, 0, 0, 0), b"", b"")),
+        (p.Confine(), (41, (0, 0, 0, 0), b"", b"")),
+        (p.Unprivileged(), (42, (0, 0, 0, 0), b"", b"")),
+        (p.Nice(5), (43, (5, 0, 0, 0), b"", b"")),
+        (
+            p.Mediate(b"\1" * 8, ("/w", "/t"), connect=True),
+            (44, (1, 0, 0, 0), b"\1" * 8, b"/w\0/t\0"),
+        ),
+        (template.Template(("/p", "a"), ("A=1",)), (48, (0, 0, 0, 0), b"/p\0a\0", b"A=1\0")),
     ],
 )  # fmt: skip
 def test_each_step_on_the_wire(step, wanted):
@@ -166,9 +183,56 @@ def test_mounts_below_a_sandboxs_own_directories_are_kept_for_it():
     (shown,) = [s for s in own if isinstance(s, p.Bind)]
     assert (shown.source, shown.path) == (held.path, "/tmp/deep/work")
     assert held.attrs == shown.attrs == p.NOSUID | p.NODEV
-    cover = index(own, p.Tmpfs, held.path.rpartition("/")[0])
-    assert own.index(shown) < cover, "the place where it was held is covered"
-    assert own[cover].read_only
+    assert index(own, p.Tmpfs, held.path.rpartition("/")[0]), (
+        "the place where it was held is covered"
+    )
+
+
+NETWORK_FILES = (
+    NetworkFile(network="filtered", path="/etc/resolv.conf", content=b"nameserver 127.0.0.53\n"),
+    NetworkFile(network="open", path="/etc/resolv.conf", source="/run/resolve/stub"),
+)
+
+
+def test_files_of_a_network_are_held_and_then_mounted_over_the_common_ones():
+    seen = view(files=(("/etc/resolv.conf", b""),), network_files=NETWORK_FILES)
+    shared = shared_steps(seen, hold=True)
+    assert p.File("/etc/resolv.conf", b"") in shared
+    filtered, opened = (file.held_at for file in NETWORK_FILES)
+    assert p.File(filtered, b"nameserver 127.0.0.53\n") in shared
+    assert shared[index(shared, p.Bind, opened)].attrs == p.RDONLY | p.NOSUID | p.NODEV
+    for network, wanted in (("blocked", []), ("filtered", [filtered]), ("open", [opened])):
+        own = own_steps(seen, held=True, network=network)
+        covers = [s for s in own if isinstance(s, p.Cover)]
+        assert covers == [p.Cover("/etc/resolv.conf", held) for held in wanted]
+        assert own[: len(covers)] == covers, "before a tmpfs covers the place where they are held"
+        assert all(held.startswith(f"{RUN_DIR}/") for held in wanted)
+        assert index(own, p.Tmpfs, RUN_DIR)
+
+
+def test_a_sandbox_that_shares_nothing_has_only_the_files_of_its_network():
+    seen = view(files=(("/etc/resolv.conf", b""), ("/etc/hosts", b"")), network_files=NETWORK_FILES)
+    assert of_network(seen, "blocked").files == seen.files
+    filtered = of_network(seen, "filtered")
+    assert dict(filtered.files) == {"/etc/hosts": b"", "/etc/resolv.conf": NETWORK_FILES[0].content}
+    opened = shared_steps(of_network(seen, "open"))
+    assert opened[index(opened, p.Bind, "/etc/resolv.conf")].source == "/run/resolve/stub"
+    assert not [s for s in opened if isinstance(s, p.File) and s.path == "/etc/resolv.conf"]
+    for one in (filtered, of_network(seen, "open")):
+        assert not [s for s in own_steps(one) if isinstance(s, p.Cover)]
+
+
+def test_no_mount_point_is_created_in_a_directory_of_the_caller():
+    inner = Shown(source="/srv/w/sub/file", path="/srv/w/sub/file", is_dir=False)
+    for is_private in (False, True):
+        work = Shown(source="/srv/w", path="/srv/w", writable=True, is_private=is_private)
+        steps = shared_steps(view(added=(inner, work)))
+        outer, nested = (steps[index(steps, p.Bind, s.path)] for s in (work, inner))
+        assert not outer.existing, "it is created in the private root"
+        assert nested.existing is not is_private
+    read_only = Shown(source="/srv/w", path="/srv/w")
+    steps = shared_steps(view(added=(inner, read_only)))
+    assert not steps[index(steps, p.Bind, inner.path)].existing, "nothing can be created there"
 
 
 def test_a_view_is_shared_unless_parts_of_proc_are_guarded():
@@ -219,6 +283,43 @@ def test_landlock_allows_writing_only_to_listed_paths():
         assert paths["/tmp/deep/work"] & write_file
         handled = steps[0].handled_fs
         assert all(access & ~handled == 0 for access in paths.values())
+
+
+WORK = "/srv/u/deep/work"
+
+
+@pytest.mark.parametrize(
+    "work, beside, rule",
+    [
+        (WORK, (), "/srv/u/deep"),
+        (WORK, ((f"{WORK}/inner", False),), "/srv/u/deep"),
+        (WORK, (("/srv/u/other", False),), "/srv/u/deep"),
+        (WORK, (("/srv/u/deep/data", False),), WORK),
+        (WORK, (("/srv/u/deep/data/more", False),), WORK),
+        (WORK, (("/srv/u/deep", False),), WORK),
+        (WORK, (("/srv/u", True),), WORK),
+        ("/work", (), "/work"),
+        ("/tmp/deep/work", (), "/tmp/deep/work"),
+        ("/run/work", (), "/run/work"),
+        ("/run/sandbox/work", (), "/run/sandbox/work"),
+        ("/etc/work", (), "/etc/work"),
+        ("/usr/work", (), "/usr/work"),
+        ("/var/tmp/work", (), "/var/tmp"),
+    ],
+)
+def test_the_rule_of_the_work_dir_is_on_the_directory_above_if_that_holds_nothing_else(
+    work, beside, rule
+):
+    """So that it applies to what is mounted over the work dir later."""
+    shown = (
+        Shown(source="/w", path=work, writable=True),
+        *(Shown(source=path, path=path, writable=writable) for path, writable in beside),
+    )
+    steps = landlock_steps(view(added=shown, work_dir=work), abi=5)
+    write_file = 2
+    usual = {"/dev", "/dev/shm", "/tmp"} | {path for path, writable in beside if writable}
+    found = {s.path for s in steps if isinstance(s, p.LandlockPath) and s.access & write_file}
+    assert found == usual | {rule}
 
 
 def test_terminals_exist_only_on_request():

@@ -7,7 +7,7 @@ import string
 import unicodedata
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from union.sandbox._policy.rules import (
@@ -18,7 +18,7 @@ from union.sandbox._policy.rules import (
     parse_entries,
     parse_host,
 )
-from union.sandbox.constants import CLOUD_METADATA_DENY, PYPI_HOSTS
+from union.sandbox.constants import CLOUD_METADATA_DENY, KUBERNETES_DENY, PYPI_HOSTS
 
 
 def rules(allow=(), deny=()):
@@ -150,6 +150,36 @@ def test_metadata_is_denied_on_an_open_network_in_every_spelling(host):
     verdict = decide_name(rules(None, CLOUD_METADATA_DENY), host, 80)
     assert not verdict.allowed
     assert verdict.rule != "syntax"
+
+
+@pytest.mark.threat(91)
+@pytest.mark.parametrize(
+    "host",
+    [
+        *METADATA,
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+        "other.namespace.svc.cluster.local.",
+        "10.96.0.1",
+        "10.244.1.7",
+        "172.20.0.1",
+        "192.168.49.2",
+        "100.64.3.4",
+        "fd00::1",
+        "::ffff:10.96.0.1",
+        "0x0a600001",
+        "fe80::1",
+    ],
+)
+def test_a_cluster_is_denied_on_an_open_network_in_every_spelling(host):
+    assert not decide_name(rules(None, KUBERNETES_DENY), host, 443).allowed
+
+
+@pytest.mark.parametrize("host", ["example.org", "192.0.2.1", "svc.example.org", "2001:db8::1"])
+def test_the_rest_of_an_open_network_is_reached_beside_a_cluster(host):
+    assert decide_name(rules(None, KUBERNETES_DENY), host, 443).allowed
 
 
 @pytest.mark.parametrize("host", METADATA)
@@ -294,7 +324,6 @@ def plainly(host: str) -> str:
     return text.encode("idna").decode("ascii").lower().removesuffix(".")
 
 
-@settings(deadline=None)
 @given(HOSTS)
 def test_an_allowed_name_is_an_entry_or_matches_a_pattern(host):
     policy = rules(["example.com", "*.example.org", "xn--bcher-kva.example"])
@@ -305,14 +334,12 @@ def test_an_allowed_name_is_an_entry_or_matches_a_pattern(host):
         )
 
 
-@settings(deadline=None)
 @given(HOSTS, st.integers(1, 65535))
 def test_deny_overrides_allow(host, port):
     both = rules(["example.com", "*.example.com"], ["example.com", "*.example.com"])
     assert not decide_name(both, host, port).allowed
 
 
-@settings(deadline=None)
 @given(NAME, st.integers(1, 65535))
 def test_the_suggested_entry_allows_the_name(name, port):
     verdict = decide_name(rules([]), name, port)
@@ -321,7 +348,6 @@ def test_the_suggested_entry_allows_the_name(name, port):
         assert decide_name(rules([verdict.suggestion]), name, port).allowed
 
 
-@settings(deadline=None)
 @given(st.ip_addresses(), st.integers(1, 65535))
 def test_the_suggested_address_entry_allows_the_address(address, port):
     verdict = decide_address(rules([]), address, port, name=None)
@@ -330,7 +356,6 @@ def test_the_suggested_address_entry_allows_the_address(address, port):
 
 
 @pytest.mark.threat(88)
-@settings(deadline=None)
 @given(st.ip_addresses(v=4))
 def test_every_numeric_spelling_is_parsed_as_its_address(address):
     number = int(address)
@@ -362,7 +387,6 @@ NOT_GUARDED = [
 ]
 
 
-@settings(deadline=None)
 @given(st.ip_addresses())
 def test_the_internal_guard_is_at_least_as_strict_as_the_standard_library(address):
     if decide_address(rules(["example.com"]), address, 443, name="example.com").allowed:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from union.sandbox._linux import protocol
-from union.sandbox._plan import plan
-from union.sandbox.on_device import _start_hook
+from union.sandbox._linux.framed_socket import HEAD
+from union.sandbox._linux.machine import Machine
+from union.sandbox._plan import plan, template
+from union.sandbox.on_device import _start_hook, _template_boot
 
 if TYPE_CHECKING:
     from enum import IntEnum
@@ -34,14 +36,17 @@ STRUCTURES = {
     "exec_msg": protocol.EXEC,
     "exec_rlimit": protocol.RLIMIT,
     "exited_msg": protocol.EXITED,
+    "connect_msg": protocol.CONNECT,
 }
+PORTABLE_STRUCTURES = {"begin_msg": protocol.BEGIN, "memory_msg": protocol.MEMORY}
 STEPS = [
     step
-    for step in vars(plan).values()
+    for step in (*vars(plan).values(), template.Template)
     if isinstance(step, type) and issubclass(step, plan.Step) and step.op
 ]
 # The class of a step and its OP_* differ by more than their spelling.
 SPELLED_OTHERWISE = {
+    "SocketOption": "SOCKOPT",
     "LandlockCreate": "LL_CREATE",
     "LandlockPath": "LL_PATH",
     "LandlockRestrict": "LL_RESTRICT",
@@ -74,6 +79,7 @@ def layout(text: str, name: str) -> list[int]:
 
 
 HEADER = source("sbx.h")
+PORTABLE_HEADER = source("posix/posix.h")
 CONSTANTS = constants(HEADER)
 
 
@@ -110,10 +116,11 @@ def test_every_operation_has_a_name_of_its_own() -> None:
     assert len(set(protocol.FAILURE_NAMES.values())) == len(numbers)
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("name", [*STRUCTURES, *PORTABLE_STRUCTURES])
 def test_structures_have_the_layout_of_the_header(name: str) -> None:
-    sizes = layout(HEADER, name)
-    codes = re.findall(r"(\d*)([IiQ])", STRUCTURES[name].format.removeprefix("="))
+    structures = STRUCTURES | PORTABLE_STRUCTURES
+    sizes = layout(HEADER if name in STRUCTURES else PORTABLE_HEADER, name)
+    codes = re.findall(r"(\d*)([IiQ])", structures[name].format.removeprefix("="))
     expanded = [code for count, code in codes for _ in range(int(count or 1))]
     assert [{"I": 4, "i": 4, "Q": 8}[code] for code in expanded] == sizes
     # No padding on either side: each member is aligned to its size, and so is the whole.
@@ -122,12 +129,16 @@ def test_structures_have_the_layout_of_the_header(name: str) -> None:
         assert offset % size == 0
         offset += size
     assert offset % max(sizes) == 0
-    assert STRUCTURES[name].size == offset
+    assert structures[name].size == offset
 
 
 def test_every_message_structure_of_the_header_has_a_counterpart() -> None:
     found = {name for name, _ in STRUCTS.findall(HEADER) if name.endswith(("_msg", "_rlimit"))}
     assert found == set(STRUCTURES)
+    portable = {name for name, _ in STRUCTS.findall(PORTABLE_HEADER) if name.endswith("_msg")}
+    assert portable == set(PORTABLE_STRUCTURES)
+    assert layout(PORTABLE_HEADER, "frame") == [4, 4]
+    assert HEAD.size == 8
 
 
 def test_fixed_descriptors_equal_those_of_the_header_and_of_the_start_hook() -> None:
@@ -135,6 +146,16 @@ def test_fixed_descriptors_equal_those_of_the_header_and_of_the_start_hook() -> 
     assert wanted == (protocol.WAIT_FD, protocol.SLOT_FD)
     # The hook is copied into the sandbox, where it cannot import the module.
     assert wanted == (_start_hook.WAIT_FD, _start_hook.SLOT_FD)
+
+
+def test_descriptors_of_a_template_equal_those_of_its_boot_code() -> None:
+    boot = _template_boot
+    assert with_prefix("TEMPLATE_") == {
+        "LAUNCHER": boot.LAUNCHER_FD,
+        "HOST": boot.HOST_FD,
+        "PROC": boot.PROC_FD,
+        "OUTPUT": boot.OUTPUT_FD,
+    }
 
 
 def test_constants_of_the_plan_s_encoding_equal_those_in_c() -> None:
@@ -151,7 +172,13 @@ def test_no_constant_of_the_header_is_left_out() -> None:
     prefixes = (*PREFIXES, "OP_")
     rest = {name for name in CONSTANTS if not name.startswith(prefixes)}
     codes = {"EXIT_LAUNCHER", "EXIT_SANDBOX", "EXIT_NOT_EXECUTED"}  # never sent to the host
-    assert rest == {"WAIT_FD", "SLOT_FD", "WRAP_USERNS"} | codes
+    plans = {"WRAP_USERNS", "MEDIATE_CONNECT"}
+    # Used between the files of the launcher only.
+    own = ("MEDIATED_", "TIMES_", "UNIX_PATH_", "TEMPLATE_", "FORK_")
+    calls = {name for name in rest if name.startswith(own)}
+    joins = {name for name in rest if name.startswith("JOIN_")} | {"NJOINED"}
+    assert len(joins) == CONSTANTS["NJOINED"] + 1 == Machine.DESCRIPTORS
+    assert rest == {"WAIT_FD", "SLOT_FD"} | plans | codes | calls | joins
 
 
 def test_the_parser_finds_a_difference() -> None:

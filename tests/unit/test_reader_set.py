@@ -32,41 +32,41 @@ async def test_calls_for_as_long_as_there_is_something_to_read(
     pipes: list[tuple[int, int]],
 ) -> None:
     near, far = pipes[0]
-    readers, heard = ReaderSet(), []
+    readers, received = ReaderSet(), []
 
     def call() -> None:
-        heard.append(os.read(near, 1))
+        received.append(os.read(near, 1))
 
     readers.add(near, call)
     await _turns()
-    assert heard == []
+    assert received == []
     os.write(far, b"abc")
     await _turns()
-    assert heard == [b"a", b"b", b"c"]
+    assert received == [b"a", b"b", b"c"]
     readers.remove(near)
     readers.remove(near)
     os.write(far, b"d")
     await _turns()
-    assert len(heard) == 3
+    assert len(received) == 3
     readers.close()
 
 
 async def test_the_last_call_that_was_given_counts(pipes: list[tuple[int, int]]) -> None:
     near, far = pipes[0]
-    readers, heard = ReaderSet(), []
-    readers.add(near, lambda: heard.append("first"))
-    readers.add(near, lambda: heard.append(os.read(near, 1).decode()))
+    readers, received = ReaderSet(), []
+    readers.add(near, lambda: received.append("first"))
+    readers.add(near, lambda: received.append(os.read(near, 1).decode()))
     os.write(far, b"x")
     await _turns()
-    assert heard == ["x"]
+    assert received == ["x"]
     readers.close()
 
 
 async def test_what_another_one_has_removed_is_not_called(pipes: list[tuple[int, int]]) -> None:
-    readers, heard = ReaderSet(), []
+    readers, received = ReaderSet(), []
 
     def only(number: int) -> None:
-        heard.append(number)
+        received.append(number)
         for near, _ in pipes:
             readers.remove(near)
 
@@ -74,7 +74,7 @@ async def test_what_another_one_has_removed_is_not_called(pipes: list[tuple[int,
         readers.add(near, lambda number=number: only(number))  # type: ignore[misc]
         os.write(far, b"x")
     await _turns()
-    assert len(heard) == 1
+    assert len(received) == 1
     readers.close()
 
 
@@ -83,18 +83,18 @@ async def test_a_call_that_raises_does_not_silence_the_others(
 ) -> None:
     told: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(str(what)))
-    readers, heard = ReaderSet(), []
+    readers, received = ReaderSet(), []
 
     def fails() -> None:
         readers.remove(pipes[0][0])
         raise ValueError("of ours")
 
     readers.add(pipes[0][0], fails)
-    readers.add(pipes[1][0], lambda: heard.append(os.read(pipes[1][0], 1)))
+    readers.add(pipes[1][0], lambda: received.append(os.read(pipes[1][0], 1)))
     for _, far in pipes[:2]:
         os.write(far, b"x")
     await _turns()
-    assert heard == [b"x"]
+    assert received == [b"x"]
     assert len(told) == 1
     assert "of ours" in told[0]
     readers.close()
@@ -105,10 +105,10 @@ async def test_after_its_end_it_is_there_for_what_is_listened_to(
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
     (near, far), (late, late_far), _ = pipes
-    readers, heard = ReaderSet(), []
+    readers, received = ReaderSet(), []
 
     def hear(fd: int) -> None:
-        heard.append(os.read(fd, 1))
+        received.append(os.read(fd, 1))
         readers.remove(fd)
 
     readers.add(near, lambda: hear(near))
@@ -118,5 +118,5 @@ async def test_after_its_end_it_is_there_for_what_is_listened_to(
         os.write(other, b"x")
         await _turns()
         assert len(os.listdir("/proc/self/fd")) == before
-    assert heard == [b"x", b"x"]
+    assert received == [b"x", b"x"]
     readers.close()

@@ -228,7 +228,7 @@ def connection_over(
 ) -> tuple[ServerConnection, Any]:
     requests = RequestBytes(0, 4)
 
-    def never(*_: object) -> Any:
+    def never(*_: object, **__: object) -> Any:
         raise SandboxExecutionError("run limit reached", stage="transport", code="busy")
 
     session = SimpleNamespace(

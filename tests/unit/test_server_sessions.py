@@ -11,10 +11,11 @@ import pytest
 from union.sandbox._core.spec import RunSpec, SessionSpec
 from union.sandbox._wire.frames import parse_json
 from union.sandbox._wire.values import encode_session
-from union.sandbox.errors import SandboxExecutionError, SessionClosedError
+from union.sandbox.errors import SandboxExecutionError, SandboxUsageError, SessionClosedError
 from union.sandbox.server._auth import Grant
 from union.sandbox.server._config import config_from_arguments
 from union.sandbox.server._metrics import Metrics
+from union.sandbox.server._server_session import ServerSession
 from union.sandbox.server._sessions import Sessions
 
 if TYPE_CHECKING:
@@ -64,3 +65,55 @@ async def test_a_command_for_a_closing_session_is_refused(sessions: Sessions) ->
     (event,) = (parse_json(data) for _, data in run.log.events.unsent(1 << 20))
     assert event["refused"]["code"] == "session-lost"
     await asyncio.wait({closing})
+
+
+def test_a_template_imports_only_modules_that_the_server_lists(tmp_path: Path) -> None:
+    argv = ["--work-dir", str(tmp_path), "--preload", "json", "--preload", "ast"]
+    server = Sessions(config_from_arguments(argv, {}), Metrics())
+
+    def opened(**options: object) -> tuple[tuple[str, ...] | None, bool]:
+        spec = server._spec(encode_session(SessionSpec(backend="userns", **options)))  # type: ignore[arg-type]
+        return spec.preload, spec.trusts_preload
+
+    assert opened() == (("json", "ast"), True)
+    assert opened(preload=("json",)) == (("json",), True)
+    assert opened(preload=("json", "decimal")) == (("json", "decimal"), False)
+    assert opened(preload=None) == (None, True)
+
+
+@pytest.mark.spec("N1")
+async def test_a_module_that_only_the_client_names_is_imported_inside(tmp_path: Path) -> None:
+    config = config_from_arguments(["--work-dir", str(tmp_path / "w"), "--preload", "json"], {})
+    (tmp_path / "w").mkdir(mode=0o700)
+    server = Sessions(config, Metrics())
+    found = {}
+    for name, preload in (("a" * 32, ("json",)), ("b" * 32, ("decimal",))):
+        spec = SessionSpec(backend="userns", preload=preload)
+        session = await server.open(name, encode_session(spec))
+        found[preload] = session.transport.isolation.python
+    await server.drain(0)
+    assert found == {("json",): "forked", ("decimal",): "started"}
+
+
+def test_preload_of_a_server_is_checked() -> None:
+    with pytest.raises(SandboxUsageError, match="preload"):
+        config_from_arguments(["--preload", "a b"], {})
+
+
+async def test_a_session_that_has_just_opened_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_from_arguments(["--work-dir", str(tmp_path)], {})
+    server = Sessions(config, Metrics())
+    counts: list[int] = []
+
+    async def opened(_: ServerSession) -> None:
+        """Open at once."""
+
+    monkeypatch.setattr(ServerSession, "open", opened)
+    monkeypatch.setattr(ServerSession, "hold", lambda _: counts.append(len(server)))
+    monkeypatch.setattr(ServerSession, "release", lambda _: None)
+    arguments = encode_session(SessionSpec(backend="userns"))
+    await asyncio.gather(*(server.open(letter * 32, arguments) for letter in "abc"))
+    assert counts == [3, 3, 3], "others still open, or have opened"
+    assert len(server) == 3

@@ -18,6 +18,38 @@ from union.sandbox.testing import ScriptedTransport, scripted_session
 pytestmark = pytest.mark.spec("E3")
 
 
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_local_directory_behind_a_link_is_refused(tmp_path, monkeypatch, follows):
+    """Also on a kernel that ignores O_NOFOLLOW when it opens a directory, as gVisor does."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").touch()
+    (tmp_path / "top" / "real").mkdir(parents=True)
+    (tmp_path / "top" / "link").symlink_to(tmp_path / "outside")
+    if follows:
+        plain = os.open
+
+        def careless(path, flags, *args, **kwargs):
+            if flags & os.O_DIRECTORY and not flags & os.O_PATH:
+                flags &= ~os.O_NOFOLLOW
+            return plain(path, flags, *args, **kwargs)
+
+        monkeypatch.setattr(os, "open", careless)
+    tree = LocalTree(str(tmp_path / "top"))
+    tree.open()
+    try:
+        assert tree.list_dir("real") == ()
+        for attempt in (
+            lambda: tree.list_dir("link"),
+            lambda: tree.make_dir("link/new", parents=True, exist_ok=True),
+            lambda: tree.get("link/secret", max_bytes=1),
+        ):
+            with pytest.raises(sb.SandboxError, match="link"):
+                attempt()
+    finally:
+        tree.close()
+    assert os.listdir(tmp_path / "outside") == ["secret"]
+
+
 def entry(path: str, kind: str = "file", size: int = 1) -> FileInfo:
     return FileInfo(path=path, kind=kind, size=size, mode=0o6777, mtime=0.0)
 
@@ -244,7 +276,7 @@ def test_the_local_side_makes_directories_and_files_as_asked(local, tmp_path):
     with pytest.raises(FileExistsError, match="top/a/f"):
         put(local, "a/f", b"2", overwrite=False)
     assert (tmp_path / "top/a/f").read_bytes() == b"1"
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(FileExistsError):
         local.make_dir("a/f", parents=True, exist_ok=True)
     with pytest.raises(IsADirectoryError, match="top/a"):
         put(local, "a")

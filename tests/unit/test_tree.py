@@ -12,6 +12,7 @@ import threading
 import time
 
 import pytest
+from tests.conftest import SOON_S
 
 from union.sandbox._core.file_errors import (
     SandboxFileError,
@@ -253,7 +254,7 @@ def test_fifo_and_socket_are_refused_at_once(tree, work):
             with pytest.raises(PermissionError, match="regular"):
                 tree.put(rel, b"x")
             assert tree.stat(rel).kind == "other"
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < SOON_S
     assert names(work) == ["fifo", "sock"]
 
 
@@ -290,7 +291,7 @@ def test_a_file_under_a_lease_does_not_make_the_host_wait(tree, work):
         started = time.monotonic()
         with pytest.raises(SandboxFileError, match="f"):
             tree.get("f", max_bytes=10)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < SOON_S
         tree.put("f", b"new")  # replaces the name, so the lease is no obstacle
         assert tree.get("f", max_bytes=10) == b"new"
     finally:
@@ -339,7 +340,7 @@ def test_a_sparse_tebibyte_costs_nothing(tree, work, max_bytes):
     with pytest.raises(SandboxFileTooLargeError, match="sparse") as info:
         tree.get("sparse", max_bytes=max_bytes)
     assert info.value.errno == errno.EFBIG
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < SOON_S
 
 
 def test_exactly_the_limit_is_served_and_one_byte_more_is_not(tree):
@@ -411,7 +412,7 @@ def test_make_dir(tree, work):
         tree.make_dir("b/c")
     tree.make_dir("b/c", parents=True)
     tree.put("f", b"")
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(FileExistsError):
         tree.make_dir("f", exist_ok=True)
     os.symlink("../outside", work / "link")
     with pytest.raises(SandboxPathError):

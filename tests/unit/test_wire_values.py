@@ -31,6 +31,7 @@ SESSIONS = [
     {"timeout_s": 5, "env": {"A": "1", "B": "\udcff"}, "strict": True, "warm": 3},
     {"read_only_paths": ["/opt/x"], "read_write_paths": ["/srv/y"], "host_work_dir": "/srv/w"},
     {"resources": sb.Resources(cpu=0.5, memory="64Mi", processes=9), "preload": ["json"]},
+    {"persist": "machine"},
     {
         "network_mode": "open",
         "network_proxy_url": "http://p:1",

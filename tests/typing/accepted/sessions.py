@@ -37,6 +37,7 @@ async def arguments(backend: sb.BackendName, mode: sb.NetworkMode) -> None:
         strict=True,
         warm=2,
         preload=["json"],
+        persist="machine",
     ) as sbx:
         assert_type(sbx.backend, sb.BackendName)
         assert_type(sbx.work_dir, str)
