@@ -1,6 +1,6 @@
 """A web page with a separate sandbox for every visitor.
 
-    pip install 'unionai-sandbox[remote]'        # for aiohttp
+    pip install '.[remote]'        # in a checkout, for aiohttp
     python examples/web_app.py [--backend userns] [--port 8000] [--idle 300] [--max-visitors 20]
 
 A cookie identifies the visitor. The session opens with the first command and closes after an idle

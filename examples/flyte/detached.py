@@ -12,7 +12,7 @@ from union import sandbox as sb
 
 env = flyte.TaskEnvironment(
     name="long-running-service",
-    image=flyte.Image.from_debian_base().with_pip_packages("unionai-sandbox[remote]"),
+    image=sb.image_with_sandbox(flyte.Image.from_debian_base()),
 )
 
 

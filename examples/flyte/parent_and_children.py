@@ -13,7 +13,7 @@ from union import sandbox as sb
 
 env = flyte.TaskEnvironment(
     name="family",
-    image=flyte.Image.from_debian_base().with_pip_packages("unionai-sandbox[remote]"),
+    image=sb.image_with_sandbox(flyte.Image.from_debian_base()),
 )
 
 
