@@ -4,7 +4,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Prerequisites are steps in order here, also under -j.
 .NOTPARALLEL:
-.PHONY: help setup demo check test test-pods fuzz soak lint types format bench bench-peers clean dist docs system-packages
+.PHONY: help setup demo check test test-adapters test-gvisor test-pods fuzz soak lint types format bench bench-peers clean dist docs system-packages other-systems
 
 venv    := .venv
 bin     := $(venv)/bin
@@ -48,11 +48,17 @@ demo: $(package) ## see it work: half a minute the first time, then seconds
 check: setup ## the fast loop, under a minute: style, layers, types, unit tests, contract on one backend
 	@$(bin)/python -m scripts.check
 
-test: system-packages setup $(venv)/.group-dist ## everything that must hold: style, layers, types, tests
+test: system-packages other-systems $(venv)/.group-dist ## everything that must hold: style, layers, types, tests
 	@$(bin)/python -m scripts.test
+
+test-adapters: setup ## each adapter by its framework's own tests; NAMES="mcp ..." for some, BACKENDS=userns, RECORD=1 for the docs, LATEST=1
+	@RECORD="$(RECORD)" LATEST="$(LATEST)" BACKENDS="$(or $(BACKENDS),userns bubblewrap)" $(bin)/python -m scripts.adapters $(NAMES)
 
 test-pods: setup ## sessions in real pods; needs KUBECONFIG, SANDBOX_POD_IMAGE, SANDBOX_PLANE_HOST
 	@KUBECONFIG="$(KUBECONFIG)" $(bin)/python -m pytest -q tests/plane/in_pods.py
+
+test-gvisor: system-packages setup ## the suites inside gVisor, a quarter of an hour; PART=tests/contract/test_run.py for a part
+	@SANDBOX_TEST_PART="$(PART)" $(bin)/python -m pytest -q tests/environments/gvisor_suites.py
 
 fuzz: $(venv)/.group-fuzz ## search for inputs that break a parser: SECONDS=60 for each target, RECORD=1 for the docs
 	@nice -n 15 $(bin)/python -m tests.fuzz.run --seconds $(or $(SECONDS),60) $(if $(RECORD),--record)
@@ -72,7 +78,7 @@ format: setup ## rewrite to the house format, with the safe fixes
 	@$(bin)/ruff check --fix-only --quiet .
 	@$(bin)/ruff format --quiet .
 
-bench: setup ## the numbers, on this machine; also for the README
+bench: setup ## the numbers, on this machine; also for docs/benchmarks.md
 	@$(bin)/python -m bench
 
 bench-peers: setup ## what `make bench` compares with, from the package index, in .cache/peers
@@ -80,6 +86,7 @@ bench-peers: setup ## what `make bench` compares with, from the package index, i
 
 docs: setup ## the documentation, in site/; first writes the generated pages anew
 	@$(bin)/python -m scripts.reference
+	@$(bin)/python -m scripts.sync_stubs
 	@$(bin)/python -m scripts.import_graph
 	@$(bin)/python -m scripts.completion
 	@$(bin)/python -m scripts.docs
@@ -91,6 +98,9 @@ clean: ## remove everything that was built or cached here
 	@rm -rf $(venv) build dist site src/union/sandbox/_linux/bin .cache .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+other-systems: setup ## programs of other Debian releases and architectures that the tests use, in .cache
+	@$(bin)/python -m tests.environments.debian
 
 system-packages: ## the Debian packages that the tests use (installs them when root)
 	@scripts/system-packages

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from bench import chart, report
 from bench.contenders import BARE, OURS, REMOTE, ROOT, ContenderError, Worker, all_contenders
-from bench.idle import idle_sessions
-from bench.measures import MEASURES, take_turns
+from bench.idle import held_contexts, idle_sessions
+from bench.measures import MEASURES, MORE, take_turns
 from bench.server import server
 
 from union import sandbox as sb
@@ -26,15 +26,17 @@ if TYPE_CHECKING:
     from bench.contenders import Contender
 
 KEPT = ROOT / "bench" / "results"
-"""Directory of complete results, which the README shows. Partial runs go to SCRATCH."""
+"""Directory of complete results, which the page shows. Partial runs go to SCRATCH."""
+PAGE = ROOT / "docs" / "benchmarks.md"
 SCRATCH = ROOT / ".cache" / "bench"
-IDLE = "idle"
+IDLE, CONTEXTS = "idle", "contexts"
 QUICK = 0.1
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    known = [*(measure.name for measure in MEASURES), IDLE]
+    whole = [*(measure.name for measure in MEASURES), IDLE]
+    known = [*whole, *(measure.name for measure in MORE), CONTEXTS]
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"what to measure: {', '.join(known)}")
     parser.add_argument("--quick", action="store_true", help=f"the same as --scale {QUICK}")
@@ -44,7 +46,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rewrite",
         action="store_true",
-        help="measure nothing; rewrite the README and the chart from the last complete run",
+        help="measure nothing; rewrite the page and the chart from the last complete run",
     )
     options = parser.parse_args(given)
     if unknown := set(options.names) - set(known):
@@ -54,7 +56,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     if not 0 < options.scale <= 10:
         parser.error("--scale must be more than 0 and at most 10")
     options.whole = options.scale >= 1 and not options.names and not options.without_peers
-    options.names = options.names or known
+    options.names = options.names or whole
     options.kept = options.whole and options.output is None
     options.output = options.output or (KEPT if options.whole else SCRATCH)
     return options
@@ -113,8 +115,9 @@ async def measure(options: argparse.Namespace, port: int) -> report.Results:
     """Run the selected measures in order, with the contenders alternating."""
     contenders = all_contenders(port, peers=not options.without_peers)
     results: report.Results = {"about": about(), "measures": [], "left_out": {}}
-    wanted = [m for m in MEASURES if m.name in options.names]
-    progress = Progress(1 + len(wanted) + (IDLE in options.names))
+    wanted = [m for m in (*MEASURES, *MORE) if m.name in options.names]
+    last = sum(name in options.names for name in (IDLE, CONTEXTS))
+    progress = Progress(1 + len(wanted) + last)
     progress.step("start all contenders")
     async with AsyncExitStack() as stack:
         workers = await _start(contenders, stack, results["left_out"])
@@ -132,6 +135,13 @@ async def measure(options: argparse.Namespace, port: int) -> report.Results:
             w.contender for w in workers if "open" in w.operations and w.name not in {BARE, REMOTE}
         ]
         results["idle"] = await idle_sessions(able, scale=options.scale, note=progress.note)
+    results["contexts"] = []
+    if CONTEXTS in options.names:
+        progress.step("open contexts")
+        by_name = {w.name: w.contender for w in workers}
+        results["contexts"] = await held_contexts(
+            by_name[OURS], by_name[BARE], scale=options.scale, note=progress.note
+        )
     results["about"]["load_after"] = round(os.getloadavg()[0], 2)
     progress.done()
     return results
@@ -160,13 +170,13 @@ def _version(worker: Worker) -> str:
 
 
 def write(options: argparse.Namespace, results: report.Results) -> None:
-    """Write the results as JSON and as a chart and, after a complete run, into the README."""
+    """Write the results as JSON and as a chart and, after a complete run, into the page."""
     options.output.mkdir(parents=True, exist_ok=True)
     text = json.dumps(results, indent=1, ensure_ascii=False)
     (options.output / "latest.json").write_text(f"{text}\n", encoding="utf-8")
     (options.output / "latest.svg").write_text(chart.svg(results), encoding="utf-8")
     if options.kept:
-        report.put_in(ROOT / "README.md", results)
+        report.put_in(PAGE, results)
 
 
 def main() -> int:

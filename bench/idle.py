@@ -123,3 +123,36 @@ async def idle_sessions(contenders: list[Contender], *, scale: float, note: Note
         for worker, _ in held:
             await worker.close()
     return {"results": [found for _, found in held], "dropped": dropped}
+
+
+CONTEXTS = 1000
+KERNELS = 2
+
+
+async def held_contexts(
+    ours: Contender, bare: Contender, *, scale: float, note: Note
+) -> list[dict[str, Any]]:
+    """Measure contexts with pandas preloaded, open at once in one session, next to ipykernel."""
+    found: list[dict[str, Any]] = []
+    for contender, most in ((ours, max(1, round(CONTEXTS * scale))), (bare, KERNELS)):
+        note(f"{contender.name}: {most} contexts")
+        held = {"idle": True, "holds_contexts": True} if contender is ours else {}
+        worker = await Worker(replace(contender, options=contender.options | held)).start()
+        try:
+            if "hold_contexts" not in worker.operations:
+                continue
+            await worker.seconds("hold_contexts")  # what all of them share
+            before = tree(worker.pid)
+            taken = await worker.seconds("hold_contexts", times=most)
+            added = _added(before, tree(worker.pid), most)
+            found.append(
+                {
+                    "contender": contender.name,
+                    "contexts": most,
+                    "open_ms": round(statistics.median(taken) * 1000, 2),
+                    **added,
+                }
+            )
+        finally:
+            await worker.close()
+    return found

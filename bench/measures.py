@@ -74,6 +74,7 @@ def _sustained(operation: str, title: str, at_once: int, slice_s: float, bare: s
 _SH, _PYTHON = "`sh -c true`", '`python -c "print(2+2)"`'
 _TRUE, _CODE = '`run("true")`', '`run_code("print(2+2)")`'
 _FETCH = "the same without a sandbox"
+_HEAVY, _KERNEL = '`python -c "import numpy, pandas"`', "ipykernel"
 
 MEASURES: tuple[Measure, ...] = (
     _time("open", "open a session", 40, "`python -c pass`"),
@@ -98,6 +99,14 @@ MEASURES: tuple[Measure, ...] = (
     _bytes("download", "256 MiB, allow-listed", DOWNLOAD / MIB, _FETCH),
     _bytes("download_by_proxy", "256 MiB, by the HTTP proxy", DOWNLOAD / MIB, _FETCH),
 )
+MORE: tuple[Measure, ...] = (
+    _time("run_true_machine", f'{_TRUE}, `persist="machine"`', 300, _SH),
+    _time("run_code_preloaded", "`run_code` with pandas preloaded", 40, _HEAVY),
+    _time("cell", "a cell of a context", 100, _KERNEL),
+    _time("context", "open a context, first cell", 20, "the same with ipykernel"),
+    _sustained("run_code_preloaded", "`run_code` with pandas preloaded", 1, 1.0, _HEAVY),
+)
+"""Measured when they are named; not part of the complete run, whose results are kept."""
 
 
 class _Turns:

@@ -1,4 +1,4 @@
-"""Render the results as text for the terminal and the README, from the JSON only."""
+"""Render the results as text for the terminal and the page, from the JSON only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,16 @@ def _idle_lines(results: Results) -> list[str]:
     return [
         *(f"{one['sessions']:>5} idle sessions, {one['contender']}: {_idle(one)}" for one in held),
         *(f"idle sessions, {name}: {why}" for name, why in dropped.items()),
+        *(_context(one) for one in results.get("contexts", ())),
     ]
+
+
+def _context(one: Results) -> str:
+    name = "ipykernel" if one["contender"] == BARE else one["contender"]
+    return (
+        f"{one['contexts']:>5} contexts with pandas, {name}: open {one['open_ms']:.1f} ms each; "
+        f"{one['mib_each']:.2f} MiB each, {one['processes']} processes"
+    )
 
 
 def _idle(found: Results) -> str:
@@ -79,7 +88,7 @@ def names(results: Results) -> list[str]:
 
 
 def markdown(results: Results) -> str:
-    """Return the tables of the README."""
+    """Return the tables of the page."""
     times = [m for m in results["measures"] if m["unit"] == "ms"]
     rates = [m for m in results["measures"] if m["unit"] != "ms"]
     parts = [

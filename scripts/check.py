@@ -1,7 +1,8 @@
 """`make check`: the fast loop, under a minute. `make test` is the complete run.
 
 It runs style, layer and type checks in parallel with the unit tests, the house rules and the
-contract on one backend. Arguments are passed to pytest: ``python -m scripts.check -k timeout``.
+contract on one backend, without its repetition over the synchronous face. Arguments are passed to
+pytest: ``python -m scripts.check -k timeout``.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from scripts.steps import STATIC, Step, report, wait
 
 BACKEND = "userns"
 TESTS = [
-    *("-m", "pytest", "-q", "-n", "4", "--dist", "loadgroup", "-p", "no:cacheprovider"),
-    *("-m", "not alone and not elsewhere and not slow", f"--only-way={BACKEND}"),
+    *("-m", "pytest", "-q", "-n", "3", "--dist", "loadgroup", "-p", "no:cacheprovider"),
+    *("-m", "not alone and not elsewhere and not slow and not sync_face"),
+    f"--only-way={BACKEND}",
     *("tests/unit", "tests/house", "tests/contract"),
 ]
 

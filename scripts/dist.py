@@ -2,7 +2,8 @@
 
 ``dist/`` gets the source distribution and the wheel for this machine, so that ``pip install
 dist/*.whl`` works; ``dist/elsewhere/`` gets the wheels for other machines. The Linux wheels contain
-the launcher, compiled for both architectures with the compiler of the package ``ziglang``.
+the launcher, compiled for both architectures with the compiler of the package ``ziglang``. So do
+those for macOS, with the portable launcher.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from scripts.dist_checks import check_sdist, check_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = ("x86_64", "aarch64")
+MACS = ("macos-arm64", "macos-x86_64")
 PURE = "any"
 LAUNCHER = ROOT / "src/union/sandbox/_linux/bin/sandbox-launcher"
 
@@ -90,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     check_sdist(sdist)
     here = platform.machine() if sys.platform == "linux" else PURE
     wheels = {}
-    for architecture in (*ARCHITECTURES, PURE):
+    for architecture in (*ARCHITECTURES, *MACS, PURE):
         note(f"wheel for {architecture} (the first time, the compiler takes about a minute)")
         place = output if architecture == here else output / "elsewhere"
         wheels[architecture] = build_wheel(sdist, place, architecture)

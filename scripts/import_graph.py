@@ -24,6 +24,10 @@ PICTURE = ROOT / "docs" / "architecture" / "imports.svg"
 # Every module may import the version, so it shows nothing about the structure.
 NOT_DRAWN = frozenset({"_version"})
 
+# The fields of a node that hold statements, and the nodes that can be in them.
+_STATEMENTS = ("body", "orelse", "finalbody", "handlers", "cases")
+_WITH_STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+
 Graph = dict[str, set[str]]
 
 
@@ -38,14 +42,21 @@ def modules(source: Path = SOURCE, package: str = PACKAGE) -> dict[str, Path]:
 
 def runtime_imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     """Yield the import statements that can run, at any nesting level."""
-    for node in ast.iter_child_nodes(tree):
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
         elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            for statement in node.orelse:
-                yield from runtime_imports(ast.Module([statement], []))
+            waiting += node.orelse
         else:
-            yield from runtime_imports(node)
+            # No expression holds a statement, and most of a program is expressions.
+            waiting += [
+                child
+                for field in _STATEMENTS
+                for child in getattr(node, field, ())
+                if isinstance(child, _WITH_STATEMENTS)
+            ]
 
 
 def imported(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]:

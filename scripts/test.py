@@ -1,10 +1,11 @@
 """`make test`: the complete run. Arguments are passed to pytest; then there is no soak.
 
 First come all tests that can share the machine. In parallel: style, layers and types; and a soak,
-whose result a later test checks. Then the suite is repeated as other users and in containers. Last
-come the tests that need the machine for themselves. A test that fails in a parallel run is repeated
-alone, to distinguish a flaky test from a broken one: either fails the run, and is named. The last
-lines summarise all runs: how many rows of the attack catalogue were blocked, and pytest's counts.
+whose result a later test checks. Then the suite is repeated as other users and in containers, two
+files at a time. Last come the tests that need the machine for themselves. A test that fails in a
+parallel run is repeated alone, to distinguish a flaky test from a broken one: either fails the run,
+and is named. The last lines summarise all runs: how many rows of the attack catalogue were blocked,
+and pytest's counts.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.steps import STATIC, Step, wait  # noqa: E402 - the path comes first
+from scripts.steps import POLL_S, STATIC, Step, wait  # noqa: E402 - the path comes first
 from tests.escape.catalogue import NOT_APPLICABLE, ROWS  # noqa: E402 - the path comes first
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 # Most tests wait for a process or a clock. More workers than this were slower on two cores.
 WORKERS = "4"
@@ -45,8 +46,10 @@ RUNS = {
     ALONE: ["-m", "alone", "-p", "no:cacheprovider"],
     AGAIN: ["--last-failed", "--last-failed-no-failures=none"],
 }
+# Each of these repetitions has workers of its own.
+ELSEWHERE_AT_ONCE = 2
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
-SOAK = ["--minutes", "3", "--most-minutes", "6", "--kills", "60", "--workers", "3"]
+SOAK = ["--minutes", "1.5", "--most-minutes", "6", "--kills", "40", "--workers", "2"]
 SOAK_LIMIT_S = 900.0
 SUMMARY = "SOAK_SUMMARY"
 """The variable that names the summary of the soak to tests/faults/test_soak.py."""
@@ -130,21 +133,30 @@ def _end_of(case: ET.Element) -> str:
     return "passed" if case.find("skipped") is None else "skipped"
 
 
+def files_with(mark: str) -> list[str]:
+    """Return the test files that use a mark: collecting the others would only take time."""
+    found = (ROOT / "tests").rglob("test_*.py")
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(found)}
+    return [str(path.relative_to(ROOT)) for path, text in texts.items() if f"mark.{mark}" in text]
+
+
 def pytest_step(
     name: str,
     scratch: Path,
     arguments: list[str],
     *,
+    part: str = "",
     to_log: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> tuple[Step, Path]:
-    """Start one run of pytest; return it and the path of its report."""
-    report = scratch / f"{name}.xml"
+    """Start one run of pytest; return it and the path of its report. ``part`` is added to names."""
+    base = f"{name} {part}".strip().replace("/", "-")
+    report = scratch / f"{base}.xml"
     command = [sys.executable, "-m", "pytest", "-q", *RUNS[name], f"--junitxml={report}"]
     step = Step(
-        name,
+        f"{name}: {part}" if part else name,
         [*command, *arguments],
-        log=scratch / f"{name}.log" if to_log else None,
+        log=scratch / f"{base}.log" if to_log else None,
         env=env,
         good=lambda code: code in {0, NOTHING_COLLECTED},
         verbose=True,
@@ -170,6 +182,18 @@ def flaky(scratch: Path) -> list[str]:
     if step.code() not in {0, SOME_FAILED}:
         return []
     return sorted(before - last_failed())
+
+
+def elsewhere(scratch: Path, arguments: list[str], stack: ExitStack) -> Iterator[tuple[Step, Path]]:
+    """Repeat tests in other environments; yield each run when it has begun."""
+    running: list[Step] = []
+    for part in [""] if arguments else files_with("elsewhere"):
+        while sum(step.code() is None for step in running) >= ELSEWHERE_AT_ONCE:
+            time.sleep(POLL_S)
+        chosen = arguments or [part]
+        step, report = pytest_step(ELSEWHERE, scratch, chosen, part=part, to_log=True)
+        running.append(stack.enter_context(step))
+        yield step, report
 
 
 def soak(scratch: Path) -> tuple[Step, dict[str, str]]:
@@ -202,11 +226,11 @@ def main(arguments: list[str]) -> int:
         if parallel.code() == SOME_FAILED:
             unstable = flaky(scratch)
         # Not beside the others: both are bound by the processor, and tests with deadlines suffer.
-        elsewhere, report = pytest_step(ELSEWHERE, scratch, arguments, to_log=True)
-        reports.append(report)
-        steps.append(stack.enter_context(elsewhere))
+        for step, report in elsewhere(scratch, arguments, stack):
+            reports.append(report)
+            steps.append(step)
         wait(steps)
-        alone, report = pytest_step(ALONE, scratch, arguments, env=env)
+        alone, report = pytest_step(ALONE, scratch, arguments or files_with("alone"), env=env)
         reports.append(report)
         steps.append(stack.enter_context(alone))
         wait(steps)

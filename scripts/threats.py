@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "threats.md"
 sys.path.insert(0, str(ROOT))
 
+from tests.confined import rows as confined  # noqa: E402 - the path comes first
 from tests.escape.catalogue import NOT_APPLICABLE, ROWS  # noqa: E402 - the path comes first
 
 HEAD = """\
@@ -95,7 +96,7 @@ def page() -> str:
             tests = NOT_APPLICABLE.get(row.number) or _links(found.get(row.number, {}))
             lines.append(f"| {row.number} | {row.title} | {tests} |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join((*lines, confined.section()))
 
 
 def _links(files: dict[str, list[str]]) -> str:

@@ -14,6 +14,7 @@ import tempfile
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from bench.peers.kernel import kernels, spawning
 from bench.peers.operations import import_seconds, moving_files, spawn, unlink
 from bench.peers.programs import (
     ANSWER,
@@ -60,6 +61,7 @@ async def contender(*, prefix: list[str], port: int) -> AsyncIterator[dict[str, 
             "first_run": run_true,
             "run_true_cold": run_true,
             "run_true_allowlist": run_true,
+            "run_true_machine": run_true,
             "run_code_cold": run_code,
             "stdout": _stdout,
             "request": functools.partial(_fetch, port, 1),
@@ -68,7 +70,8 @@ async def contender(*, prefix: list[str], port: int) -> AsyncIterator[dict[str, 
             "import": functools.partial(import_seconds, "asyncio"),
             "import_on_device": functools.partial(import_seconds, "asyncio"),
         }
-        yield operations
+        async with kernels() as cells:
+            yield operations | cells | {"run_code_preloaded": spawning(spawn, sys.executable)}
 
 
 async def _quiet(source: str) -> None:

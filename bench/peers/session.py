@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from bench.peers.kernel import contexts
 from bench.peers.operations import import_seconds, moving_files, unlink
 from bench.peers.programs import (
     ANSWER,
@@ -40,9 +41,9 @@ def version() -> str:
 
 @asynccontextmanager
 async def contender(
-    *, backend: str, port: int, ours: bool, idle: bool = False
+    *, backend: str, port: int, ours: bool, idle: bool = False, holds_contexts: bool = False
 ) -> AsyncIterator[dict[str, Operation]]:
-    """Return the operations; ``idle`` is for a process that only holds idle sessions."""
+    """Return the operations; ``idle`` is for a process that only holds sessions or contexts."""
 
     def make(**options: Any) -> Any:
         from union import sandbox as sb
@@ -51,6 +52,10 @@ async def contender(
         shown = {} if ours else {"read_only_paths": [sys.base_prefix]}
         return sb.on_device.session(backend=backend, **shown, **options)
 
+    if idle and holds_contexts:
+        async with contexts(make) as cells:
+            yield cells
+        return
     if idle:
         async with _holding(make) as hold:
             yield {"hold": hold}
@@ -70,12 +75,25 @@ async def contender(
             if not ours:
                 yield operations | {"stdout": functools.partial(_collected, session)}
                 return
-            async with make(warm=0) as cold:
-                yield operations | {
-                    "run_true_cold": functools.partial(run_true, cold),
-                    "run_code_cold": functools.partial(run_code, cold),
-                    "stdout": functools.partial(stream_output, session),
-                }
+            # A backend without namespaces has no machine, and the measure leaves it out.
+            has_machine = backend in {"bubblewrap", "userns"}
+            persist = {"persist": "machine"} if has_machine else {}
+            async with (
+                make(warm=0) as cold,
+                make(**persist) as machine,
+                contexts(make) as cells,
+            ):
+                if has_machine:
+                    operations["run_true_machine"] = functools.partial(run_true, machine)
+                yield (
+                    operations
+                    | cells
+                    | {
+                        "run_true_cold": functools.partial(run_true, cold),
+                        "run_code_cold": functools.partial(run_code, cold),
+                        "stdout": functools.partial(stream_output, session),
+                    }
+                )
 
 
 @asynccontextmanager

@@ -36,13 +36,13 @@ with `check=True` or in `run_code()`.
 
 ```python
 try:
-    await sbx.exec(["no-such-program"])
+    await sbx.exec(["true", *["x" * 100_000] * 100])
 except sb.SandboxExecutionError as error:
     print(error.code, error.stage, error.returncode)
 ```
 
 ```text
-program-not-found spawn -1
+too-large spawn -1
 ```
 
 ## Classes
@@ -105,7 +105,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        called = ast.unparse(node.func).rpartition(".")[2]
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
         owner = called if called.endswith("Error") else MAKERS.get(called, self._owner)
         for keyword in node.keywords:
             if keyword.arg == "code":

@@ -166,7 +166,9 @@ def fields(cls: type) -> str:
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
     """Yield the public methods and properties of a class, with those of its private bases."""
-    for part in (cls, *filter(_is_private, cls.__bases__)):
+    documented = [base for base in cls.__mro__[1:] if not _is_private(base)]
+    elsewhere = {part for base in documented for part in base.__mro__}
+    for part in (cls, *(part for part in cls.__mro__[1:] if part not in elsewhere)):
         for name, value in vars(part).items():
             if not name.startswith("_") and (
                 inspect.isfunction(value) or isinstance(value, property)

@@ -14,9 +14,18 @@ __all__ = ["Excuses", "Kill", "Target"]
 
 LATER_S: Final = 5.0
 """A call that starts within this time after a kill may still fail because of it."""
-ENGINE: Final = frozenset({"execution", "spawn-EPIPE", "spawn-ECONNRESET", "spawn-ECHILD"})
-"""Codes of a command, or an opening session, whose sandbox or launcher has died."""
-WIRE: Final = frozenset({"connection", "session-lost"})
+ENGINE: Final = frozenset(
+    {
+        "context-lost",
+        "context-start",
+        "execution",
+        "spawn-ECHILD",
+        "spawn-ECONNRESET",
+        "spawn-EPIPE",
+    }
+)
+"""Codes of a command, a context, or an opening session, whose sandbox or launcher has died."""
+WIRE: Final = frozenset({"connection", "context-lost", "session-lost"})
 """Codes of a call whose server has died."""
 SANDBOX: Final = ("spare", "waiting python", "first process", "bwrap")
 SERVER: Final = "server"
@@ -76,6 +85,9 @@ class Excuses:
             # The killed process had just become the command, so the command ended by SIGKILL.
             name = "command killed"
             caused = isinstance(exc, WrongError) and exc.is_killed and not hits.isdisjoint(SANDBOX)
+            if isinstance(exc, WrongError) and exc.is_lost:
+                name = "interpreter killed"
+                caused = not hits.isdisjoint(CAUSED.keys() - {SERVER})
         if caused:
             self.used[name] += 1
         return caused

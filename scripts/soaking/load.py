@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ class WrongError(Exception):
 
     is_killed = False
     """Whether the result is an end by SIGKILL, which a kill of the soak can cause."""
+    is_lost = False
+    """Whether an interpreter has ended, which a kill of the soak can cause."""
 
 
 @dataclass(slots=True)
@@ -182,14 +185,60 @@ async def network(scene: Scene) -> None:
 
 async def missing(scene: Scene) -> None:
     proc = await scene.session.run(["/no/such/program"])
+    scene.expect(await proc.wait(), 127, "a program that is not there")
+    scene.runs += 1
+
+
+async def cells(scene: Scene) -> None:
+    number = scene.next()
     try:
-        code = await proc.wait()
-    except sb.SandboxExecutionError as exc:
-        if exc.code != "program-not-found":
-            raise
-        scene.runs += 1
-    else:
-        raise WrongError(f"a program that is not there ended with {code}")
+        async with scene.session.context(interrupt_grace_s=30) as ctx:
+            await _cell(ctx, f"x = {number}")
+            for step in range(1, 6):
+                result = await _cell(ctx, "x += 1; print('a' * x); display(x); x")
+                found = (result.stdout, [shown.text for shown in result.results])
+                wanted = number + step
+                scene.expect(found, ("a" * wanted + "\n", [str(wanted)] * 2), "cell")
+            result = await _cell(ctx, "while True: pass", scene.chance.uniform(0.02, 0.1))
+            scene.expect(result.ended, "timeout", "cell with a time-out")
+            saved = await ctx.save()
+            await _cell(ctx, "x = None")
+            await ctx.restore(saved)
+            scene.expect(await ctx.get("x"), number + 5, "restored variable")
+            await ctx.restart()
+            scene.expect((await _cell(ctx, "'x' in globals()")).text, "False", "restart")
+    except sb.SandboxCellError as exc:
+        raise _lost(exc.result) from exc
+    scene.runs += 1
+
+
+async def shell_cells(scene: Scene) -> None:
+    number = scene.next()
+    async with scene.session.context("bash", interrupt_grace_s=30) as shell:
+        await _cell(shell, f"n={number}; cd /tmp")
+        result = await _cell(shell, "echo $n $PWD; (exit 7)")
+        scene.expect((result.stdout, result.exit_code), (f"{number} /tmp\n", 7), "shell cell")
+        task = asyncio.create_task(shell.run("sleep 30"))
+        await asyncio.sleep(scene.chance.uniform(0, 0.05))
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        scene.expect((await _cell(shell, "echo $n")).stdout, f"{number}\n", "after a cancel")
+    scene.runs += 1
+
+
+async def _cell(ctx: sb.Context, code: str, timeout_s: float | None = None) -> sb.CellResult:
+    """Run a cell; raise if its interpreter has ended."""
+    result = await ctx.run(code, timeout_s=timeout_s)
+    if result.state == "lost":
+        raise _lost(result)
+    return result
+
+
+def _lost(result: sb.CellResult) -> WrongError:
+    wrong = WrongError(f"cell: {result.ended} {result.reason} {result.error}")
+    wrong.is_lost = result.state == "lost"
+    return wrong
 
 
 async def at_once(scene: Scene) -> None:
@@ -231,4 +280,6 @@ JOBS = (
     Job("network", network, 4),
     Job("missing program", missing, 3),
     Job("at once", at_once, 3),
+    Job("cells", cells, 4),
+    Job("shell cells", shell_cells, 3),
 )
