@@ -487,6 +487,7 @@ class UnionSandboxSession(BaseSandboxSession):
         try:
             await _files.write_new(session, found, content)
         except FileExistsError:
+            await self._reach(path, for_write=True)  # a link that leads outside is another error
             raise
         except OSError as exc:
             if _files.is_incomplete(exc):
