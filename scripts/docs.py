@@ -3,7 +3,7 @@
 Pages are also read in the repository, so they link to files that are not pages: project documents,
 tests, decisions. For the site, project documents become pages below ``project/``, decisions get
 navigation entries, and every other linked file is copied as plain text below ``source/``. Each
-program of ``examples/`` becomes a page. ``scripts/site.py`` adds the search and the texts for models.
+program of ``examples/`` becomes a page. ``scripts/site.py`` adds search and the texts for models.
 """
 
 from __future__ import annotations
@@ -104,13 +104,20 @@ def stage_all(target: Path) -> list[str]:
 
 def _stage_examples(target: Path) -> None:
     """Write a page for each program, with its description and its source."""
-    lines = ["# Examples", "", "Complete programs. The tests run each of them and compare its output.", ""]
+    lines = [
+        "# Examples",
+        "",
+        "Complete programs. The tests run each of them and compare its output.",
+        "",
+    ]
     for program in sorted((ROOT / EXAMPLES).rglob("*.py")):
         source = program.read_text(encoding="utf-8")
         name = program.relative_to(ROOT / EXAMPLES).as_posix()
         docstring = ast.get_docstring(ast.parse(source)) or ""
         summary, _, rest = docstring.partition("\n")
-        about = f"{summary}\n\n```text\n{rest.strip()}\n```\n\n" if rest.strip() else f"{summary}\n\n"
+        about = (
+            f"{summary}\n\n```text\n{rest.strip()}\n```\n\n" if rest.strip() else f"{summary}\n\n"
+        )
         page = target / EXAMPLES / name.replace("/", "-").replace(".py", ".md")
         page.parent.mkdir(exist_ok=True)
         page.write_text(f"# {name}\n\n{about}```python\n{source}```\n", encoding="utf-8")

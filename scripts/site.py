@@ -47,7 +47,7 @@ def finish(site: Path, *, pages: dict[str, str], titles: list[tuple[str, str, st
     """
     index = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
     sections = json.dumps(list(_sections(index)), ensure_ascii=False, separators=(",", ":"))
-    script = f"window.SEARCH_INDEX = {sections.replace('</', '<\\/')};\n"
+    script = f"window.SEARCH_INDEX = {sections};\n"
     (site / "assets/search-index.js").write_text(script, encoding="utf-8")
     (site / "search.json").unlink()
     for path in site.rglob("*.html"):
@@ -78,7 +78,7 @@ def _sections(items: list[dict[str, object]]) -> Iterator[dict[str, str]]:
         yield {
             "location": str(item["location"]),
             "title": html.unescape(re.sub(r"<[^>]+>", "", str(item["title"]))),
-            "path": " › ".join(map(str, path)),
+            "path": " / ".join(map(str, path)),
             "text": " ".join(html.unescape(text).split())[:MAX_TEXT],
         }
 
@@ -100,8 +100,10 @@ def _write_llms(site: Path, titles: list[tuple[str, str, str]]) -> None:
 
 def _summary(text: str) -> str:
     """Return the first sentence of a page."""
-    for paragraph in re.split(r"\n\s*\n", text):
-        if paragraph and paragraph[0] not in "#|`!<-" and not paragraph.startswith("    "):
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n", prose):
+        is_prose = paragraph.strip() and paragraph.lstrip()[0] not in "#|!<-"
+        if is_prose and not paragraph.startswith("    "):
             plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(paragraph.split()))
             return re.split(r"(?<=[.:])\s", plain)[0][:200]
     return ""
