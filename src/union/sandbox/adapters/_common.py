@@ -12,9 +12,9 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from union.sandbox import sync
+from union.sandbox._core.optional_deps import install_hint
 from union.sandbox.errors import (
     MissingExtraError,
-    install_hint,
     SandboxUsageError,
     SessionClosedError,
 )
