@@ -401,6 +401,11 @@ START = 6.0 if IS_LINUX and kernel.is_gvisor() else 1.0
 """How much longer a program takes to start than elsewhere: a time limit must not come before."""
 
 
+RACE = 1.0 if os.environ.get("EVERYWHERE") == "1" else 0.35
+"""The part of its full time that an attack by exchanging names gets; each also goes on until it has
+seen both outcomes. Every second of it keeps two cores busy."""
+
+
 def eventually(check: Callable[[], bool], *, within_s: float = SOON_S) -> bool:
     """Whether ``check`` becomes true soon."""
     end = time.monotonic() + within_s
