@@ -16,6 +16,7 @@ from tests.conftest import (
     ISOLATED,
     MACHINE_WAYS,
     REMOTE,
+    REMOTE_MACHINE_WAYS,
     Face,
     leave_out,
     marked,
@@ -60,7 +61,10 @@ REPEATED = {
     "landlock": _BEGIN_AND_END | {"test_files", "test_pty", "test_run"},
     "remote-landlock": frozenset({"test_basics", "test_network_rule", "test_timeouts_and_ends"}),
     "machine-userns": frozenset({"test_basics", "test_run", "test_timeouts_and_ends"}),
-    "machine-bubblewrap": frozenset[str](),
+    "machine-bubblewrap": frozenset({"test_basics"}),
+    # The wire is that of other sessions; test_machine and test_machine_files have the rest.
+    "remote-machine-userns": frozenset({"test_basics"}),
+    "remote-machine-bubblewrap": frozenset[str](),
 }
 """The modules of these ways; all modules of every other way."""
 SYNC_WAY = "userns"
@@ -167,7 +171,7 @@ def _is_repetition(item: pytest.Item) -> bool:
 def _is_dropped(item: pytest.Item, *, alone: bool) -> bool:
     call = getattr(item, "callspec", None)
     params = {} if call is None else call.params
-    if params.get("way") in MACHINE_WAYS and (
+    if params.get("way") in (*MACHINE_WAYS, *REMOTE_MACHINE_WAYS) and (
         item.originalname in ONLY_WITHOUT_MACHINE  # type: ignore[attr-defined]
         or item.path.stem in FILES_OF_A_WORK_DIR
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +31,21 @@ async def test_the_venv_is_not_in_listings(sbx: sb.Session) -> None:
     assert await sbx.exists(".sandbox-venv/pyvenv.cfg"), "it is left out, not hidden"
     await sbx.put_bytes("d/.sandbox-venv", b"")
     assert [entry.path for entry in await sbx.list_dir("d")] == ["d/.sandbox-venv"]
+
+
+@pytest.mark.spec("R4")
+async def test_git_ignores_the_venv_of_a_pinned_work_dir(
+    open_session: OpenSession, outside_tmp: Path
+) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed: apt-get install git")
+    status = "git -c safe.directory='*' status --porcelain --untracked-files=all"
+    async with open_session(host_work_dir=str(outside_tmp)) as session:
+        await session.put_bytes("mine", b"")
+        done = await session.exec(f"git init -q . && {status}")
+        assert (done.stdout, done.returncode) == ("?? mine\n", 0), done.stderr
+        ignored = await session.exec(f"{status} --ignored")
+        assert ".sandbox-venv/pyvenv.cfg" in ignored.stdout, "control: the venv is there"
 
 
 @pytest.mark.spec("R4")

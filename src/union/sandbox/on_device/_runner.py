@@ -93,7 +93,12 @@ class Runner:
 
     @functools.cached_property
     def _venv(self) -> Venv:
-        return Venv(self._work.tree, host.interpreter(), run_dir=self._scratch or RUN_DIR)
+        return Venv(
+            self._work.tree,
+            host.interpreter(),
+            run_dir=self._scratch or RUN_DIR,
+            is_kept=not self._work.is_private,
+        )
 
     @functools.cached_property
     def _calls(self) -> CallPostures:
