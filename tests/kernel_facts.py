@@ -230,6 +230,16 @@ def exception(nodeid: str) -> pytest.MarkDecorator | None:
     return None
 
 
+def table() -> str:
+    """Return the exceptions as a table for docs/reference/portability.md."""
+    lines = ["| fact | cause | tests |", "|---|---|---|"]
+    for fact, (cause, _) in FACTS.items():
+        tests = [one for name, one in _EXCEPTIONS if name == fact]
+        names = sorted({f"`{one.module}`: `{one.names}`" for one in tests})
+        lines += [f"| {fact} | {cause} | {'; '.join(names)} |"] if names else []
+    return "\n".join(lines)
+
+
 class Exceptions:
     """Marks the tests that fail here for a known cause."""
 

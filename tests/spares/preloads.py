@@ -46,7 +46,8 @@ PRELOADS = (
     Preload(
         "scipy.optimize",
         "scipy",
-        "from scipy.optimize import minimize\nassert minimize(lambda x: (x[0] - 1)**2, [0]).success",
+        "from scipy import optimize\n"
+        "assert optimize.minimize(lambda x: (x[0] - 1)**2, [0]).success",
         is_large=True,
     ),
     Preload(
