@@ -115,7 +115,14 @@ ONLY_ASYNC = {
 
 _GO_ON = "processes that a command leaves behind go on in a machine: row R1 instead of C8"
 _MEASURED = "the control group is the machine's, so the memory of one command is not measured"
+_OF_ONE_CALL = "paths and limits of one call are refused; test_machine has the test of that"
+_HELPER = "counts all processes, and a machine has a helper for files; see test_machine"
 ONLY_WITHOUT_MACHINE = {
+    "test_a_missing_path_is_an_error_before_anything_starts": _OF_ONE_CALL,
+    "test_limits_of_one_call": _OF_ONE_CALL,
+    "test_limits_that_are_not_named_stay_the_sessions": _OF_ONE_CALL,
+    "test_memory_of_one_call": _OF_ONE_CALL,
+    "test_cancelling_a_call_from_another_loop_kills_the_command": _HELPER,
     "test_a_daemon_ends_with_its_command": _GO_ON,
     "test_background_processes_end_with_their_command": _GO_ON,
     "test_memory_is_that_of_the_tree": _MEASURED,

@@ -64,7 +64,8 @@ async def test_commands_and_file_calls_see_the_name(open_session: OpenSession, w
         code = "import sys; print(sys.prefix, open('/workspace/f').read())"
         for _ in range(2):  # also where a Python waits
             assert await sbx.run_code(code) == f"{NAME}/.sandbox-venv by name\n"
-        with pytest.raises(sb.SandboxPathError):
+        # File calls of a machine see all that is visible inside, where there is no such file.
+        with pytest.raises((sb.SandboxPathError, FileNotFoundError)):
             await sbx.get_bytes("/workspace2/f")
 
 
