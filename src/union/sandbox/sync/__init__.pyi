@@ -419,6 +419,10 @@ class MachineFiles(SessionFiles):
 @type_check_only
 class SessionProcesses(SessionFiles):
     """Calls about processes. ``Session`` inherits them."""
+    @property
+    def shell(self) -> str:
+        """The path, inside the sandbox, of the shell that runs commands given as text."""
+        ...
     def processes(self) -> tuple[ProcessInfo, ...]:
         """Return the processes of the session, those that ended commands left behind included."""
         ...
