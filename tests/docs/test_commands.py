@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+NOTE = re.compile(r"^!!! .*?(?=^\S|\Z)", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"(?:\A|(?<=\n\n))((?: {4}[^\n]*\n)+)")
 GENERATED = {"docs/reference/cli.md", "docs/reference/api.md", "docs/reference/wire.md"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -33,7 +34,7 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MUL
 def lines_in(text: str) -> list[str]:
     """Return the commands of indented blocks, with continued lines joined and remarks removed."""
     found = []
-    for block in BLOCK.findall(FENCED.sub("", text)):
+    for block in BLOCK.findall(NOTE.sub("", FENCED.sub("", text))):
         joined = re.sub(r" *\\\n\s*", " ", block)
         found += [line.strip() for line in joined.splitlines() if line.strip()]
     return found
