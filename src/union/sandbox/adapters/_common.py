@@ -148,7 +148,7 @@ class LazySession:
         self._id = session_id
         self._options = given
         self._opening: asyncio.Lock | None = None
-        self._contexts: dict[str, Context] = {}
+        self._contexts: dict[tuple[str, str], Context] = {}
         self._is_closed = False
 
     @property
@@ -217,17 +217,17 @@ class LazySession:
 
     # Interpreters.
 
-    async def context(self, language: str = "python") -> Context:
-        """Return the interpreter of this session; it starts at the first call.
+    async def context(self, language: str = "python", *, name: str = "main") -> Context:
+        """Return an interpreter of this session by name; it starts at the first call.
 
         Call its methods through ``carry()``.
         """
 
         async def find() -> Context:
             session = await self._ensure() if self._is_own else cast("Session", self._session)
-            found = self._contexts.get(language)
+            found = self._contexts.get((language, name))
             if found is None:
-                found = self._contexts[language] = session.context(
+                found = self._contexts[language, name] = session.context(
                     cast("Any", language), restart="auto"
                 )
                 await found.open()
