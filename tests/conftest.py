@@ -79,6 +79,7 @@ LONG = tuple(
         "plane/test_plane",
         "packaging/test_dist",
         "docs/test_site",
+        "docs/test_site_browser",
         "cluster/test_examples",
         "escape/test_networks_used_again",
         "native/test_static_analysis",
