@@ -72,6 +72,7 @@ LONG = tuple(
         "contract/test_timeouts_and_ends",
         "cluster/test_plane_lifetime",
         "environments/test_matrix",
+        "docs/test_site_browser",
         "contract/test_lifecycle",
         "confined/test_attacks",
         "cluster/test_plane_bringup",
