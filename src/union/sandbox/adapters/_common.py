@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from union.sandbox import sync
+from union.sandbox._core.optional_deps import install_hint
 from union.sandbox.errors import (
     MissingExtraError,
     SandboxUsageError,
@@ -51,7 +52,7 @@ def require_framework(module: str, *, extra: str) -> None:
             raise  # the framework is installed, and its own import failed
         raise MissingExtraError(
             f"this adapter needs the package {exc.name!r}, which is not installed",
-            hint=f"pip install 'unionai-sandbox[{extra}]'",
+            hint=install_hint(extra),
         ) from exc
 
 
