@@ -60,6 +60,8 @@ class Framework:
     """Files of ``source`` to run, with the suite as a plugin."""
     own: str = ""
     """A further file of ``suites`` with own tests."""
+    needs_conftest: bool = False
+    """Whether ``files`` use fixtures of the source's conftest.py."""
     mode: str = "auto"
     """The mode of pytest-asyncio."""
     known: dict[str, str] = field(default_factory=dict)
@@ -117,6 +119,7 @@ FRAMEWORKS: dict[str, Framework] = {
         what="Pydantic AI's WorkspaceBackendSuite, and own tests",
         page="pydantic-ai.md",
         extra="pydantic-ai",
+        own="over_server.py",
         at_least=38,
     ),
     "deepagents": Framework(
@@ -129,6 +132,7 @@ FRAMEWORKS: dict[str, Framework] = {
         page="deepagents.md",
         known={f"::{name}": _GLOB for name in _GLOB_TESTS}
         | {"::test_write_existing_file_fails": _WRITE},
+        own="over_server.py",
         at_least=160,
     ),
     "openai-agents": Framework(
@@ -143,6 +147,7 @@ FRAMEWORKS: dict[str, Framework] = {
         source="openai-agents",
         files=tuple(f"tests/sandbox/{name}.py" for name in _OPENAI_FILES),
         own="openai_client.py",
+        needs_conftest=True,
         mode="strict",
         known={
             "::test_recursive_removal_keeps_worker_owned_until_cancelled_io_finishes": (
@@ -171,6 +176,7 @@ FRAMEWORKS: dict[str, Framework] = {
         page="inspect.md",
         extra="inspect-ai",
         known={"::test_exec_as_user": "requests root and adduser; Inspect's local provider fails"},
+        own="over_server.py",
         at_least=43,
     ),
     "smolagents": Framework(
@@ -182,6 +188,7 @@ FRAMEWORKS: dict[str, Framework] = {
         what="smolagents' tests of its Docker executor, own tests",
         page="smolagents.md",
         source="smolagents",
+        own="over_server.py",
         at_least=13,
     ),
     "anthropic": Framework(
@@ -194,6 +201,7 @@ FRAMEWORKS: dict[str, Framework] = {
         page="anthropic.md",
         source="anthropic",
         files=("tests/lib/tools/test_agent_toolset.py",),
+        own="over_server.py",
         at_least=80,
     ),
     "strands-agents": Framework(
@@ -208,6 +216,7 @@ FRAMEWORKS: dict[str, Framework] = {
         source="strands-agents",
         files=("tests/strands/sandbox/test_not_a_sandbox_local_environment.py",),
         known={"::test_relative_path_resolves_against_cwd": "the directory of the host process"},
+        own="over_server.py",
         at_least=18,
     ),
     "mini-swe-agent": Framework(
@@ -219,6 +228,7 @@ FRAMEWORKS: dict[str, Framework] = {
         what="own tests of its environment protocol",
         page="mini-swe-agent.md",
         extra="mini-swe-agent",
+        own="over_server.py",
         at_least=7,
     ),
     "ag2": Framework(
@@ -260,6 +270,7 @@ FRAMEWORKS: dict[str, Framework] = {
         suite="e2b_shape.py",
         what="own tests; names and arguments compared with the SDK",
         page="e2b.md",
+        own="over_server.py",
         at_least=17,
     ),
 }
@@ -383,9 +394,9 @@ def _run_suite(framework: Framework, python: Path, backend: str, scratch: Path) 
         where = _source(python, framework.source)
         paths.append(str(where))
         if framework.files:
-            tests = ["-p", suite.stem, "--noconftest", *framework.files]
-            if framework.own:
-                tests.remove("--noconftest")  # the files share fixtures
+            tests = ["-p", suite.stem, *framework.files]
+            if not framework.needs_conftest:
+                tests.append("--noconftest")
     if framework.own:
         tests.append(str(SUITES / framework.own))
     done = subprocess.run(
@@ -407,6 +418,7 @@ def _run_suite(framework: Framework, python: Path, backend: str, scratch: Path) 
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": os.pathsep.join(paths),
             "ADAPTER_BACKEND": backend,
+            "ADAPTER_MODULE": framework.module,
             "MSWEA_SILENT_STARTUP": "1",
             "ADAPTER_SCRATCH": str(scratch),
         },

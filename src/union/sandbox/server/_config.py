@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         "--mcp",
         metavar="HOST:PORT",
         help="also serve MCP clients, at http://HOST:PORT/mcp; their bearer token is that of the "
-        "server; needs unionai-sandbox[mcp] (default: no)",
+        "server; needs the extra mcp (default: no)",
     )
     add("--token-file", metavar="FILE", help="file with the token")
     add(
