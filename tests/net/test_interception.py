@@ -49,7 +49,7 @@ async def test_the_credential_is_put_in_place_of_the_clients(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("auth", "expected"),
+    "auth, expected",
     [
         (sb.Header("x-api-key", sb.Secret(TOKEN)), ("x-api-key", TOKEN)),
         (
@@ -143,10 +143,14 @@ async def test_a_path_that_servers_read_differently_is_refused(monkeypatch, path
         "GET /v1/x HTTP/1.1\r\nHost: {host}\r\nX : a\r\n\r\n",
         "GET /v1/x HTTP/1.1\nHost: {host}\r\n\r\n",
         "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\n",
-        "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\n"
-        "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n"
-        "Transfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+        (
+            "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        ),
+        (
+            "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n"
+            "Transfer-Encoding: identity\r\n\r\n0\r\n\r\n"
+        ),
         "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: xchunked\r\n\r\n",
         "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nContent-Length: +4\r\n\r\nabcd",
         "GET /v1/x HTTP/2.0\r\nHost: {host}\r\n\r\n",
@@ -231,7 +235,7 @@ def echoes(value):
 async def test_a_secret_in_a_response_is_replaced(monkeypatch, number):
     body = b"before " + echoes(TOKEN)[number] + b" after"
     async with gate(monkeypatch) as g:
-        g.stub.respond = lambda seen: ok(body, ("x-echo", body.decode()))
+        g.stub.respond = lambda _: ok(body, ("x-echo", body.decode()))
         response = await g.get()
         assert TOKEN.encode() not in response
         assert echoes(TOKEN)[number] not in response
@@ -301,19 +305,19 @@ async def test_a_response_is_neither_compressed_nor_partial(monkeypatch):
         assert not seen.values("range")
         assert not seen.values("if-range")
         echo = gzip.compress(TOKEN.encode())
-        g.stub.respond = lambda seen: ok(echo, ("content-encoding", "gzip"))
+        g.stub.respond = lambda _: ok(echo, ("content-encoding", "gzip"))
         response = await g.get()
         assert status(response) == 502
         assert echo not in response
         assert "scrub=False" in g.requests[-1].error
     async with gate(monkeypatch, scrub=False) as g:  # the positive control
-        g.stub.respond = lambda seen: ok(echo, ("content-encoding", "gzip"))
+        g.stub.respond = lambda _: ok(echo, ("content-encoding", "gzip"))
         assert (await g.get()).endswith(echo)
 
 
 async def test_cookies_and_other_protocols_of_the_server_are_not_passed_on(monkeypatch):
     async with gate(monkeypatch) as g:
-        g.stub.respond = lambda seen: ok(
+        g.stub.respond = lambda _: ok(
             b"x", ("set-cookie", "session=1"), ("alt-svc", 'h3=":443"'), ("x-kept", "1")
         )
         response = await g.get()
@@ -468,7 +472,7 @@ async def test_a_websocket_needs_permission(monkeypatch):
         g.stub.respond = lambda seen: switch if seen.values("upgrade") else ok(b"no")
         assert b"101" not in await g.get("/ws", *fields)
     async with gate(monkeypatch, websockets=True) as g:
-        g.stub.respond = lambda seen: switch
+        g.stub.respond = lambda _: switch
         reader, writer = await g.connect()
         writer.write((request.format(HOST, g.stub.port) + "\r\n").encode())
         async with asyncio.timeout(10):
@@ -485,7 +489,7 @@ async def test_a_websocket_needs_permission(monkeypatch):
 
 async def test_a_switch_without_a_request_is_an_error(monkeypatch):
     async with gate(monkeypatch) as g:
-        g.stub.respond = lambda seen: b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
+        g.stub.respond = lambda _: b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
         assert status(await g.get()) == 502
 
 
@@ -500,7 +504,7 @@ async def test_a_switch_without_a_request_is_an_error(monkeypatch):
 )
 async def test_an_ambiguous_response_is_not_passed_on(monkeypatch, response):
     async with gate(monkeypatch) as g:
-        g.stub.respond = lambda seen: response
+        g.stub.respond = lambda _: response
         answer = await g.get()
         assert status(answer.rpartition(b"HTTP/1.1 100 \r\n\r\n")[2] or answer) in {100, 502}
         assert b"abcd" not in answer
@@ -574,7 +578,7 @@ async def test_the_secret_is_in_no_log_and_no_record(monkeypatch, caplog):
     async with gate(monkeypatch, allow=["GET /ok"]) as g:
         for path in ("/ok", "/bad", "/%2e"):
             await g.get(path, ("Authorization", f"Bearer {g.token.placeholder}"))
-        g.stub.respond = lambda seen: b"HTTP/1.1 200 " + TOKEN.encode() + b"\r\nbroken\r\n\r\n"
+        g.stub.respond = lambda _: b"HTTP/1.1 200 " + TOKEN.encode() + b"\r\nbroken\r\n\r\n"
         await g.get("/ok")
         await eventually(lambda: len(g.requests) == 4)
         shown = (

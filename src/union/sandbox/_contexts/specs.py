@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox.errors import SandboxError
 
 __all__ = [
@@ -83,6 +84,9 @@ class CellSink(Protocol):
 
     def decision(self, decision: Decision) -> None:
         """Receive the decision about one connection or name lookup."""
+
+    def request(self, request: HttpRequest) -> None:
+        """Receive the record of one request to the host of an ``Http`` entry."""
 
     def done(self, end: CellEnd) -> None:
         """Receive the end of the cell; nothing follows."""
