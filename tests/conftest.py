@@ -48,8 +48,11 @@ CONTEXT_WAYS = (
     *(REMOTE + way for way in ISOLATED if way == "userns" or os.environ.get("EVERYWHERE") == "1"),
 )
 """Where the contract of contexts runs: the wire is the same for every backend."""
+REMOTE_MACHINE_WAYS = tuple(REMOTE + way for way in MACHINE_WAYS)
 REMOTE_WITHOUT = tuple(REMOTE + way for way in SERVED if way not in WAYS)
-EVERY_WAY = (*WAYS, *WITHOUT_NAMESPACES, *MACHINE_WAYS, *REMOTE_WAYS, *REMOTE_WITHOUT)
+EVERY_WAY = (
+    *WAYS, *WITHOUT_NAMESPACES, *MACHINE_WAYS, *REMOTE_WAYS, *REMOTE_WITHOUT, *REMOTE_MACHINE_WAYS,
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,6 +72,7 @@ LONG = tuple(
         "contract/test_timeouts_and_ends",
         "cluster/test_plane_lifetime",
         "environments/test_matrix",
+        "docs/test_site_browser",
         "contract/test_lifecycle",
         "confined/test_attacks",
         "cluster/test_plane_bringup",
@@ -208,6 +212,9 @@ def session_of(way: str, **options: object) -> sb.Session:
     """A session of one way; warnings of the way itself are expected."""
     if way.startswith(MACHINE):
         return session_of(way.removeprefix(MACHINE), **{"persist": "machine", **options})
+    if way.startswith(REMOTE + MACHINE):
+        inner = REMOTE + way.removeprefix(REMOTE + MACHINE)
+        return session_of(inner, **{"persist": "machine", **options})
     if way.startswith(REMOTE):
         server = shared_server(SERVED)
         reach = {"endpoint": server.endpoint, "token": server.token, "lazy": False}

@@ -78,11 +78,10 @@ def _can_fork(spec: SessionSpec, found: HostSetting) -> bool:
         return False
     python = host.interpreter()
     writable = [item.source for item in found.view.added if item.writable]
-    return not any(
-        os.path.commonpath((place, os.path.realpath(path))) == place
-        for path in (*python.paths, *python.site_dirs, *python.editable)
-        for place in writable
-    )
+    paths = {*python.paths, *python.site_dirs, *python.editable}
+    # Resolved for each session: sandboxed code may have changed a link since the last one.
+    places = [os.path.realpath(path) for path in paths]
+    return not any(os.path.commonpath((w, place)) == w for place in places for w in writable)
 
 
 def _needs_cgroup(spec: SessionSpec) -> bool:
