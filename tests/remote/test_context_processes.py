@@ -9,12 +9,13 @@ from tests.remote.hostile import event
 from tests.remote.test_contexts import DONE, Contexts
 
 from union.sandbox._contexts.wire import ContextChange, encode_change
-from union.sandbox._wire import frames as wire
 from union.sandbox._wire.frames import Kind
 from union.sandbox.errors import SandboxConnectionError
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+    from union.sandbox._wire import frames as wire
 
 PROCESS = {
     "pid": 2, "parent": 1, "name": "python", "command": ["python"], "started_at": 1.0,
