@@ -116,8 +116,7 @@ FACTS: dict[str, tuple[str, Callable[[], bool]]] = {
         lambda: not os.path.exists("/proc/sysvipc"),
     ),
     "id-mapped mounts": (
-        "mount_setattr does not exist: for root, a path of the caller is not visible under the id of "
-        "the session, or is refused because it would need root's own",
+        "mount_setattr does not exist: root's sessions, which have their own id, lack the caller's",
         lambda: os.geteuid() == 0 and not kernel.features().mount_trees,
     ),
     "machines": (
