@@ -71,7 +71,9 @@ _current = [""]
 class Session(adapter.UnionSandboxSession):
     def __init__(self, *, state, session=None, options=None):
         _used.add(_current[0])
-        super().__init__(state=state, session=session, options={"backend": BACKEND, **(options or {})})
+        super().__init__(
+            state=state, session=session, options={"backend": BACKEND, **(options or {})}
+        )
 
 
 class Client(adapter.UnionSandboxClient):
