@@ -38,7 +38,7 @@ class ReleaseError(Exception):
 def version() -> str:
     """Return the version of this tree."""
     text = (ROOT / "src/union/sandbox/_version.py").read_text(encoding="utf-8")
-    return re.search(r'"([^"]+)"', text)[1]  # type: ignore[index]
+    return re.search(r'^__version__.*"([^"]+)"', text, re.MULTILINE)[1]  # type: ignore[index]
 
 
 def check_changelog(text: str, released: str, *, draft: bool) -> None:
