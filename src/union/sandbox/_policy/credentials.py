@@ -257,9 +257,7 @@ class SigV4:
         if self.session_token is not None:
             _checked_secret(self.session_token, "SigV4")
         if not isinstance(self.access_key, str) or _TOKEN.fullmatch(self.access_key) is None:
-            raise PolicyError(
-                "SigV4: the access key is not an access key id", argument="access_key"
-            )
+            raise PolicyError("SigV4: this is not an access key id", argument="access_key")
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
