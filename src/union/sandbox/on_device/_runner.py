@@ -16,7 +16,7 @@ from union.sandbox._linux.machine_run import MachineRun
 from union.sandbox._linux.prepared import NotBuiltError
 from union.sandbox._linux.protocol import FailurePlace, operation
 from union.sandbox._linux.removal import remove_tree
-from union.sandbox._plan.rootfs import BIN_DIR, RUN_DIR
+from union.sandbox._plan.rootfs import RUN_DIR
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
@@ -95,13 +95,10 @@ class Runner:
 
     @functools.cached_property
     def _venv(self) -> Venv:
-        programs = self._postures.programs
-        uv = f"{BIN_DIR}/uv" if self._scratch is None or programs is None else programs.uv
         return Venv(
             self._work.tree,
             host.interpreter(),
             run_dir=self._scratch or RUN_DIR,
-            uv=uv,
             is_kept=not self._work.is_private,
         )
 
