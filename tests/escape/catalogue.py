@@ -148,6 +148,12 @@ _TITLES = {
         164: "a connection is passed to a run of a narrower network mode",
         172: "a call widens the network ceiling of its session",
         173: "the paths of one call exceed the rules of the session",
+        190: "a request is read differently by the rules and by the server",
+        191: "a response repeats a bound secret",
+        192: "a bound host is reached through another name or address",
+        193: "a session's certificate is trusted by another session",
+        194: "a bound secret appears in a log, record, file, environment or pickle",
+        195: "a budget or rule of requests is exceeded",
     },
     ENDS: {
         101: "a fork bomb",

@@ -52,23 +52,28 @@ async def ready(sbx: sb.Session) -> Template:
 
 
 def template_pid(sbx: sb.Session) -> int:
-    """Return the pid of the template: the child of the launcher in no pid namespace of its own."""
+    """Return the pid of the template: the child of the launcher in no pid namespace of its own.
+
+    A fork is one too until it has entered its namespaces: wait for those that are being made.
+    """
     launcher = Launcher._current
     assert launcher is not None
-    workers = [
-        pid
-        for pid in children_of(launcher.pid)
-        if status(pid)["NSpid"] == f"{pid}" and _is(sbx, pid)
-    ]
-    assert len(workers) == 1, workers
-    return workers[0]
+    found: list[int] = []
+
+    def is_only_one() -> bool:
+        found[:] = [pid for pid in children_of(launcher.pid) if _is(sbx, pid)]
+        return len(found) == 1
+
+    assert eventually(is_only_one), found
+    return found[0]
 
 
 def _is(sbx: sb.Session, pid: int) -> bool:
     try:
-        return sbx.work_dir.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        is_outside = status(pid)["NSpid"] == f"{pid}"
+        return is_outside and sbx.work_dir.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return False
+        return False  # it has ended
 
 
 @pytest.fixture

@@ -48,7 +48,11 @@ if TYPE_CHECKING:
     )
     from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.resources import Resources
+    from union.sandbox._policy.credentials import Basic, Bearer, Header, Query, SigV4
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_entries import Http
+    from union.sandbox._policy.http_request import HttpRequest
+    from union.sandbox._policy.secret import Secret
     from union.sandbox._session.process import SandboxProcess
     from union.sandbox._session.result import ExecResult
     from union.sandbox._session.session import Session
@@ -98,6 +102,8 @@ _HOMES = {
     "BackendName": "_core.literals",
     "BackendStatus": "on_device._availability",
     "BackendUnavailableError": "errors",
+    "Basic": "_policy.credentials",
+    "Bearer": "_policy.credentials",
     "CLOUD_METADATA_DENY": "constants",
     "CellOutput": "_contexts.values",
     "CellResult": "_contexts.values",
@@ -118,6 +124,9 @@ _HOMES = {
     "FileInfo": "_core.files",
     "ProcessInfo": "_core.processes",
     "FrameInfo": "_contexts.values",
+    "Header": "_policy.credentials",
+    "Http": "_policy.http_entries",
+    "HttpRequest": "_policy.http_request",
     "INHERIT": "constants",
     "Isolation": "_core.isolation",
     "KUBERNETES_DENY": "constants",
@@ -127,6 +136,7 @@ _HOMES = {
     "PYPI_HOSTS": "constants",
     "PolicyError": "errors",
     "Process": "_session.process:SandboxProcess",
+    "Query": "_policy.credentials",
     "Resources": "_core.resources",
     "STDOUT": "constants",
     "SandboxCellError": "errors",
@@ -148,8 +158,10 @@ _HOMES = {
     "SandboxSession": "cluster._session",
     "SandboxUsageError": "errors",
     "ScriptType": "_core.literals",
+    "Secret": "_policy.secret",
     "Session": "_session.session",
     "SessionClosedError": "errors",
+    "SigV4": "_policy.credentials",
     "Skipped": "_core.files",
     "TerminationReason": "_core.literals",
     "Transfer": "_core.files",
@@ -184,6 +196,8 @@ __all__ = [
     "BackendName",
     "BackendStatus",
     "BackendUnavailableError",
+    "Basic",
+    "Bearer",
     "CellOutput",
     "CellResult",
     "Context",
@@ -197,12 +211,16 @@ __all__ = [
     "FileChange",
     "FileInfo",
     "FrameInfo",
+    "Header",
+    "Http",
+    "HttpRequest",
     "Isolation",
     "MimeBundle",
     "NetworkMode",
     "PolicyError",
     "Process",
     "ProcessInfo",
+    "Query",
     "Resources",
     "SandboxCellError",
     "SandboxCommandError",
@@ -223,8 +241,10 @@ __all__ = [
     "SandboxSession",
     "SandboxUsageError",
     "ScriptType",
+    "Secret",
     "Session",
     "SessionClosedError",
+    "SigV4",
     "Skipped",
     "TerminationReason",
     "Transfer",

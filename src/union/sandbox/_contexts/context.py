@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from union.sandbox._contexts.values import CellEnd, CellOutput, CellResult, MimeBundle
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.literals import NetworkMode
+    from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import SessionSpec
+    from union.sandbox._policy.http_entries import Http
 
     Opener = Callable[[ContextSpec], Coroutine[Any, Any, LiveContext]]
 
@@ -183,7 +185,7 @@ class Context:
         *,
         timeout_s: float | None = None,
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         env: Mapping[str, str] | None = None,
         check: bool = False,
         wait: bool = True,
@@ -240,7 +242,7 @@ class Context:
         *,
         timeout_s: float | None = None,
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         env: Mapping[str, str] | None = None,
         wait: bool = True,
         max_output_bytes: int | None = None,
@@ -288,6 +290,13 @@ class Context:
         """
         if self._current is not None and not self._current.ended.done():
             self._opened().interrupt()
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        """Return the processes of the context: its interpreter, and all that its cells started.
+
+        A cell may run meanwhile. Empty if the interpreter has ended.
+        """
+        return await self._opened().processes()
 
     async def restart(self) -> None:
         """End the interpreter and start a new one without variables; ``generation`` increases."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from union.sandbox._contexts.specs import LiveContext
     from union.sandbox._contexts.values import MimeBundle
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox.errors import SandboxError
 
 __all__ = ["CellRecorder"]
@@ -45,6 +46,7 @@ class CellRecorder:
         self._truncated: dict[str, None] = {}
         self._results: list[MimeBundle] = []
         self._decisions: list[Decision] = []
+        self._requests: list[HttpRequest] = []
         self._is_streamed = is_streamed
         self._events: deque[tuple[CellOutput | MimeBundle, int]] = deque()
         self._queued = 0
@@ -76,6 +78,9 @@ class CellRecorder:
 
     def decision(self, decision: Decision) -> None:
         self._decisions.append(decision)
+
+    def request(self, request: HttpRequest) -> None:
+        self._requests.append(request)
 
     def done(self, end: CellEnd) -> None:
         self._duration_s = time.perf_counter() - self._begun
@@ -156,6 +161,7 @@ class CellRecorder:
             reason=end.reason,
             state=end.state,
             network=tuple(self._decisions),
+            requests=tuple(self._requests),
             usage=end.usage,
             duration_s=self._duration_s,
             truncated=tuple(self._truncated),

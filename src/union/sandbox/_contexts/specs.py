@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
     from union.sandbox._contexts.values import CellEnd, MimeBundle
     from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox.errors import SandboxError
 
 __all__ = [
@@ -83,6 +85,9 @@ class CellSink(Protocol):
     def decision(self, decision: Decision) -> None:
         """Receive the decision about one connection or name lookup."""
 
+    def request(self, request: HttpRequest) -> None:
+        """Receive the record of one request to the host of an ``Http`` entry."""
+
     def done(self, end: CellEnd) -> None:
         """Receive the end of the cell; nothing follows."""
 
@@ -116,6 +121,10 @@ class LiveContext(Protocol):
 
     def resume(self) -> None:
         """Continue after a sink returned False."""
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        """Return the processes of the context; none if the interpreter has ended."""
+        ...
 
     async def restart(self) -> None:
         """End the interpreter, and start a new one."""

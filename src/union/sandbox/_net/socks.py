@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ from union.sandbox._policy.rules import Verdict
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Awaitable, Callable
 
     from union.sandbox._net.connection import Connection
     from union.sandbox._net.stream import Stream
@@ -81,8 +83,16 @@ class SocksFrontend:
             return
         connection.begin_attempt(attempt)
         connection.request_received()
+        serve: Callable[[], Awaitable[None]]
+        bound = connection.policy.binding(attempt.host, attempt.port)
         try:
-            outbound = await connection.dial(attempt)
+            if bound is not None:
+                serve = connection.intercept(attempt, bound).serve
+            else:
+                outbound = await connection.dial(attempt)
+                serve = functools.partial(
+                    tunnel, stream, outbound, attempt, policy=connection.policy
+                )
         except RefusedError:
             await self._reply(stream, _NOT_ALLOWED)
             await connection.linger()
@@ -92,7 +102,7 @@ class SocksFrontend:
             await connection.linger()
             return
         await self._reply(stream, _GRANTED)
-        await tunnel(stream, outbound, attempt, policy=connection.policy)
+        await serve()
 
     async def _authenticate(self, stream: Stream) -> None:
         version, count = await stream.read_exactly(2)

@@ -19,6 +19,7 @@ from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resolve_call import RESOURCE_OF
 from union.sandbox._core.resources import Resources
 from union.sandbox._policy.decision import Decision, FrontendName
+from union.sandbox._policy.http_request import HttpRequest
 from union.sandbox._wire.errors import clean_text
 from union.sandbox._wire.frames import WireError, parse_json, to_json
 from union.sandbox.constants import DEVNULL, PIPE, STDOUT, Stream
@@ -134,7 +135,7 @@ _SESSION: Final = frozenset(
         "backend", "host_work_dir", "work_dir_name", "network_mode", "network_allowlist",
         "network_denylist", "network_proxy_url", "network_socks_url", "timeout_s", "env",
         "read_only_paths", "read_write_paths", "resources", "strict", "warm", "preload",
-        "persist",
+        "persist", "shell",
     }
 )  # fmt: skip
 
@@ -184,6 +185,7 @@ def encode_session(spec: SessionSpec) -> dict[str, Any]:
         "warm": spec.warm,
         "preload": list(spec.preload or ()) or None,
         "persist": None if spec.persist == "workdir" else spec.persist,
+        "shell": spec.shell,
     }
     without = {"preload": None} if spec.preload is None else {}  # not the default
     return {name: value for name, value in payload.items() if value is not None} | without
@@ -358,6 +360,8 @@ class SessionInfo:
     """Whether the server runs contexts."""
     is_machine: bool = False
     """Whether file calls accept every path that is visible inside."""
+    shell: str = "/bin/sh"
+    """The shell that runs commands given as text."""
 
 
 def encode_session_info(info: SessionInfo) -> dict[str, Any]:
@@ -369,6 +373,7 @@ def encode_session_info(info: SessionInfo) -> dict[str, Any]:
         "grace_s": info.grace_s,
         "contexts": info.has_contexts,
         "machine": info.is_machine,
+        "shell": info.shell,
     }
 
 
@@ -384,6 +389,7 @@ def decode_session_info(payload: dict[str, Any]) -> SessionInfo:
             grace_s=_grace(payload["grace_s"]),
             has_contexts=_checked(payload.get("contexts", False), bool, "contexts"),
             is_machine=payload.get("machine") is True,  # an older server does not send it
+            shell=_absolute(payload.get("shell", "/bin/sh"), "shell"),  # nor this
         )
     except (KeyError, TypeError, AttributeError) as exc:
         raise WireError(f"malformed description of a session: {exc!r}") from exc
@@ -465,6 +471,10 @@ def encode_decision(decision: Decision) -> bytes:
     return to_json({"decision": dataclasses.asdict(decision)})
 
 
+def encode_request(request: HttpRequest) -> bytes:
+    return to_json({"request": dataclasses.asdict(request)})
+
+
 def decode_event(data: bytes) -> tuple[str, Any]:
     """Return the name of an event and its value: ``Event``, ``Decision`` or plain fields."""
     payload = parse_json(data, max_bytes=_MAX_EVENT)
@@ -487,6 +497,8 @@ def decode_event(data: bytes) -> tuple[str, Any]:
                 return name, Failed(*(clean_text(_checked(value[n], str, n)) for n in names))
             case "decision":
                 return name, decode_decision(value)
+            case "request":
+                return name, decode_request(value)
             case "refused" | "context":
                 return name, value
     except KeyError as exc:
@@ -519,7 +531,29 @@ def decode_decision(payload: dict[str, Any]) -> Decision:
         else:
             _number(value, name)
     known["door"] = cast("FrontendName", known["door"])
-    return Decision(allowed=_checked(payload["allowed"], bool, "allowed"), **known)
+    return Decision(
+        allowed=_checked(payload["allowed"], bool, "allowed"),
+        intercepted=payload.get("intercepted") is True,  # an older server does not send it
+        **known,
+    )
+
+
+_REQUEST: Final[dict[str, tuple[type, ...]]] = {
+    "time": (int, float), "method": (str,), "host": (str,), "path": (str,), "reason": (str,),
+    "suggestion": (str,), "status": (int,), "error": (str,), "bytes_up": (int,),
+    "bytes_down": (int,), "duration_ms": (int, float),
+}  # fmt: skip
+
+
+def decode_request(payload: dict[str, Any]) -> HttpRequest:
+    known = {name: _checked(payload[name], kind, name) for name, kind in _REQUEST.items()}
+    for name, value in known.items():
+        if isinstance(value, str):
+            known[name] = clean_text(value)
+        else:
+            _number(value, name)
+    flags = {name: _checked(payload[name], bool, name) for name in ("allowed", "has_credential")}
+    return HttpRequest(**known, **flags)
 
 
 # Files.

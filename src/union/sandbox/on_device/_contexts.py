@@ -9,19 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._contexts import python_driver
+from union.sandbox._core.processes import MAX_LISTED
 from union.sandbox._core.spec import NetworkSpec, RunSpec
+from union.sandbox._linux.process_list import list_processes, list_sandbox
+from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox._system import IS_LINUX, NAME
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device._cell_channels import FramedChannel, NodeChannel, ShellChannel
 from union.sandbox.on_device._interpreter import Interpreter
 from union.sandbox.on_device._network import shape_of
+from union.sandbox.on_device._trust import has_http
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from union.sandbox._contexts.specs import CellSink, CellSpec, ContextSpec
     from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.command import Command
     from union.sandbox._linux.run import LocalRun
@@ -92,7 +97,13 @@ class LocalContext:
         }
 
         def on_listeners(fds: list[int]) -> None:
-            egress = self._network.open(self._run_spec.network, fds, interpreter.decision, ttl_s=0)
+            egress = self._network.open(
+                self._run_spec.network,
+                fds,
+                interpreter.decision,
+                on_request=interpreter.request,
+                ttl_s=0,
+            )
             egress.suspend()
             interpreter.on_egress(egress)
             run.close_listeners = egress.aclose
@@ -170,6 +181,10 @@ class LocalContext:
         return self._opened().between
 
     def start(self, number: int, spec: CellSpec, sink: CellSink) -> None:
+        if has_http(spec.network):
+            self._runner.trust.ensure()
+            variables = self._runner.trust.variables(spec.network)
+            spec = spec._replace(env=tuple((variables | dict(spec.env)).items()))
         self._opened().start(number, spec, sink)
 
     def interrupt(self) -> None:
@@ -177,6 +192,21 @@ class LocalContext:
 
     def resume(self) -> None:
         self._opened().resume()
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        run = self._run
+        if run is None or not self.is_alive:
+            return ()
+        sandbox = run.sandbox
+        if sandbox.machine is not None:
+            of_all = await threads.files.run(self, list_processes, sandbox.machine.proc)
+            return tuple(info for label, info in of_all if label == sandbox.label)[:MAX_LISTED]
+        first = await sandbox.channel.locate(sandbox.number)
+        if not first:
+            return ()
+        found = await threads.files.run(self, list_sandbox, first)
+        # Else the number may have been that of another process.
+        return found if await sandbox.channel.locate(sandbox.number) == first else ()
 
     async def restart(self) -> None:
         async with self._changing:

@@ -79,6 +79,8 @@ def _token_filter(config: Config) -> Callable[[str], bool]:
     known = [] if config.verifier is None else [config.verifier]
     if config.guest is not None:
         known.append(config.guest.verifier)
+    if config.scraper is not None:
+        known.append(config.scraper)
     return lambda text: any(verifier.accepts(text) for verifier in known)
 
 
@@ -89,7 +91,7 @@ async def serve(config: Config) -> None:
     context, fingerprint = server_context(config)
     metrics = Metrics()
     sessions = Sessions(config, metrics)
-    authority = Authority(config.verifier, config.guest)
+    authority = Authority(config.verifier, config.guest, config.scraper)
     shutdown = _Shutdown(sessions, config)
     sockets = [_listen(bind) for bind in config.binds]
     loop = asyncio.get_running_loop()
@@ -106,6 +108,7 @@ async def serve(config: Config) -> None:
     else:
         listener.open_on_demand()
     launch, watch, home, owner_socket, lease = config.launch, None, None, None, None
+    mcp = None
     try:
         if launch is not None:
             watch = SupervisorWatch(_STDIN, shutdown.done.set)
@@ -117,9 +120,16 @@ async def serve(config: Config) -> None:
             await sessions.open_supervised(launch)
         if config.owner_socket is not None:
             owner_socket = OwnerSocket(config.owner_socket, sessions, authority)
-        _announce(config, sockets, fingerprint)
+        if config.mcp is not None:
+            from union.sandbox.server._mcp import McpEndpoint
+
+            mcp = await McpEndpoint.start(config, sockets, fingerprint)
+            mcp.watch(shutdown.begin)
+        _announce(config, sockets, fingerprint, mcp_url=None if mcp is None else mcp.url)
         await shutdown.done.wait()
     finally:
+        if mcp is not None:
+            await mcp.close()
         await listener.close()
         await sessions.close_all()
         if owner_socket is not None:
@@ -208,7 +218,27 @@ def _accepts_connections(path: str) -> bool:
         return True
 
 
-def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | None) -> None:
+def _reachable(host: str) -> str:
+    """Return the address of this machine that others can use, for a socket bound to all."""
+    if host not in {"0.0.0.0", "::"}:  # noqa: S104 - the socket is open already
+        return host
+    # Connecting a datagram socket sends nothing; it selects the address of the default route.
+    for family, anywhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        if family == socket.AF_INET6 and host != "::":
+            continue
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((anywhere, 9))
+            return str(probe.getsockname()[0])
+    return host
+
+
+def _announce(
+    config: Config,
+    sockets: list[socket.socket],
+    fingerprint: str | None,
+    *,
+    mcp_url: str | None = None,
+) -> None:
     """Log the endpoints, and write them to stdout as one line for the starting process."""
     endpoints = []
     for sock in sockets:
@@ -216,6 +246,7 @@ def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | N
             endpoints.append(f"unix://{sock.getsockname()}")
             continue
         host, port = sock.getsockname()[:2]
+        host = _reachable(host)
         shown = f"[{host}]" if ":" in host else host
         pin = f"#{fingerprint.replace(':', '=')}" if config.tls_self_signed and fingerprint else ""
         endpoints.append(f"{'https' if config.is_tls else 'http'}://{shown}:{port}{pin}")
@@ -227,4 +258,13 @@ def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | N
                     "tokens are sent unencrypted: use --tls-self-signed or --tls-cert",
                     extra={"bind": str(bind)},
                 )
-    print(json.dumps({"ready": endpoints, "pid": os.getpid()}), flush=True)  # noqa: T201
+    ready = {"ready": endpoints, "pid": os.getpid()}
+    if mcp_url is not None:
+        _LOGGER.info("serving MCP", extra={"url": mcp_url})
+        if config.mcp is not None and not config.mcp.is_local and config.tls_cert is None:
+            _LOGGER.warning(
+                "tokens of MCP clients are sent unencrypted: use --tls-cert",
+                extra={"bind": str(config.mcp)},
+            )
+        ready["mcp"] = mcp_url
+    print(json.dumps(ready), flush=True)  # noqa: T201 - for the starting process

@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from union.sandbox._core.spec import RunSpec
+    from union.sandbox._policy.http_entries import Http
     from union.sandbox._session.transport import Sink
 
 __all__ = ["Answer", "Answers", "Call", "Reply", "ScriptedTransport", "scripted_session"]
 
 _WORK_DIR: Final = "/sandbox/work"
 _BACKEND: Final = "scripted"
+_SHELL: Final = "/bin/sh"
 _CHUNK_BYTES: Final = 64 * 1024
 
 _ENDING_SIGNALS: Final = frozenset(
@@ -137,6 +139,11 @@ class ScriptedTransport(MemoryFiles):
     def isolation(self) -> Isolation:
         """The report without any isolation layer."""
         return Isolation(backend=_BACKEND)
+
+    @property
+    def shell(self) -> str:
+        """A fixed path; no shell runs."""
+        return _SHELL
 
     async def open(self) -> None:
         """Do nothing."""
@@ -342,7 +349,7 @@ def scripted_session(
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     network_mode: str | None = None,
-    network_allowlist: Sequence[str] | None = None,
+    network_allowlist: Sequence[str | Http] | None = None,
 ) -> Session:
     """Return a session whose commands get their replies from ``answers``.
 
