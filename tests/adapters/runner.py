@@ -355,7 +355,7 @@ def _source(python: Path, distribution: str) -> Path:
                 done = subprocess.run(
                     [
                         *(sys.executable, "-m", "pip", "download", "-q", "--no-deps"),
-                        *("--no-build-isolation", "--no-binary", distribution, "-d", fresh),
+                        *("--no-binary", distribution, "-d", fresh),
                         f"{distribution}=={version}",
                     ],
                     check=False,

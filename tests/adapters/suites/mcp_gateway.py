@@ -50,7 +50,7 @@ INITIALIZE = {
 
 
 class Connection:
-    """A client that speaks the protocol of 2025-06-18 by hand, so that the SDK's version is open."""
+    """A client without the SDK, whose versions differ; it uses the protocol of 2025-06-18."""
 
     def __init__(self, url, token=TOKEN):
         self.url, self.token, self.number = url, token, 1
@@ -101,7 +101,9 @@ def test_tools_run_in_sessions_of_the_server(served):
     assert done["structuredContent"]["exit_code"] == 4
     assert done["structuredContent"]["stdout"] == "/workspace\n"
     assert client.tool("run_code", code="6 * 7")["structuredContent"]["text"] == "42"
-    assert client.tool("run_command", command="cat /tmp/x")["structuredContent"]["stdout"] == "kept\n"
+    assert (
+        client.tool("run_command", command="cat /tmp/x")["structuredContent"]["stdout"] == "kept\n"
+    )
     assert len(sessions_of(endpoint)) == before + 1
     other = Connection(url)
     again = other.tool("run_command", command="cat /tmp/x")

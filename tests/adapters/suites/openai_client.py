@@ -135,7 +135,9 @@ async def test_an_agent_runs_in_it(client):
     model.queue_function_call("exec_command", {"cmd": "echo $((6 * 7))"}, call_id="c1")
     model.queue_final_output("done")
     agent = SandboxAgent(name="a", model=model, instructions="x", capabilities=[Shell()])
-    run = await Runner.run(agent, "go", run_config=RunConfig(sandbox=SandboxRunConfig(client=client)))
+    run = await Runner.run(
+        agent, "go", run_config=RunConfig(sandbox=SandboxRunConfig(client=client))
+    )
     assert run.final_output == "done"
     assert any("42" in str(getattr(item, "output", "")) for item in run.new_items)
 
@@ -167,11 +169,13 @@ def server_endpoint():
 async def test_cancelling_a_command_ends_it(client):
     async with await client.create() as session:
         task = asyncio.create_task(session.exec("echo $$ > pid; exec sleep 300"))
-        while not (await session.exec("test -s pid")).exit_code == 0:
+        while (await session.exec("test -s pid")).exit_code != 0:
             await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        gone = await session.exec("for i in $(seq 100); do kill -0 $(cat pid) || exit 0; sleep 0.1; done; exit 1")
+        gone = await session.exec(
+            "for i in $(seq 100); do kill -0 $(cat pid) || exit 0; sleep 0.1; done; exit 1"
+        )
         assert gone.exit_code == 0
         await client.delete(session)
