@@ -154,6 +154,18 @@ def test_the_policy_of_the_server_applies(served):
     client.tool("reset", sandbox="other")
 
 
+def test_hosts_are_allowed_by_the_operator_only(served):
+    allowed = "allowed.example.com"
+    with sandbox_server(
+        BACKEND, "--mcp", "127.0.0.1:0", "--mcp-allow", allowed, token=TOKEN
+    ) as (_, announced):
+        for url, is_open in ((served[1], False), (announced["mcp"], True)):
+            tools = Connection(url).request("tools/list", {})["result"]["tools"]
+            (found,) = [tool for tool in tools if tool["name"] == "run_command"]
+            assert found["annotations"]["openWorldHint"] is is_open
+            assert "network" not in json.dumps(found["inputSchema"])
+
+
 def test_the_endpoint_ends_with_its_server():
     with sandbox_server(BACKEND, "--mcp", "127.0.0.1:0", token=TOKEN) as (_, announced):
         assert Connection(announced["mcp"]).tool("run_command", command="true")

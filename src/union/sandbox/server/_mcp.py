@@ -56,6 +56,8 @@ class McpEndpoint:
             *("--endpoint", _own_endpoint(sockets, fingerprint)),
             *("--host", bind.host, "--port", str(bind.port)),
         ]
+        for entry in config.mcp_allow:
+            command += ["--allow", entry]
         if config.tls_cert is not None and config.tls_key is not None:
             command += ["--tls-cert", config.tls_cert, "--tls-key", config.tls_key]
         process = await asyncio.create_subprocess_exec(
