@@ -13,8 +13,12 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._codecs.client_hello import TlsFormatError, looks_like_tls, parse_client_hello
-from union.sandbox._codecs.http1 import MAX_HEAD_BYTES, HttpFormatError, encode_head
-from union.sandbox._codecs.http1 import parse_request_head
+from union.sandbox._codecs.http1 import (
+    MAX_HEAD_BYTES,
+    HttpFormatError,
+    encode_head,
+    parse_request_head,
+)
 from union.sandbox._net import http_messages as messages
 from union.sandbox._net.dialer import DialError, RefusedError
 from union.sandbox._net.http_transfer import ClientBodyError, Transfer, TransferRefusedError
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from union.sandbox._net.interception import Interception
     from union.sandbox._net.ledger import Attempt
     from union.sandbox._net.stream import Stream
+    from union.sandbox._policy.credentials import Headers
     from union.sandbox._policy.http_entries import Http
 
 __all__ = ["HttpExchange"]
@@ -137,7 +142,7 @@ class HttpExchange:
             raise RefusedError(
                 self._refused("the TLS server name differs from the host of the connection")
             )
-        if hello.protocols and "http/1.1" not in hello.protocols and "http/1.0" not in hello.protocols:
+        if hello.protocols and not {"http/1.1", "http/1.0"}.intersection(hello.protocols):
             raise RefusedError(self._refused(_HTTP2))
         tls = TlsStream(self._client, self._interception.server_context(self._http.host))
         try:
@@ -229,9 +234,7 @@ class HttpExchange:
             return await self._exchange(head, target, length, transfer)
         except (HttpFormatError, CredentialRefusedError) as exc:
             verdict = RequestVerdict(allowed=False, reason=str(exc))
-            await self._respond(
-                400 if isinstance(exc, HttpFormatError) else 403, f"refused: {exc}"
-            )
+            await self._respond(400 if isinstance(exc, HttpFormatError) else 403, f"refused: {exc}")
             return False
         except RefusedError as exc:
             verdict = RequestVerdict(
@@ -315,7 +318,7 @@ class HttpExchange:
             digest = hashlib.sha256(body).hexdigest()
         if http.auth is not None:
             target, fields = http.auth.apply(head.method, target, fields, digest)
-        framing = (("transfer-encoding", "chunked"),) if length == "chunked" else ()
+        framing: Headers = (("transfer-encoding", "chunked"),) if length == "chunked" else ()
         if is_websocket:
             framing = (("connection", "Upgrade"), ("upgrade", "websocket"))
         data = encode_head(f"{head.method} {target} HTTP/1.1", (*fields, *framing))
@@ -373,4 +376,4 @@ class HttpExchange:
 
 
 def _reason(exc: BaseException) -> str:
-    return str(getattr(exc, "reason", None) or exc or type(exc).__name__)
+    return str(getattr(exc, "reason", None) or str(exc) or type(exc).__name__)

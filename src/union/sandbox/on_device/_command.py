@@ -16,6 +16,7 @@ from union.sandbox._plan.rootfs import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
 from union.sandbox._system import IS_LINUX
 from union.sandbox.on_device._network import proxy_variables, shape_of
 from union.sandbox.on_device._shell import SH, find_shell, means_the_same
+from union.sandbox.on_device._trust import http_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,6 +143,8 @@ class CommandBuilder:
         network, was_host_env, found = self._last
         if network is not spec.network or was_host_env is not host_env:
             usual = {**self._base, **self._proxies(spec), **host_env}
+            # The caller's authorities are part of the file that these variables name.
+            usual |= http_variables(spec.network, work_dir=self._work_dir)
             found = (usual, _env_strings(usual))
             self._last = (spec.network, host_env, found)
         return found

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from union.sandbox._backends.base import NetworkShape
     from union.sandbox._codecs.netlink import NetlinkStep
     from union.sandbox._core.spec import NetworkSpec
+    from union.sandbox._net.interception import Interception
     from union.sandbox._net.own_server import OwnServer
     from union.sandbox._policy.addresses import Address
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
 
 __all__ = [
     "DNS_PORT",
@@ -199,6 +201,7 @@ class SessionNetwork:
         self._server = server
         self._resolver = HostResolver(self)
         self._share = process_budget.share()
+        self._interception: Interception | None = None
         self._upstreams: dict[str, UpstreamDialer] = {}
 
     def open(
@@ -207,6 +210,7 @@ class SessionNetwork:
         fds: list[int],
         on_decision: Callable[[Decision], None],
         *,
+        on_request: Callable[[HttpRequest], None],
         ttl_s: int = TTL_S,
     ) -> Egress:
         """Start serving the listening sockets of a sandbox and take ownership of them.
@@ -215,6 +219,7 @@ class SessionNetwork:
             network: the policy.
             fds: the listening sockets.
             on_decision: called with each decision.
+            on_request: called with each request to the host of an ``Http`` entry.
             ttl_s: how long a client may cache an address. Default: 60 s.
 
         Raises:
@@ -242,6 +247,8 @@ class SessionNetwork:
             share=self._share,
             on_decision=on_decision,
             ttl_s=ttl_s,
+            interception=self.interception,
+            on_request=on_request,
         )
         egress.start()
         return egress
@@ -250,6 +257,7 @@ class SessionNetwork:
         self,
         network: NetworkSpec,
         on_decision: Callable[[Decision], None],
+        on_request: Callable[[HttpRequest], None],
         destination: Callable[[socket.socket], tuple[Address, int]],
     ) -> Egress:
         """Return an egress without listening sockets; connections are handed to ``adopt``."""
@@ -262,6 +270,8 @@ class SessionNetwork:
             share=self._share,
             on_decision=on_decision,
             destination=destination,
+            interception=self.interception,
+            on_request=on_request,
         )
 
     def open_proxies(
@@ -270,6 +280,7 @@ class SessionNetwork:
         listeners: tuple[socket.socket, ...],
         credentials: str,
         on_decision: Callable[[Decision], None],
+        on_request: Callable[[HttpRequest], None],
     ) -> Egress:
         """Start serving proxies on the host's loopback and take ownership of their sockets.
 
@@ -278,6 +289,7 @@ class SessionNetwork:
             listeners: the sockets of the HTTP proxy and of the SOCKS proxy.
             credentials: ``user:password`` that clients must send.
             on_decision: called for each decision.
+            on_request: called for each request to the host of an ``Http`` entry.
 
         """
         http, socks = listeners
@@ -292,9 +304,19 @@ class SessionNetwork:
             share=self._share,
             on_decision=on_decision,
             credentials=credentials,
+            interception=self.interception,
+            on_request=on_request,
         )
         egress.start()
         return egress
+
+    def interception(self) -> Interception:
+        """Return the session's authority and the budgets of its ``Http`` entries."""
+        if self._interception is None:
+            from union.sandbox._net.interception import Interception
+
+            self._interception = Interception()
+        return self._interception
 
     def _policy(self, network: NetworkSpec) -> Policy:
         own = None if self._server is None else self._server.own_server

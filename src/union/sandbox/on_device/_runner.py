@@ -24,6 +24,7 @@ from union.sandbox.on_device._call_postures import CallPostures
 from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._mediated_network import MediatedNetwork
 from union.sandbox.on_device._network import shape_of
+from union.sandbox.on_device._trust import Trust, has_http
 from union.sandbox.on_device._venv import Venv
 
 if TYPE_CHECKING:
@@ -96,7 +97,13 @@ class Runner:
     def _venv(self) -> Venv:
         programs = self._postures.programs
         uv = f"{BIN_DIR}/uv" if self._scratch is None or programs is None else programs.uv
-        return Venv(self._work.tree, host.interpreter(), run_dir=self._scratch or RUN_DIR, uv=uv)
+        return Venv(
+            self._work.tree,
+            host.interpreter(),
+            run_dir=self._scratch or RUN_DIR,
+            uv=uv,
+            is_kept=not self._work.is_private,
+        )
 
     @functools.cached_property
     def _calls(self) -> CallPostures:
@@ -108,15 +115,19 @@ class Runner:
         if "_venv" in self.__dict__:
             self._venv.rest()
 
+    @functools.cached_property
+    def trust(self) -> Trust:
+        """The certificates that programs inside trust, for ``Http`` entries."""
+        interception = self._network.interception()
+        return Trust(self._work.tree, interception, work_dir=self._work.path)
+
     def forget_venv(self) -> None:
         """Make the next command verify the venv, which the caller may have changed."""
         self._is_venv_verified = False
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
         """Start one command; see ``Transport.start``."""
-        if not self._is_venv_verified:
-            await self._ensure_venv()
-        self._is_venv_verified = False
+        await self._verify(spec)
         pool = self._pool
         shape = shape_of(spec.network)
         try:
@@ -166,7 +177,9 @@ class Runner:
         def connect(family: int, address: bytes, port: int) -> socket.socket:
             """Connect for the command; its egress is opened at the first connection."""
             network = MediatedNetwork(
-                functools.partial(self._network.open_mediated, spec.network, sink.decision)
+                functools.partial(
+                    self._network.open_mediated, spec.network, sink.decision, sink.request
+                )
             )
             run.close_listeners = network.aclose
             run.on_connect = network.connect
@@ -182,7 +195,7 @@ class Runner:
             run.on_listeners = functools.partial(self._open_egress, run, spec, sink)
         elif sandbox.listeners:
             proxies = self._network.open_proxies(
-                spec.network, sandbox.listeners, sandbox.credentials, sink.decision
+                spec.network, sandbox.listeners, sandbox.credentials, sink.decision, sink.request
             )
             run.close_listeners = proxies.aclose
 
@@ -203,9 +216,7 @@ class Runner:
             on_listeners: receives the listening sockets of a filtered network.
 
         """
-        if not self._is_venv_verified:
-            await self._ensure_venv()
-        self._is_venv_verified = False
+        await self._verify(spec)
         shape = shape_of(spec.network)
         try:
             posture = self._postures.get(shape)
@@ -272,7 +283,8 @@ class Runner:
         return self._pool
 
     def _open_egress(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
-        run.close_listeners = self._network.open(spec.network, fds, sink.decision).aclose
+        egress = self._network.open(spec.network, fds, sink.decision, on_request=sink.request)
+        run.close_listeners = egress.aclose
 
     def _hand_over(self, posture: Posture, spec: RunSpec) -> LocalRun:
         machine = self._postures.machine
@@ -294,15 +306,23 @@ class Runner:
             hint=failed.hint,
         )
 
-    async def _ensure_venv(self) -> None:
+    async def _verify(self, spec: RunSpec) -> None:
+        """Verify the files of the venv that a command needs."""
         try:
-            if self._venv.is_new and self._work.is_private:
-                self._venv.ensure()  # a few small files, as nothing has run here yet
-            elif not self._venv.is_unchanged():
-                # Sandboxed code can make it large, so this must not block the event loop.
-                await threads.files.run(self._work.tree, self._venv.ensure)
+            if not self._is_venv_verified:
+                await self._ensure_venv()
+            self._is_venv_verified = False
+            if has_http(spec.network):
+                await self.trust.ready()
         except OSError as exc:
             raise self._pool.spawn_failed("the venv could not be made", exc) from exc
+
+    async def _ensure_venv(self) -> None:
+        if self._venv.is_new and self._work.is_private:
+            self._venv.ensure()  # a few small files, as nothing has run here yet
+        elif not self._venv.is_unchanged():
+            # Sandboxed code can make it large, so this must not block the event loop.
+            await threads.files.run(self._work.tree, self._venv.ensure)
 
     def _on_end(self, run: LocalRun) -> None:
         self._runs.discard(run)

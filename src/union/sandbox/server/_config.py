@@ -404,7 +404,8 @@ def _bind(text: str, argument: str = "--bind") -> Bind:
 def _scraper(file: str | None) -> Verifier | None:
     if file is None:
         return None
-    return Verifier.from_token(read_secret("--metrics-token-file", file, is_secret=True))
+    source = "--metrics-token-file"
+    return _token_verifier(read_secret(source, file, is_secret=True), source)
 
 
 def _verifier(
@@ -432,10 +433,15 @@ def _verifier(
         secret = read_secret(source, token_file or digest_file or "", is_secret=not is_digest)
     else:
         secret = given[source] or ""
-    # One line end, LF or CRLF, belongs to the file; the rest is the token.
-    secret = secret.removesuffix("\n").removesuffix("\r")
     if is_digest:
         return Verifier.from_digest(secret.strip(), argument=source)
+    return _token_verifier(secret, source)
+
+
+def _token_verifier(secret: str, source: str) -> Verifier:
+    """Return the verifier of a token; raise if it is too weak, or no header can carry it."""
+    # One line end, LF or CRLF, belongs to the file; the rest is the token.
+    secret = secret.removesuffix("\n").removesuffix("\r")
     if secret != secret.strip() or not secret.isprintable():
         raise SandboxUsageError(
             f"the token in {source} begins or ends with white space, has more than one line, or "
