@@ -113,7 +113,7 @@ def pytest_runtest_protocol(item, nextitem):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    is_theirs = "openai_client" not in item.nodeid
+    is_theirs = item.path.name != "openai_client.py"
     if is_theirs and call.when == "call" and item.nodeid not in _used:
         report.outcome = "skipped"
         report.longrepr = (str(item.path), 0, "the test does not use the client")
