@@ -112,8 +112,7 @@ class Runner:
     @functools.cached_property
     def trust(self) -> Trust:
         """The certificates that programs inside trust, for ``Http`` entries."""
-        interception = self._network.interception()
-        return Trust(self._work.tree, interception, work_dir=self._work.path)
+        return Trust(self._work, self._network.interception())
 
     def forget_venv(self) -> None:
         """Make the next command verify the venv, which the caller may have changed."""
@@ -301,7 +300,6 @@ class Runner:
         )
 
     async def _verify(self, spec: RunSpec) -> None:
-        """Verify the files of the venv that a command needs."""
         try:
             if not self._is_venv_verified:
                 await self._ensure_venv()
