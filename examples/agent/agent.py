@@ -1,11 +1,11 @@
 r"""A complete agent: a model decides, its tools run in a sandbox, errors are returned to the model.
 
-    python examples/agent/agent.py [--backend userns] [--allow HOST]... [--secret NAME@HOST]... [TASK]
+    python examples/agent/agent.py [--backend B] [--allow HOST]... [--secret NAME@HOST]... [TASK]
 
 The program calls the model from the host. Tool calls run in one session that lasts for the whole
-task. A call has no network unless it requests it, and then only the allowed hosts. With ``--secret``,
-code can use the credential in your variable NAME at HOST, and cannot read it. Turns, time and
-output are limited.
+task. A call has no network unless it requests it, and then only the allowed hosts. With
+``--secret``, code can use the credential in your variable NAME at HOST, and cannot read it. Turns,
+time and output are limited.
 
 By default the model is the recording in ``model_server.py``, which fails, replies in fragments,
 writes wrong code and requests a host that is not allowed. For a real model, set

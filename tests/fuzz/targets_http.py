@@ -57,6 +57,7 @@ class _Connection:
         self.stream = client
         self.policy = _Policy()
         self.requests: list[Any] = []
+        self.pending_request: Any = None
 
     def record_request(self, request: Any) -> None:
         self.requests.append(request)
