@@ -115,6 +115,11 @@ FACTS: dict[str, tuple[str, Callable[[], bool]]] = {
         "the file of /proc that the test reads does not exist, or reads differently",
         lambda: not os.path.exists("/proc/sysvipc"),
     ),
+    "machines": (
+        "persist='machine' is refused there; of these modules, tests without a machine pass",
+        kernel.is_gvisor,
+    ),
+    "arguments": ("execve has no limit on the size of all arguments", kernel.is_gvisor),
     "errno": (
         "the call is refused with another error, or by a time-out",
         kernel.is_gvisor,
@@ -209,7 +214,12 @@ _EXCEPTIONS: tuple[tuple[str, _Tests], ...] = (
     ("errno", _Tests("network/test_refused", "test_no_datagram_leaves")),
     ("errno", _Tests("network/test_refused", "test_no_raw_packet_or_ping")),
     ("errno", _Tests("network/test_names", "test_names_that_are_not_allowed")),
-    ("errno", _Tests("contract/test_results_errors", "test_arguments_larger_than")),
+    ("machines", _Tests("contract/test_machine", "*", sometimes=True)),
+    ("machines", _Tests("contract/test_machine_files", "*", sometimes=True)),
+    ("machines", _Tests("escape/test_machine_commands", "*", sometimes=True)),
+    ("machines", _Tests("escape/test_machine_lifetime", "*", sometimes=True)),
+    ("arguments", _Tests("contract/test_results_errors", "test_arguments_larger_than")),
+    ("arguments", _Tests("contract/test_documents", "test_errors_versus_non_zero_exits")),
 )
 
 
@@ -228,6 +238,16 @@ def exception(nodeid: str) -> pytest.MarkDecorator | None:
                 strict=not tests.sometimes,
             )
     return None
+
+
+def table() -> str:
+    """Return the exceptions as a table for docs/reference/portability.md."""
+    lines = ["| fact | cause | tests |", "|---|---|---|"]
+    for fact, (cause, _) in FACTS.items():
+        tests = [one for name, one in _EXCEPTIONS if name == fact]
+        names = sorted({f"`{one.module}`: `{one.names}`" for one in tests})
+        lines += [f"| {fact} | {cause} | {'; '.join(names)} |"] if names else []
+    return "\n".join(lines)
 
 
 class Exceptions:

@@ -460,7 +460,7 @@ class Context:
 
     async def _finish(self, recorder: CellRecorder) -> CellRecorder:
         try:
-            await asyncio.shield(recorder.ended)
+            await recorder.wait()
         except asyncio.CancelledError:
             if not recorder.ended.done():
                 self._opened().interrupt()

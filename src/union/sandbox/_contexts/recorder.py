@@ -52,7 +52,9 @@ class CellRecorder:
         self._queued = 0
         self._is_paused = False
         self._arrived: asyncio.Event | None = asyncio.Event() if is_streamed else None
-        self.ended: asyncio.Future[CellEnd] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[CellEnd] = self._loop.create_future()
+        self._waiter: asyncio.Future[None] | None = None
         self._duration_s = 0.0
 
     # The CellSink protocol.
@@ -86,14 +88,29 @@ class CellRecorder:
             self._truncated["results"] = None
         if not self.ended.done():
             self.ended.set_result(end)
-        if self._arrived is not None:
-            self._arrived.set()
+        self._wake()
 
     def failed(self, error: SandboxError) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
         if self._arrived is not None:
             self._arrived.set()
+
+    async def wait(self) -> None:
+        """Wait until the cell has ended, and raise if it failed. One task waits.
+
+        Cancelling this call leaves ``ended`` as it is, like ``asyncio.shield()``, which takes one
+        more turn of the event loop.
+        """
+        if not self.ended.done():
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self.ended.result()
 
     # The reader of a stream.
 

@@ -179,7 +179,7 @@ def resolve_cell(
         raise SandboxUsageError("code contains a NUL character", argument="code")
     spec = resolve_run(
         # The variables of the session are those of the interpreter already.
-        dataclasses.replace(session, env=()),
+        dataclasses.replace(session, env=()) if session.env else session,
         code if code.strip() else "0",
         env=env,
         script_type="python" if language == "python" else "shell",

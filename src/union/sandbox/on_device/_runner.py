@@ -97,7 +97,13 @@ class Runner:
     def _venv(self) -> Venv:
         programs = self._postures.programs
         uv = f"{BIN_DIR}/uv" if self._scratch is None or programs is None else programs.uv
-        return Venv(self._work.tree, host.interpreter(), run_dir=self._scratch or RUN_DIR, uv=uv)
+        return Venv(
+            self._work.tree,
+            host.interpreter(),
+            run_dir=self._scratch or RUN_DIR,
+            uv=uv,
+            is_kept=not self._work.is_private,
+        )
 
     @functools.cached_property
     def _calls(self) -> CallPostures:

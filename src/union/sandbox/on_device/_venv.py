@@ -113,8 +113,20 @@ class Venv:
         *,
         run_dir: str = RUN_DIR,
         uv: str = f"{BIN_DIR}/uv",
+        is_kept: bool = False,
     ) -> None:
+        """Describe the venv in ``tree``.
+
+        Args:
+            tree: the work dir.
+            python: the owner's interpreter.
+            run_dir: the directory with the script of a command, as it is seen inside.
+            uv: the path of ``uv``, as it is seen inside.
+            is_kept: the work dir is the caller's, and perhaps a repository: git ignores the venv.
+
+        """
         self._tree = tree
+        self._is_kept = is_kept
         self._lock = threading.Lock()
         self._python = python
         self._files = _files(python, run_dir)
@@ -229,3 +241,6 @@ class Venv:
         self._tree.make_dir(cache, exist_ok=True)
         for name, target in self._links.items():
             self._tree.put_link(f"{VENV_DIR}/{name}", target)
+        if self._is_kept:
+            # Not verified before commands: sandboxed code may change what git ignores.
+            self._tree.put(f"{VENV_DIR}/.gitignore", b"*\n")

@@ -108,6 +108,7 @@ async def serve(config: Config) -> None:
     else:
         listener.open_on_demand()
     launch, watch, home, owner_socket, lease = config.launch, None, None, None, None
+    mcp = None
     try:
         if launch is not None:
             watch = SupervisorWatch(_STDIN, shutdown.done.set)
@@ -119,9 +120,16 @@ async def serve(config: Config) -> None:
             await sessions.open_supervised(launch)
         if config.owner_socket is not None:
             owner_socket = OwnerSocket(config.owner_socket, sessions, authority)
-        _announce(config, sockets, fingerprint)
+        if config.mcp is not None:
+            from union.sandbox.server._mcp import McpEndpoint
+
+            mcp = await McpEndpoint.start(config, sockets, fingerprint)
+            mcp.watch(shutdown.begin)
+        _announce(config, sockets, fingerprint, mcp_url=None if mcp is None else mcp.url)
         await shutdown.done.wait()
     finally:
+        if mcp is not None:
+            await mcp.close()
         await listener.close()
         await sessions.close_all()
         if owner_socket is not None:
@@ -224,7 +232,13 @@ def _reachable(host: str) -> str:
     return host
 
 
-def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | None) -> None:
+def _announce(
+    config: Config,
+    sockets: list[socket.socket],
+    fingerprint: str | None,
+    *,
+    mcp_url: str | None = None,
+) -> None:
     """Log the endpoints, and write them to stdout as one line for the starting process."""
     endpoints = []
     for sock in sockets:
@@ -244,4 +258,13 @@ def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | N
                     "tokens are sent unencrypted: use --tls-self-signed or --tls-cert",
                     extra={"bind": str(bind)},
                 )
-    print(json.dumps({"ready": endpoints, "pid": os.getpid()}), flush=True)  # noqa: T201
+    ready = {"ready": endpoints, "pid": os.getpid()}
+    if mcp_url is not None:
+        _LOGGER.info("serving MCP", extra={"url": mcp_url})
+        if config.mcp is not None and not config.mcp.is_local and config.tls_cert is None:
+            _LOGGER.warning(
+                "tokens of MCP clients are sent unencrypted: use --tls-cert",
+                extra={"bind": str(config.mcp)},
+            )
+        ready["mcp"] = mcp_url
+    print(json.dumps(ready), flush=True)  # noqa: T201 - for the starting process

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Never
 
-from union.sandbox._core.literals import BackendName, NetworkMode, Persist
+from union.sandbox._core.literals import BackendName, NetworkMode, Persist, Shell
 from union.sandbox._core.resources import AnyResources
 from union.sandbox.on_device._availability import BackendStatus
 from union.sandbox.sync import Session
@@ -45,6 +45,7 @@ def session(
     warm: bool | int = True,
     preload: Sequence[str] | None = ...,
     persist: Persist = "workdir",
+    shell: Shell | None = None,
     **unknown: Never,
 ) -> Session:
     """Describe a session; ``with`` or ``await ....open()`` opens it. Does no I/O."""
