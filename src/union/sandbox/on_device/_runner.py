@@ -115,8 +115,7 @@ class Runner:
     @functools.cached_property
     def trust(self) -> Trust:
         """The certificates that programs inside trust, for ``Http`` entries."""
-        interception = self._network.interception()
-        return Trust(self._work.tree, interception, work_dir=self._work.path)
+        return Trust(self._work, self._network.interception())
 
     def forget_venv(self) -> None:
         """Make the next command verify the venv, which the caller may have changed."""
@@ -174,9 +173,7 @@ class Runner:
         def connect(family: int, address: bytes, port: int) -> socket.socket:
             """Connect for the command; its egress is opened at the first connection."""
             network = MediatedNetwork(
-                functools.partial(
-                    self._network.open_mediated, spec.network, sink.decision, sink.request
-                )
+                functools.partial(self._network.open_mediated, spec.network, sink)
             )
             run.close_listeners = network.aclose
             run.on_connect = network.connect
@@ -192,7 +189,7 @@ class Runner:
             run.on_listeners = functools.partial(self._open_egress, run, spec, sink)
         elif sandbox.listeners:
             proxies = self._network.open_proxies(
-                spec.network, sandbox.listeners, sandbox.credentials, sink.decision, sink.request
+                spec.network, sandbox.listeners, sandbox.credentials, sink
             )
             run.close_listeners = proxies.aclose
 
@@ -280,8 +277,7 @@ class Runner:
         return self._pool
 
     def _open_egress(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
-        egress = self._network.open(spec.network, fds, sink.decision, on_request=sink.request)
-        run.close_listeners = egress.aclose
+        run.close_listeners = self._network.open(spec.network, fds, sink).aclose
 
     def _hand_over(self, posture: Posture, spec: RunSpec) -> LocalRun:
         machine = self._postures.machine
@@ -304,22 +300,18 @@ class Runner:
         )
 
     async def _verify(self, spec: RunSpec) -> None:
-        """Verify the files of the venv that a command needs."""
         try:
             if not self._is_venv_verified:
-                await self._ensure_venv()
+                if self._venv.is_new and self._work.is_private:
+                    self._venv.ensure()  # a few small files, as nothing has run here yet
+                elif not self._venv.is_unchanged():
+                    # Sandboxed code can make it large, so this must not block the event loop.
+                    await threads.files.run(self._work.tree, self._venv.ensure)
             self._is_venv_verified = False
             if has_http(spec.network):
                 await self.trust.ready()
         except OSError as exc:
             raise self._pool.spawn_failed("the venv could not be made", exc) from exc
-
-    async def _ensure_venv(self) -> None:
-        if self._venv.is_new and self._work.is_private:
-            self._venv.ensure()  # a few small files, as nothing has run here yet
-        elif not self._venv.is_unchanged():
-            # Sandboxed code can make it large, so this must not block the event loop.
-            await threads.files.run(self._work.tree, self._venv.ensure)
 
     def _on_end(self, run: LocalRun) -> None:
         self._runs.discard(run)
