@@ -50,6 +50,7 @@ CHOSEN = {
         "tests/contract/test_call_posture.py",
         "tests/contract/test_venv.py",
         "tests/contract/test_pty.py",
+        "tests/checkpoints",
         "tests/escape",
         "tests/posture",
         # The filter is a program that does not depend on the place; files and paths are the host's

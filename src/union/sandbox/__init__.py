@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from union.sandbox import constants, errors, on_device, remote, sync
+    from union.sandbox._checkpoints.values import TreeChange
     from union.sandbox._contexts.context import Context
     from union.sandbox._contexts.values import (
         CellOutput,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.resources import Resources
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._session.checkpoint import Checkpoint
     from union.sandbox._session.process import SandboxProcess
     from union.sandbox._session.result import ExecResult
     from union.sandbox._session.session import Session
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
         BackendUnavailableError,
         ContextLostError,
         PolicyError,
+        SandboxBusyError,
         SandboxCellError,
         SandboxCommandError,
         SandboxConnectionError,
@@ -101,6 +104,7 @@ _HOMES = {
     "CLOUD_METADATA_DENY": "constants",
     "CellOutput": "_contexts.values",
     "CellResult": "_contexts.values",
+    "Checkpoint": "_session.checkpoint",
     "Context": "_contexts.context",
     "ContextLostError": "errors",
     "ContextSnapshot": "_contexts.values",
@@ -129,6 +133,7 @@ _HOMES = {
     "Process": "_session.process:SandboxProcess",
     "Resources": "_core.resources",
     "STDOUT": "constants",
+    "SandboxBusyError": "errors",
     "SandboxCellError": "errors",
     "SandboxCommandError": "errors",
     "SandboxConnectionError": "errors",
@@ -153,6 +158,7 @@ _HOMES = {
     "Skipped": "_core.files",
     "TerminationReason": "_core.literals",
     "Transfer": "_core.files",
+    "TreeChange": "_checkpoints.values",
     "UnknownArgumentError": "errors",
     "Usage": "_core.events",
     "__version__": "_version",
@@ -186,6 +192,7 @@ __all__ = [
     "BackendUnavailableError",
     "CellOutput",
     "CellResult",
+    "Checkpoint",
     "Context",
     "ContextLostError",
     "ContextSnapshot",
@@ -204,6 +211,7 @@ __all__ = [
     "Process",
     "ProcessInfo",
     "Resources",
+    "SandboxBusyError",
     "SandboxCellError",
     "SandboxCommandError",
     "SandboxConnectionError",
@@ -228,6 +236,7 @@ __all__ = [
     "Skipped",
     "TerminationReason",
     "Transfer",
+    "TreeChange",
     "UnknownArgumentError",
     "Usage",
     "attach",

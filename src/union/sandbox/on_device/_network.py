@@ -201,6 +201,10 @@ class SessionNetwork:
         self._share = process_budget.share()
         self._upstreams: dict[str, UpstreamDialer] = {}
 
+    def forked(self) -> SessionNetwork:
+        """Return the network of another session with the same restrictions."""
+        return SessionNetwork(self._server)
+
     def open(
         self,
         network: NetworkSpec,

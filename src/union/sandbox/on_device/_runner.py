@@ -24,6 +24,7 @@ from union.sandbox.on_device._call_postures import CallPostures
 from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._mediated_network import MediatedNetwork
 from union.sandbox.on_device._network import shape_of
+from union.sandbox.on_device._start_gate import StartGate
 from union.sandbox.on_device._venv import Venv
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class Runner:
         self._runs: set[LocalRun] = set()
         self._helpers: set[LocalRun] = set()
         self._removals: set[asyncio.Future[None]] = set()
+        self.gate = StartGate()
+        """Holds back new commands while a checkpoint is taken."""
         self._is_venv_verified = False
         """Whether the venv was verified after anything could have changed it."""
         pool.sandboxes.on_idle = self._rest
@@ -111,6 +114,10 @@ class Runner:
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
         """Start one command; see ``Transport.start``."""
+        async with self.gate:
+            return await self._start(spec, sink)
+
+    async def _start(self, spec: RunSpec, sink: Sink) -> LocalRun:
         if not self._is_venv_verified:
             await self._ensure_venv()
         self._is_venv_verified = False
@@ -200,31 +207,32 @@ class Runner:
             on_listeners: receives the listening sockets of a filtered network.
 
         """
-        if not self._is_venv_verified:
-            await self._ensure_venv()
-        self._is_venv_verified = False
-        shape = shape_of(spec.network)
-        try:
-            posture = self._postures.get(shape)
-            if not self._postures.is_ready(posture):
-                posture = await self._postures.ready(shape)
-            run, near = send(posture, self._build(spec, posture), self._venv)
+        async with self.gate:
+            if not self._is_venv_verified:
+                await self._ensure_venv()
+            self._is_venv_verified = False
+            shape = shape_of(spec.network)
             try:
-                if shape == "filtered":
-                    run.on_listeners = on_listeners
-                run.attach(sink, timeout_s=None)
-            except BaseException:
-                near.close()
-                raise
-        except NotBuiltError as exc:
-            raise self._not_built(exc) from exc
-        except OSError as exc:
-            raise self._pool.spawn_failed("the context could not be started", exc) from exc
-        self._runs.add(run)
-        run.finished.add_done_callback(lambda _: self._on_end(run))
-        self._pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
-        run.listen()
-        return run, near, posture
+                posture = self._postures.get(shape)
+                if not self._postures.is_ready(posture):
+                    posture = await self._postures.ready(shape)
+                run, near = send(posture, self._build(spec, posture), self._venv)
+                try:
+                    if shape == "filtered":
+                        run.on_listeners = on_listeners
+                    run.attach(sink, timeout_s=None)
+                except BaseException:
+                    near.close()
+                    raise
+            except NotBuiltError as exc:
+                raise self._not_built(exc) from exc
+            except OSError as exc:
+                raise self._pool.spawn_failed("the context could not be started", exc) from exc
+            self._runs.add(run)
+            run.finished.add_done_callback(lambda _: self._on_end(run))
+            self._pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
+            run.listen()
+            return run, near, posture
 
     async def start_helper(
         self, argv: tuple[str, ...], sock: socket.socket, sink: Sink
@@ -257,7 +265,8 @@ class Runner:
 
     def keep_driver(self, posture: Posture, spec: RunSpec) -> None:
         """Start the driver of a next context ahead, unless the session is closing."""
-        if not self._postures.is_current(posture) or not self._pool.sandboxes.is_open:
+        is_open = self._pool.sandboxes.is_open and not self.gate.is_closed
+        if not is_open or not self._postures.is_current(posture):
             return
         command = self._build(spec, posture)._replace(script=None)
         if self._pool.fill_driver(posture, command, venv=self._venv):
@@ -332,25 +341,34 @@ class Runner:
     def _follow_up(self, run: LocalRun, posture: Posture, spec: RunSpec) -> None:
         """Read the output of a command that runs on, and prepare a spare for the next one."""
         run.listen()
-        if not self._postures.is_current(posture) or not self._pool.sandboxes.is_open:
+        is_open = self._pool.sandboxes.is_open and not self.gate.is_closed
+        if not is_open or not self._postures.is_current(posture):
             return
         if self._pool.fill(posture, spec, venv=self._venv, build=self._build):
-            self._is_venv_verified = (
-                False  # the new Python executes code of the venv before it waits
-            )
+            # The new Python executes code of the venv before it waits.
+            self._is_venv_verified = False
 
     def _build(self, spec: RunSpec, posture: Posture) -> Command:
         return self._commands.build(
             spec, host_env=posture.host_env, count_processes=posture.counts_processes
         )
 
+    def running(self) -> list[LocalRun]:
+        """Return the commands and contexts that have not ended."""
+        return [run for run in self._runs - self._helpers if not run.has_ended]
+
+    def forget_tree(self) -> None:
+        """Use the new work tree from now on, and build postures of calls again."""
+        self._is_venv_verified = False
+        self.__dict__.pop("_venv", None)
+        if "_calls" in self.__dict__:
+            self._calls.close()
+
     async def idle(self) -> None:
         """Wait until every command of the session has ended and was released.
 
-        ``exec()`` returns when a command has reported its end, which is a few iterations of the
-        event loop before its run is released. A command that starts while this waits is waited for
-        too; a caller that needs the session to stay idle holds back new commands itself. Processes
-        of a sandbox that was killed from outside may take a moment longer to exit.
+        ``exec()`` returns when a command has reported its end, a few iterations of the event loop
+        before its run is released. Processes that were killed from outside may exit a bit later.
         """
         while self._runs:
             # The callback that removes a run was added to its future before this one.
@@ -375,9 +393,8 @@ class Runner:
 
         """
         for run in tuple(self._runs):
-            run.end_now(
-                "closed"
-            )  # again, because the launcher may have died before it read the first request
+            # Again, because the launcher may have died before it read the first request.
+            run.end_now("closed")
             if is_stuck:
                 run.give_up_killed()
             await until_done(run.finished)
