@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from union.sandbox._session.own_loop import in_own_loop
+from union.sandbox._session.own_loop import foreign_loop, in_own_loop
 from union.sandbox._session.session_files import SessionFiles
 from union.sandbox.errors import SandboxUsageError
 
@@ -35,8 +35,11 @@ class SessionCheckpoints(SessionFiles):
         return report if layers == report.layers else dataclasses.replace(report, layers=layers)
 
     def live_transport(self) -> Transport:
-        """Return the transport of the open session. Internal."""
-        return self._live()
+        """Return the transport of the open session, in whatever loop it is. Internal."""
+        transport = self._lifecycle.transport
+        if self._lifecycle.state != "open" or transport is None:
+            transport = self._live()  # raises the reason
+        return transport
 
     def _calls(self) -> CheckpointCalls:
         from union.sandbox._checkpoints.values import calls_of
@@ -105,6 +108,12 @@ class SessionCheckpoints(SessionFiles):
             SandboxBusyError: a command or a context of ``other`` runs.
 
         """
+        if foreign_loop(other) is not None:
+            raise SandboxUsageError(
+                "adopt() needs a session of the same event loop",
+                argument="other",
+                hint="export() a checkpoint of the other session and import_checkpoint() it here",
+            )
         return self._handle(await self._calls().adopt(other.live_transport()))
 
     @in_own_loop

@@ -1,9 +1,9 @@
 """The directories that checkpoints consist of, and who uses them.
 
 A layer is a directory that no process writes any more, or the one that a session writes now.
-Sessions and checkpoints hold layers; the last one that releases a layer removes it. So the fork of a session
-goes on when that session closes. All directories have the marker and the lock of private work dirs
-(``_linux/owned_dir``): what a killed process leaves is removed by the next one.
+Sessions and checkpoints hold layers; the last one that releases a layer removes it. So the fork of
+a session goes on when that session closes. All directories have the marker and the lock of private
+work dirs (``_linux/owned_dir``): what a killed process leaves is removed by the next one.
 """
 
 from __future__ import annotations

@@ -240,8 +240,7 @@ class Runner:
         """Start a program of the product's own in the machine, with ``sock`` as its stdin.
 
         It has the rights of a command, a blocked network, and is not listed as a process. It ends
-        with the session, or when the run is ended. ``sock`` is the far end and stays the caller's,
-        who closes it.
+        with the session, or when the run is ended. The caller closes ``sock``, the far end.
         """
         spec = RunSpec(
             kind="argv", argv=argv, env=self._spec.env, stdout="devnull", stderr="devnull"
@@ -359,7 +358,7 @@ class Runner:
 
     def forget_tree(self) -> None:
         """Use the new work tree from now on, and build postures of calls again."""
-        self._is_venv_verified = False
+        self.forget_venv()
         self.__dict__.pop("_venv", None)
         if "_calls" in self.__dict__:
             self._calls.close()
@@ -368,10 +367,9 @@ class Runner:
         """Wait until every command of the session has ended and was released.
 
         ``exec()`` returns when a command has reported its end, a few iterations of the event loop
-        before its run is released. Processes that were killed from outside may exit a bit later.
+        before its run is released. Processes killed from outside may exit a bit later.
         """
-        while self._runs:
-            # The callback that removes a run was added to its future before this one.
+        while self._runs:  # the callback that removes a run comes before this one
             await asyncio.wait([run.finished for run in self._runs])
 
     def end_all(self) -> None:
@@ -389,7 +387,7 @@ class Runner:
         """Wait for the end of every command, with the channel drained.
 
         Args:
-            is_stuck: do not wait for killed processes, because the channel was not drained in time.
+            is_stuck: do not wait for killed processes: the channel was not drained in time.
 
         """
         for run in tuple(self._runs):
