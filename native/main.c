@@ -424,19 +424,11 @@ static int watch(int fd)
     return epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event);
 }
 
-/* Refuses a request that was not received completely; its first descriptor is the socket of the process that waits. */
-static void refuse(int *fds, int nfds, int error)
-{
-    if (nfds > 0)
-        report_failure(fds[0], OP_FDS, error);
-    for (int i = 0; i < nfds; i++)
-        close(fds[i]);
-}
-
 static void on_channel(int channel)
 {
     int fds[MAX_FDS], nfds;
     uint32_t failed;
+    pid_t first = 0;
     ssize_t got = receive_message(channel, request.bytes, sizeof request, fds, &nfds, MSG_DONTWAIT);
     if (got < 0 && errno == EAGAIN)
         return;
@@ -464,6 +456,12 @@ static void on_channel(int channel)
         break;
     case MSG_KILL_ALL:
         drain_channel(channel, request.simple.id);
+        break;
+    case MSG_LOCATE:
+        for (size_t i = 0; i < nchildren; i++)
+            if (children[i].channel == channel && children[i].id == request.simple.id)
+                first = children[i].pid;
+        (void)notify(channel, MSG_PID, request.simple.id, first);
         break;
     default: break;
     }

@@ -61,3 +61,12 @@ void report_failure(int socket, uint32_t op, int error)
     struct simple_msg msg = {.type = MSG_FAILED, .id = op, .a = error};
     send_message(socket, &msg, sizeof msg, NULL, 0); /* the host may be gone, and then the report has no reader */
 }
+
+/* Refuses a request that was not received completely; its first descriptor is the socket of the process that waits. */
+void refuse(const int *fds, int nfds, int error)
+{
+    if (nfds > 0)
+        report_failure(fds[0], OP_FDS, error);
+    for (int i = 0; i < nfds; i++)
+        close(fds[i]);
+}

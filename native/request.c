@@ -16,6 +16,7 @@ uint32_t request_type(const void *bytes, size_t size)
     case MSG_ATTACH:
     case MSG_KILL:
     case MSG_KILL_ALL:
+    case MSG_LOCATE:
     case MSG_CONNECTED:
     case MSG_FOLLOW:
     case MSG_TREE:

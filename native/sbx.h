@@ -109,7 +109,8 @@ int bind_refs(const struct step *step, int nfds, int *source, int *idmap);
 /* Messages. Host to launcher, on the control socket: */
 enum { MSG_ATTACH = 1, MSG_USERNS = 2 };
 /* Host to launcher, on a session's channel: */
-enum { MSG_PREPARE = 10, MSG_KILL = 11, MSG_KILL_ALL = 12, MSG_BEGIN = 13 /* posix/ only: MSG_PREPARE of that launcher */ };
+enum { MSG_PREPARE = 10, MSG_KILL = 11, MSG_KILL_ALL = 12, MSG_BEGIN = 13 /* posix/ only: MSG_PREPARE of that launcher */,
+       MSG_LOCATE = 14 /* answered by MSG_PID; a is 0 if the sandbox is gone */ };
 /* Launcher to host, on a session's channel; MSG_USERNS_READY on the control socket: */
 enum { MSG_GONE = 20, MSG_ALL_GONE = 21, MSG_USERNS_READY = 22, MSG_PID = 23,
        MSG_DRAINING = 24 /* confirms MSG_KILL_ALL; MSG_ALL_GONE follows when the last process has been reaped */,
@@ -307,5 +308,6 @@ int make_userns(const struct prepare_msg *p);
 int send_message(int socket, const void *bytes, size_t size, const int *fds, int nfds);
 ssize_t receive_message(int socket, void *bytes, size_t size, int *fds, int *nfds, int flags);
 void report_failure(int socket, uint32_t op, int error);
+void refuse(const int *fds, int nfds, int error);
 
 #endif

@@ -42,9 +42,9 @@ def table(results: dict[str, dict[str, str]]) -> str:
         if not use.startswith("sbx"):
             use = f"adapters.{framework.module}: {use}"
         extra = framework.extra or framework.module
-        install = f"`pip install 'unionai-sandbox[{extra}]'`"
+        install = f"`pip install '.[{extra}]'`"
         if extra == "e2b":
-            install = "`pip install unionai-sandbox`"
+            install = "`pip install .`"
         found = results.get(name, {})
         shown_results = "; ".join(f"{key}: {text}" for key, text in found.items())
         needs = ", ".join(framework.needs).replace("==", " ")

@@ -2,12 +2,14 @@
 
 Pages are also read in the repository, so they link to files that are not pages: project documents,
 tests, decisions. For the site, project documents become pages below ``project/``, decisions get
-navigation entries, and every other linked file is copied as plain text below ``source/``.
+navigation entries, and every other linked file is copied as plain text below ``source/``. Each
+program of ``examples/`` becomes a page. ``scripts/site.py`` adds search and the texts for models.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import shutil
@@ -18,10 +20,15 @@ import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from scripts import site
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 CONFIG = ROOT / "zensical.toml"
 DECISIONS = "decisions"
+EXAMPLES = "examples"
+REPOSITORY_VARIABLE = "DOCS_REPOSITORY"
+"""The address of the repository, if it is public: pages then have a link for editing."""
 DOCUMENTS = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "THREAT_MODEL.md")
 _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 # Names of XML namespaces look like URLs, but are never fetched.
@@ -87,11 +94,35 @@ def stage_all(target: Path) -> list[str]:
             place = target / placed(path)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
+    _stage_examples(target)
     decisions = sorted((target / DECISIONS).glob("*.md"))
     lines = [f"- [{_title(page)}]({page.name})" for page in decisions]
     head = "# Decisions\n\nWhy it is built as it is, one question at a time.\n\n"
     (target / DECISIONS / "index.md").write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
     return sorted(p.relative_to(target).as_posix() for p in target.rglob("*.md"))
+
+
+def _stage_examples(target: Path) -> None:
+    """Write a page for each program, with its description and its source."""
+    lines = [
+        "# Examples",
+        "",
+        "Complete programs. The tests run each of them and compare its output.",
+        "",
+    ]
+    for program in sorted((ROOT / EXAMPLES).rglob("*.py")):
+        source = program.read_text(encoding="utf-8")
+        name = program.relative_to(ROOT / EXAMPLES).as_posix()
+        docstring = ast.get_docstring(ast.parse(source)) or ""
+        summary, _, rest = docstring.partition("\n")
+        about = (
+            f"{summary}\n\n```text\n{rest.strip()}\n```\n\n" if rest.strip() else f"{summary}\n\n"
+        )
+        page = target / EXAMPLES / name.replace("/", "-").replace(".py", ".md")
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(f"# {name}\n\n{about}```python\n{source}```\n", encoding="utf-8")
+        lines.append(f"- [{name}]({page.name}): {summary}")
+    (target / EXAMPLES / "index.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _title(page: Path) -> str:
@@ -114,12 +145,14 @@ def navigation(nav: list[Any], pages: list[str], target: Path) -> list[Any]:
         return result
 
     made = kept(nav)
-    decisions = [page for page in pages if page.startswith(f"{DECISIONS}/")]
-    others = [page for page in decisions if not page.endswith("/index.md")]
-    entries: list[Any] = [f"{DECISIONS}/index.md"]
-    entries += [{_title(target / page): page} for page in others]
-    made.append({"Decisions": entries})
-    if forgotten := set(pages) - listed - set(decisions):
+    for directory in (EXAMPLES, DECISIONS):
+        own = [page for page in pages if page.startswith(f"{directory}/")]
+        listed.update(own)
+        others = [page for page in own if not page.endswith("/index.md")]
+        entries: list[Any] = [f"{directory}/index.md"] if own else []
+        entries += [{_title(target / page): page} for page in others]
+        made.append({directory.capitalize(): entries})
+    if forgotten := set(pages) - listed:
         raise DocsError(f"not in the navigation of {CONFIG.name}: {', '.join(sorted(forgotten))}")
     return made
 
@@ -157,14 +190,44 @@ def build(output: Path) -> None:
         )
         if done.returncode != 0 or "Warning" in done.stdout:
             raise DocsError(done.stdout)
-        stay_here(Path(scratch, "site"))
+        made = Path(scratch, "site")
+        stay_here(made)
+        for page in pages:
+            shutil.copyfile(staged / page, (made / page).with_suffix(".md.txt"))
+        site.finish(made, pages=_sources(pages), titles=_titles(project["nav"], staged))
         shutil.rmtree(output, ignore_errors=True)
         shutil.move(Path(scratch, "site"), output)
 
 
-def stay_here(site: Path) -> None:
+def _sources(pages: list[str]) -> dict[str, str]:
+    """Return the line about its source for each page that has one in the repository."""
+    repository = os.environ.get(REPOSITORY_VARIABLE, "")
+    found = {}
+    for page in pages:
+        path = page.removeprefix("project/") if page.startswith("project/") else f"docs/{page}"
+        if (ROOT / path).exists():
+            found[page] = site.source_line(path, repository)
+    return found
+
+
+def _titles(nav: list[Any], staged: Path, section: str = "Start") -> list[tuple[str, str, str]]:
+    """Return section, title and path of each page, in the order of the navigation."""
+    found: list[tuple[str, str, str]] = []
+    for entry in nav:
+        if isinstance(entry, str):
+            found.append((section, _title(staged / entry), entry))
+            continue
+        ((title, value),) = entry.items()
+        if isinstance(value, list):
+            found += _titles(value, staged, title)
+        else:
+            found.append((section, title, value))
+    return found
+
+
+def stay_here(made: Path) -> None:
     """Remove the theme's URLs of resources that no page uses."""
-    for script in site.rglob("*.js"):
+    for script in made.rglob("*.js"):
         text = script.read_text(encoding="utf-8")
         script.write_text(_ELSEWHERE.sub("data:,", text), encoding="utf-8")
 

@@ -31,8 +31,8 @@ LIMIT_S = 60.0
 DIALOGUES = {
     "doctor": ("sbx doctor",),
     "shell": (
+        "sbx run --python 'print(sum(range(10)))'",
         "sbx shell --work-dir .",
-        "ls",
         "wc -l < orders.csv | tee count",
         "whoami; ls /home",
         "touch /usr/bin/mine",
@@ -41,6 +41,8 @@ DIALOGUES = {
         "cat count",
     ),
 }
+ANIMATED = {"shell"}
+"""Played as a recording, with the times of the real run."""
 SIZES = {"doctor": (100, 48), "shell": (84, 30)}
 
 # --- parsing the terminal output -------------------------------------------------------------
@@ -129,8 +131,44 @@ WIDTH, HEIGHT, MARGIN, BAR = 8.4, 20, 18, 30
 STYLE = 'font-size="14" font-family="ui-monospace,Menlo,Consolas,DejaVu Sans Mono,monospace"'
 
 
-def drawn(rows: list[list[Piece]], *, columns: int, title: str) -> str:
-    """Return a window with the rows as SVG."""
+PLAY = """\
+<style>
+.r { animation: shown 1ms linear both }
+@keyframes shown { from { visibility: hidden } to { visibility: visible } }
+@media (prefers-reduced-motion: reduce) { .r { animation: none } }
+</style>"""
+_TYPING_S = 0.05
+"""Per character of a command: the speed of a quick typist."""
+_PAUSE_S = 0.7
+PROMPT = re.compile(r"(\[sbx\] \S*)?\$$")
+
+
+def delays(rows: list[list[Piece]], taken: list[float]) -> list[float]:
+    """Return when each row appears, in seconds: a command when it is typed, then its output.
+
+    Args:
+        rows: the rows of the screen.
+        taken: how long each command really took, in seconds.
+
+    """
+    found, now, end = [], 0.0, 0.0
+    spans = iter(taken)
+    for row in rows:
+        words = [piece.text for piece in row]
+        if words and any(PROMPT.match(word.partition(" ")[0]) for word in words[:2]):
+            now = end + _TYPING_S * sum(map(len, words))
+            found.append(now)
+            now += next(spans, 0.0)
+            end = now + _PAUSE_S
+        else:
+            found.append(now)
+    return found
+
+
+def drawn(
+    rows: list[list[Piece]], *, columns: int, title: str, taken: list[float] | None = None
+) -> str:
+    """Return a window with the rows as SVG; with ``taken`` they appear one by one, once."""
     width = round(columns * WIDTH + 2 * MARGIN)
     height = len(rows) * HEIGHT + BAR + MARGIN
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
@@ -141,7 +179,12 @@ def drawn(rows: list[list[Piece]], *, columns: int, title: str) -> str:
     ]
     for number, colour in enumerate(("#e06c75", "#e5c07b", "#98c379")):
         lines.append(f'<circle cx="{MARGIN + 4 + number * 18}" cy="16" r="5" fill="{colour}"/>')
+    appear = None if taken is None else delays(rows, taken)
+    if appear is not None:
+        lines.append(PLAY)
     for number, row in enumerate(rows):
+        if appear is not None:
+            lines.append(f'<g class="r" style="animation-delay:{appear[number]:.2f}s">')
         y = BAR + (number + 1) * HEIGHT - 5
         for piece in row:
             extra = ' font-weight="bold"' if piece.look.bold else ""
@@ -152,6 +195,8 @@ def drawn(rows: list[list[Piece]], *, columns: int, title: str) -> str:
                 f'textLength="{len(piece.text) * WIDTH:.1f}" fill="{piece.look.colour}"{extra}>'
                 f"{escape(piece.text)}</text>"
             )
+        if appear is not None:
+            lines.append("</g>")
     return "\n".join([*lines, "</svg>", ""])
 
 
@@ -230,13 +275,21 @@ def main(names: list[str]) -> None:
     """Draw the named pictures, or all."""
     for name in names or list(DIALOGUES):
         with terminal(*SIZES[name]) as window:
+            taken = []
             for command in DIALOGUES[name]:
+                begun = time.monotonic()
                 window.enter(command)
+                taken.append(time.monotonic() - begun)
             screen = window.tmux("capture-pane", "-p", "-e")
         # The last prompt has no command, so it is omitted.
         rows = pieces(neutral(screen, hidden=(str(ROOT), str(Path.home()))))[:-1]
         target = TARGET / f"{name}.svg"
-        picture = drawn(rows, columns=SIZES[name][0], title=f"A terminal: {DIALOGUES[name][0]}")
+        picture = drawn(
+            rows,
+            columns=SIZES[name][0],
+            title=f"A terminal: {DIALOGUES[name][0]}",
+            taken=taken if name in ANIMATED else None,
+        )
         target.write_text(picture, encoding="utf-8")
         print(f"{target.relative_to(ROOT)}: {len(rows)} rows, {len(picture) // 1024} KiB")
 

@@ -20,7 +20,13 @@ from urllib.parse import urlsplit
 class ServerProcess:
     """A ``sandbox-server`` with a token, in a directory of its own."""
 
-    def __init__(self, *arguments: str, bind: str = "127.0.0.1:0", token: bool = True) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        bind: str = "127.0.0.1:0",
+        token: bool = True,
+        program: tuple[str, ...] = ("-m", "union.sandbox.server"),
+    ) -> None:
         self.token = secrets.token_urlsafe(24) if token else None
         self.place = Path(tempfile.mkdtemp(prefix="server-test-", dir="/var/tmp"))
         self.work_dir = self.place / "work"
@@ -28,7 +34,7 @@ class ServerProcess:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SANDBOX_SERVER")}
         if self.token is not None:
             environment["SANDBOX_SERVER_TOKEN"] = self.token
-        argv = [sys.executable, "-m", "union.sandbox.server", "--bind", bind]
+        argv = [sys.executable, *program, "--bind", bind]
         argv += ["--work-dir", str(self.work_dir), *arguments]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

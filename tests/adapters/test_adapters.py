@@ -66,7 +66,7 @@ def test_sbx_mcp_without_the_sdk_names_the_install_command():
         timeout=60,
     )
     assert done.returncode == 125
-    assert "pip install 'unionai-sandbox[mcp]'" in done.stderr
+    assert "pip install '.[mcp]'" in done.stderr
 
 
 def test_every_adapter_is_judged_and_has_a_page():

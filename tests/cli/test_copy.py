@@ -56,6 +56,7 @@ class Recorder:
     def __init__(self, dirs: set[str]) -> None:
         self.dirs = dirs
         self.calls: list[tuple[str, str, str]] = []
+        self.limits: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,10 +77,12 @@ class Recorder:
             progress(1024, 2048, "a\x1b[2Jb")
         return Done()
 
-    async def upload(self, local: str, path: str, *, progress: object) -> Done:
+    async def upload(self, local: str, path: str, *, progress: object, **limits: int) -> Done:
+        self.limits = limits
         return await self._move("in", local, path, progress)
 
-    async def download(self, path: str, local: str, *, progress: object) -> Done:
+    async def download(self, path: str, local: str, *, progress: object, **limits: int) -> Done:
+        self.limits = limits
         return await self._move("out", path, local, progress)
 
 
@@ -110,6 +113,7 @@ def test_the_target_of_a_directory_and_of_a_file(
     monkeypatch.setattr(copy, "_session", lambda _: session)
     assert cp(*words) == 0
     assert session.calls == [call]
+    assert session.limits["max_bytes"] > 2**40
     assert capsys.readouterr() == ("", ""), "no progress without a terminal"
 
 

@@ -158,7 +158,7 @@ def test_serve_without_its_extra_names_the_command_that_installs_it(
     assert main(["serve"]) == 125
     err = capsys.readouterr().err
     assert "aiohttp" in err
-    assert "hint: pip install 'unionai-sandbox[remote]'" in err
+    assert "hint: in a checkout: pip install '.[remote]'" in err
 
 
 # Completion.

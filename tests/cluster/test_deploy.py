@@ -78,7 +78,7 @@ def test_without_flyte_the_error_names_the_extra(own_home):
     )
     done = deploy(home=own_home, program=program)
     assert done.returncode == 2
-    assert "pip install 'unionai-sandbox[deploy]'" in done.stderr
+    assert "pip install '.[deploy]'" in done.stderr
 
 
 @pytest.mark.spec("I7")

@@ -423,6 +423,36 @@ async def test_a_thread_that_writes_all_the_time_is_bounded_between_cells(ctx):
     assert len(ctx.between[1]) == 65536
 
 
+@pytest.mark.spec("K8")
+async def test_the_processes_of_a_context_are_listed(sbx):
+    async with sbx.context() as ctx, sbx.context("bash") as other:
+        await other.run("sleep 1001 &")
+        code = "import os, subprocess; p = subprocess.Popen(['sleep', '1002']); [os.getpid(), p.pid]"
+        own, child = json.loads((await ctx.run(code)).text)
+        listed = {process.pid: process for process in await ctx.processes()}
+        assert set(listed) == {own, child}, "neither those of others, nor the product's own"
+        assert listed[child].command == ("sleep", "1002")
+        assert (listed[child].parent, listed[child].left_behind) == (own, False)
+        assert listed[own].memory_bytes > 2**20
+        assert "sleep" in {process.name for process in await other.processes()}
+        await ctx.run("p.kill(); p.wait()")
+        assert [process.pid for process in await ctx.processes()] == [own]
+        running = asyncio.create_task(ctx.run("import time; time.sleep(600)", timeout_s=60))
+        assert len(await ctx.processes()) == 1, "a running cell does not hold the list up"
+        ctx.interrupt()
+        await running
+
+
+@pytest.mark.spec("K8")
+async def test_a_context_that_has_ended_has_no_processes(sbx):
+    async with sbx.context() as ctx:
+        assert (await ctx.run("import os; os._exit(3)")).state == "lost"
+        assert await ctx.processes() == ()
+        await ctx.restart()
+        assert len(await ctx.processes()) == 1
+    assert await ctx.processes() == ()
+
+
 @pytest.mark.spec("K4")
 async def test_several_contexts_of_a_session_are_separate_interpreters(sbx):
     async with sbx.context() as one, sbx.context() as two:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ MIB = 1024 * 1024
 @pytest.mark.spec("C1", "C4")
 async def test_a_string_is_shell_text(sbx: sb.Session) -> None:
     result = await sbx.exec("x=1; for i in a b; do echo $i$x; done | sort -r; echo $0")
-    assert result.stdout == "b1\na1\nsh\n"
+    assert result.stdout == f"b1\na1\n{os.path.basename(sbx.shell)}\n"
 
 
 @pytest.mark.spec("C1")

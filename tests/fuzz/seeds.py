@@ -121,6 +121,7 @@ def _messages() -> list[bytes]:
             Message.ATTACH,
             Message.KILL,
             Message.KILL_ALL,
+            Message.LOCATE,
             Message.SIGNAL,
             Message.READY,
             Message.FAILED,

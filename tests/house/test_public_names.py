@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import union.sandbox as sb
+from union.sandbox._core.optional_deps import install_hint
 from union.sandbox.testing import scripted_session
 
 # The canonical names and their newer spellings.
@@ -69,7 +70,7 @@ def resolve(name: str) -> object:
         message = str(exc)
     assert name in OF_EXTRAS, f"{name} belongs to a bare install, but: {message}"
     assert "pip install" in message
-    assert "unionai-sandbox[" in message
+    assert "pip install '.[" in message
     return None
 
 
@@ -115,7 +116,7 @@ def test_without_the_extra_a_name_of_it_says_how_to_get_it():
     )
     errors = json.loads(done.stdout)
     assert set(errors) == set(OF_EXTRAS)
-    assert {hint for _, hint in errors.values()} == {"pip install 'unionai-sandbox[flyte]'"}
+    assert {hint for _, hint in errors.values()} == {install_hint("flyte")}
     assert {kind for kind, _ in errors.values()} == {"MissingExtraError"}
 
 

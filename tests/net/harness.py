@@ -57,6 +57,7 @@ class EgressHarness:
 
     def __init__(self, policy_or_rules, *, table=None, destination=None, upstream=None, **options):
         self.decisions = []
+        self.requests = []
         self.resolver = FakeResolver(table or {})
         self.destination = destination
         sockets = {
@@ -75,6 +76,7 @@ class EgressHarness:
             policy_or_rules if isinstance(policy_or_rules, Policy) else Policy(policy_or_rules),
             upstream=upstream,
             on_decision=self.decisions.append,
+            on_request=self.requests.append,
             destination=self._destination,
             **sockets,
             **options,

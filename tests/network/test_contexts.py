@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.conftest import ISOLATED, REMOTE, session_of
 from tests.network.conftest import PUBLIC
+from tests.servers import ServerProcess
 
 from union import sandbox as sb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from tests.conftest import OpenSession
-    from tests.network.conftest import Resolver
 
+OVER_A_SERVER = f"{REMOTE}userns"
 A, B = "allowed.test", "other.test"
 SETUP = """
 import socket, threading, time
@@ -76,6 +79,30 @@ async def b() -> AsyncIterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def named() -> Iterator[ServerProcess]:
+    """A server that resolves the names of these tests to loopback, as ``resolver`` does here."""
+    program = (str(Path(__file__).with_name("named_server.py")), f"{A},{B}")
+    with ServerProcess("--backend", "userns", program=program) as server:
+        yield server
+
+
+@pytest.fixture(params=[*ISOLATED, OVER_A_SERVER])
+async def net(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
+    """A session on this machine, or over a server: the policy of a cell is that of its session."""
+    if request.param == OVER_A_SERVER:
+        server = request.getfixturevalue("named")
+        session = sb.remote.session(endpoint=server.endpoint, token=server.token)
+    else:
+        request.getfixturevalue("resolver")
+        session = session_of(request.param)
+    async with session:
+        proc = await session.run("true", network_mode="allowlist", network_allowlist=["a.test"])
+        if proc.isolation.egress != "kernel":
+            pytest.skip("this kernel lacks nf_tables: as root, modprobe nf_tables nft_chain_nat")
+        yield session
+
+
 @pytest.fixture
 async def ctx(net: sb.Session, a: Server, b: Server) -> AsyncIterator[sb.Context]:
     async with net.context() as context:
@@ -92,7 +119,7 @@ async def cell(ctx: sb.Context, code: str, *names: str) -> sb.CellResult:
 
 
 @pytest.mark.spec("K2")
-async def test_each_cell_has_its_own_list(ctx, resolver, dialled):
+async def test_each_cell_has_its_own_list(ctx):
     both = "attempt(*A), attempt(*B)"
     assert (await cell(ctx, both)).text == "('gaierror', 'gaierror')"
     result = await cell(ctx, both, A)
@@ -101,11 +128,18 @@ async def test_each_cell_has_its_own_list(ctx, resolver, dialled):
     result = await cell(ctx, both, B)
     assert result.text == "('gaierror', 'through')"
     assert {(d.host, d.allowed) for d in result.network} == {(A, False), (B, True)}
-    resolver.table[A] = resolver.table[B] = [PUBLIC]
-    dialled.to_loopback.add(PUBLIC)
-    opened = await ctx.run(both, network_mode="open", timeout_s=30)
-    assert opened.text == "('through', 'through')"
     assert (await cell(ctx, both)).text == "('gaierror', 'gaierror')"
+
+
+@pytest.mark.spec("K2")
+async def test_an_open_cell_reaches_every_name(open_isolated, resolver, dialled, a):
+    resolver.table[A] = [PUBLIC]
+    dialled.to_loopback.add(PUBLIC)
+    code = f"attempt({A!r}, {a.port})"
+    async with open_isolated() as session, session.context() as ctx:
+        await ctx.run(SETUP)
+        assert (await ctx.run(code, network_mode="open", timeout_s=30)).text == "'through'"
+        assert (await ctx.run(code, timeout_s=30)).text == "'gaierror'"
 
 
 @pytest.mark.spec("K2")
@@ -224,7 +258,7 @@ async def test_a_cell_cannot_exceed_its_session(open_isolated: OpenSession):
 
 
 @pytest.mark.spec("K2")
-async def test_two_contexts_have_separate_networks(net: sb.Session, a: Server, resolver: Resolver):
+async def test_two_contexts_have_separate_networks(net: sb.Session, a: Server):
     async with net.context() as one, net.context() as two:
         for ctx in (one, two):
             await ctx.run(SETUP + f"A = ({A!r}, {a.port})")

@@ -19,6 +19,7 @@ from tests.remote.conftest import GRACE_S, is_idle, remote, sandboxes_of
 from tests.servers import ServerProcess
 
 from union import sandbox as sb
+from union.sandbox._core.optional_deps import install_hint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,7 +147,7 @@ def test_a_missing_extra_is_reported():
         text=True,
         timeout=30,
     )
-    command = "pip install 'unionai-sandbox[remote]'"
+    command = install_hint("remote")
     assert done.stdout == f"True missing-extra {command}\n2\n"
     assert command in done.stderr
 

@@ -52,23 +52,28 @@ async def ready(sbx: sb.Session) -> Template:
 
 
 def template_pid(sbx: sb.Session) -> int:
-    """Return the pid of the template: the child of the launcher in no pid namespace of its own."""
+    """Return the pid of the template: the child of the launcher in no pid namespace of its own.
+
+    A fork is one too until it has entered its namespaces: wait for those that are being made.
+    """
     launcher = Launcher._current
     assert launcher is not None
-    workers = [
-        pid
-        for pid in children_of(launcher.pid)
-        if status(pid)["NSpid"] == f"{pid}" and _is(sbx, pid)
-    ]
-    assert len(workers) == 1, workers
-    return workers[0]
+    found: list[int] = []
+
+    def is_only_one() -> bool:
+        found[:] = [pid for pid in children_of(launcher.pid) if _is(sbx, pid)]
+        return len(found) == 1
+
+    assert eventually(is_only_one), found
+    return found[0]
 
 
 def _is(sbx: sb.Session, pid: int) -> bool:
     try:
-        return sbx.work_dir.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        is_outside = status(pid)["NSpid"] == f"{pid}"
+        return is_outside and sbx.work_dir.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return False
+        return False  # it has ended
 
 
 @pytest.fixture
@@ -413,3 +418,40 @@ def test_everything_writable_is_covered() -> None:
     assert mounted == ["/tmp", "/dev/shm", "/run/sandbox", "/w"]
     assert [step.path for step in steps if isinstance(step, p.Cover)] == ["/one"]
     assert [step.path for step in steps if isinstance(step, p.Mkdir)] == ["/w/a"]
+
+
+def faults(pid: int | str) -> int:
+    """Return how many pages a process has been given one by one."""
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return int(text[text.rindex(")") + 2 :].split()[7])
+
+
+def waiting_fork(sbx: sb.Session) -> int:
+    """Return the pid of the Python that waits for a script."""
+    launcher = Launcher._current
+    assert launcher is not None
+    runners = (pid for pid in children_of(launcher.pid) if status(pid)["NSpid"] != f"{pid}")
+    found = [pid for one in runners for pid in children_of(one) if _is(sbx, pid)]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def is_waiting(pid: int) -> bool:
+    """Whether a process sleeps in read(2), or has no descriptor that says otherwise."""
+    return status(pid)["State"].startswith("S")
+
+
+async def test_a_fork_copies_its_memory_while_it_waits(forked: sb.Session) -> None:
+    # Each page that is copied on first use interrupts the script: several hundred of them.
+    read_own = "s = open('/proc/self/stat').read(); print(s[s.rindex(')') + 2:].split()[7])"
+    await forked.run_code("pass")
+    async with asyncio.timeout(20):
+        while not is_waiting(pid := waiting_fork(forked)) or faults(pid) < 100:
+            await asyncio.sleep(0.05)
+    before = faults(pid)
+    taken = int(await forked.run_code(read_own)) - before
+    assert 0 <= taken < 60, (before, taken)
+
+
+async def test_the_rehearsal_of_a_template_ends_with_it(forked: sb.Session) -> None:
+    assert children_of(template_pid(forked)) == []

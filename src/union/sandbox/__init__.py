@@ -49,7 +49,11 @@ if TYPE_CHECKING:
     )
     from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.resources import Resources
+    from union.sandbox._policy.credentials import Basic, Bearer, Header, Query, SigV4
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_entries import Http
+    from union.sandbox._policy.http_request import HttpRequest
+    from union.sandbox._policy.secret import Secret
     from union.sandbox._session.checkpoint import Checkpoint
     from union.sandbox._session.process import SandboxProcess
     from union.sandbox._session.result import ExecResult
@@ -101,6 +105,8 @@ _HOMES = {
     "BackendName": "_core.literals",
     "BackendStatus": "on_device._availability",
     "BackendUnavailableError": "errors",
+    "Basic": "_policy.credentials",
+    "Bearer": "_policy.credentials",
     "CLOUD_METADATA_DENY": "constants",
     "CellOutput": "_contexts.values",
     "CellResult": "_contexts.values",
@@ -122,6 +128,9 @@ _HOMES = {
     "FileInfo": "_core.files",
     "ProcessInfo": "_core.processes",
     "FrameInfo": "_contexts.values",
+    "Header": "_policy.credentials",
+    "Http": "_policy.http_entries",
+    "HttpRequest": "_policy.http_request",
     "INHERIT": "constants",
     "Isolation": "_core.isolation",
     "KUBERNETES_DENY": "constants",
@@ -131,6 +140,7 @@ _HOMES = {
     "PYPI_HOSTS": "constants",
     "PolicyError": "errors",
     "Process": "_session.process:SandboxProcess",
+    "Query": "_policy.credentials",
     "Resources": "_core.resources",
     "STDOUT": "constants",
     "SandboxBusyError": "errors",
@@ -153,8 +163,10 @@ _HOMES = {
     "SandboxSession": "cluster._session",
     "SandboxUsageError": "errors",
     "ScriptType": "_core.literals",
+    "Secret": "_policy.secret",
     "Session": "_session.session",
     "SessionClosedError": "errors",
+    "SigV4": "_policy.credentials",
     "Skipped": "_core.files",
     "TerminationReason": "_core.literals",
     "Transfer": "_core.files",
@@ -190,6 +202,8 @@ __all__ = [
     "BackendName",
     "BackendStatus",
     "BackendUnavailableError",
+    "Basic",
+    "Bearer",
     "CellOutput",
     "CellResult",
     "Checkpoint",
@@ -204,12 +218,16 @@ __all__ = [
     "FileChange",
     "FileInfo",
     "FrameInfo",
+    "Header",
+    "Http",
+    "HttpRequest",
     "Isolation",
     "MimeBundle",
     "NetworkMode",
     "PolicyError",
     "Process",
     "ProcessInfo",
+    "Query",
     "Resources",
     "SandboxBusyError",
     "SandboxCellError",
@@ -231,8 +249,10 @@ __all__ = [
     "SandboxSession",
     "SandboxUsageError",
     "ScriptType",
+    "Secret",
     "Session",
     "SessionClosedError",
+    "SigV4",
     "Skipped",
     "TerminationReason",
     "Transfer",

@@ -53,6 +53,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         case MSG_ATTACH:
         case MSG_KILL:
         case MSG_KILL_ALL:
+        case MSG_LOCATE:
         case MSG_SIGNAL: touch(message, sizeof(struct simple_msg)); break;
         case MSG_EXEC: touch(message, sizeof(struct exec_msg)); break;
         default: break;

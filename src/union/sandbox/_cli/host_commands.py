@@ -13,6 +13,7 @@ import sys
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from union.sandbox._core.optional_deps import install_hint
 from union.sandbox._version import __version__
 from union.sandbox.errors import SandboxError
 
@@ -41,7 +42,7 @@ def serve(options: argparse.Namespace) -> int:
         raise SandboxError(
             f"the server needs the package {exc.name!r}, which is not installed",
             code="missing-extra",
-            hint="pip install 'unionai-sandbox[remote]'",
+            hint=install_hint("remote"),
         ) from exc
     sys.argv = ["sbx serve", *options.command]
     return int(server.main())

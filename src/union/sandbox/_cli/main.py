@@ -8,6 +8,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._cli.option_names import in_options
 from union.sandbox._cli.parser import make_parser
 from union.sandbox.errors import SandboxError, SandboxUsageError
 
@@ -100,9 +101,13 @@ def _report_error(exc: SandboxError, *, as_json: bool) -> int:
     if as_json:
         import json
 
-        error = {"code": exc.code, "message": str(exc.args[0]), "hint": exc.hint}
+        error = {
+            "code": exc.code,
+            "message": in_options(str(exc.args[0])),
+            "hint": in_options(exc.hint),
+        }
         sys.stdout.write(json.dumps({"error": error}, ensure_ascii=False) + "\n")
-    sys.stderr.write(f"sbx: {exc}\n")
+    sys.stderr.write(f"sbx: {in_options(str(exc))}\n")
     if isinstance(exc, SandboxUsageError):
         return _USAGE
     if isinstance(exc, OSError):

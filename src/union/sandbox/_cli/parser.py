@@ -38,7 +38,8 @@ _RUN: Final = """\
 examples:
   sbx run -- ls -l
   sbx run -c 'echo $HOME | wc -c'          shell text
-  sbx run --python 'print(6 * 7)'          Python source; also a file, or - for stdin
+  sbx run --python 'print(6 * 7)'          Python source, or - for stdin
+  sbx run --python job.py data.csv         a Python file and its arguments
   echo data | sbx run -- wc -c             stdin is passed through
   sbx run --allow api.example.com -- ./client
   sbx run --memory 512Mi --timeout 30 --work-dir . -- ./build
@@ -134,7 +135,9 @@ def make_parser(mark_path: PathMarker = lambda *_: None) -> argparse.ArgumentPar
     text = run.add_mutually_exclusive_group()
     text.add_argument("-c", "--shell", metavar="TEXT", help="run shell text instead of CMD")
     source = text.add_argument(
-        "--python", metavar="SOURCE", help="run Python source, a Python file, or stdin if -"
+        "--python",
+        metavar="SOURCE",
+        help="run Python source, a Python file, or stdin if -; CMD are its arguments",
     )
     mark_path(source, "file")
     run.add_argument("-t", "--tty", action="store_true", help="give the command a terminal")

@@ -7,9 +7,10 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._cli.options import open_session, run_arguments
 from union.sandbox._cli.signals import run_to_end
@@ -51,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _command(options: argparse.Namespace) -> dict[str, Any]:
     """Return the ``cmd`` arguments from CMD, --shell or --python."""
-    ways = [options.command or None, options.shell, options.python]
+    is_python = options.python is not None
+    ways = [None if is_python else options.command or None, options.shell, options.python]
     if sum(way is not None for way in ways) != 1:
         raise SandboxUsageError(
             "give one command: CMD, --shell TEXT or --python SOURCE",
@@ -61,8 +63,24 @@ def _command(options: argparse.Namespace) -> dict[str, Any]:
     if options.shell is not None:
         return {"cmd": options.shell}
     if options.python is not None:
-        return {"cmd": _source(options.python), "script_type": "python"}
+        source = _source(options.python)
+        if options.command:
+            source = _with_arguments(source, options.python, options.command)
+        return {"cmd": source, "script_type": "python"}
     return {"cmd": options.command}
+
+
+def _with_arguments(source: str, name: str, arguments: list[str]) -> str:
+    """Return a program that runs the source as a file of that name would run, with arguments."""
+    return (
+        f"import linecache as _l, sys as _s; _s.argv[:] = {[name, *arguments]!r}; _t = {source!r}; "
+        f"_l.cache[{name!r}] = (len(_t), None, _t.splitlines(True), {name!r}); "
+        f"exec(compile(_t, {name!r}, 'exec'))"
+    )
+
+
+_FILE_NAME: Final = re.compile(r"[^\s()=\"']*(?:\.py|/[^\s()=\"'/]+)")
+"""Text that can only be meant as a file: no statement of Python looks like it."""
 
 
 def _source(given: str) -> str:
@@ -76,6 +94,12 @@ def _source(given: str) -> str:
         raise SandboxUsageError(
             f"--python: cannot read {given}: {exc}", argument="--python"
         ) from exc
+    if _FILE_NAME.fullmatch(given):
+        raise SandboxUsageError(
+            f"--python: the file {given} does not exist",
+            argument="--python",
+            hint="give the name of a file, Python source, or - for stdin",
+        )
     return given
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 __all__ = [
@@ -28,6 +28,7 @@ _RETRY_RANDOM: Final = bytes.fromhex(
 _CLIENT_HELLO: Final = 0x01
 _SERVER_NAME: Final = 0x0000
 _HOST_NAME: Final = 0x00
+_PROTOCOLS: Final = 0x0010
 _MAX_RECORD_BYTES: Final = 16_384 + 256
 _SERVER_HELLO_BYTES: Final = _RECORD_HEADER + 4 + 2 + 32
 """Record header, handshake header, version and random value of a ServerHello."""
@@ -44,6 +45,8 @@ class ClientHello:
     """A complete ClientHello; ``server_name`` is None if it has none."""
 
     server_name: str | None
+    protocols: tuple[str, ...] = field(default=(), compare=False)
+    """The application protocols that the client offers (ALPN), such as ``h2``."""
 
 
 def looks_like_tls(data: bytes) -> bool | None:
@@ -97,6 +100,7 @@ def _parse(message: bytes) -> ClientHello:
     if not cursor.at_end():
         raise TlsFormatError("bytes after the extensions")
     found: bytes | None = None
+    protocols: tuple[str, ...] = ()
     while not extensions.at_end():
         kind = extensions.number(2)
         body = extensions.vector(2)
@@ -104,7 +108,21 @@ def _parse(message: bytes) -> ClientHello:
             if found is not None:
                 raise TlsFormatError("two server name extensions")
             found = body
-    return ClientHello(None if found is None else _host_name(found))
+        elif kind == _PROTOCOLS:
+            protocols = _protocols(body)
+    return ClientHello(None if found is None else _host_name(found), protocols)
+
+
+def _protocols(body: bytes) -> tuple[str, ...]:
+    """Return the offered protocols. The server, which alone acts on them, rejects malformed ones."""
+    found = []
+    try:
+        names = _Cursor(_Cursor(body).vector(2))
+        while not names.at_end():
+            found.append(names.vector(1).decode("latin-1"))
+    except TlsFormatError:
+        return ()
+    return tuple(found)
 
 
 def _host_name(body: bytes) -> str:

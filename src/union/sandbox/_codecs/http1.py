@@ -18,6 +18,7 @@ __all__ = [
     "RequestHead",
     "ResponseHead",
     "body_length",
+    "encode_head",
     "forwarded_headers",
     "parse_request_head",
     "parse_response_head",
@@ -197,14 +198,25 @@ def split_authority(text: str, *, default_port: int | None) -> tuple[str, int]:
     return host, int(port)
 
 
+def encode_head(first: str, headers: Headers) -> bytes:
+    """Encode a request or status line with its fields."""
+    lines = [first, *(f"{key}: {value}" for key, value in headers)]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
 class ChunkedBody:
     """Parse a chunked body incrementally and encode it again.
 
     Extensions and trailers are dropped. ``rest`` holds the bytes after the end of the body.
+
+    Args:
+        encode: whether ``feed`` returns chunks (default), or only their content.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, encode: bool = True) -> None:
         self.done = False
+        self._encode = encode
         self.rest = b""
         self._buffer = bytearray()
         self._remaining = 0
@@ -212,7 +224,7 @@ class ChunkedBody:
         self._trailers = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Consume ``data`` and return the encoded bytes that can be forwarded.
+        """Consume ``data`` and return the bytes that can be forwarded.
 
         Raises:
             HttpFormatError: the framing is malformed.
@@ -244,7 +256,8 @@ class ChunkedBody:
             if self._buffer[:2] != b"\r\n":
                 raise HttpFormatError("a chunk is longer than its declared size")
             del self._buffer[:2]
-            out += b"\r\n"
+            if self._encode:
+                out += b"\r\n"
             self._state = "size"
             return True
         line = self._take_line()
@@ -258,7 +271,8 @@ class ChunkedBody:
             if self._trailers > _MAX_TRAILER_BYTES:
                 raise HttpFormatError(f"the trailers exceed {_MAX_TRAILER_BYTES} bytes")
         else:
-            out += b"0\r\n\r\n"
+            if self._encode:
+                out += b"0\r\n\r\n"
             self.done = True
         return True
 
@@ -268,7 +282,8 @@ class ChunkedBody:
             raise HttpFormatError("a chunk size is malformed")
         self._remaining = int(match[1], 16)
         if self._remaining:
-            out += b"%x\r\n" % self._remaining
+            if self._encode:
+                out += b"%x\r\n" % self._remaining
             self._state = "data"
         else:
             self._state = "trailers"

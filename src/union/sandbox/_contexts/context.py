@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from union.sandbox._contexts.values import CellEnd, CellOutput, CellResult, MimeBundle
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.literals import NetworkMode
+    from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import SessionSpec
 
     Opener = Callable[[ContextSpec], Coroutine[Any, Any, LiveContext]]
@@ -288,6 +289,13 @@ class Context:
         """
         if self._current is not None and not self._current.ended.done():
             self._opened().interrupt()
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        """Return the processes of the context: its interpreter, and all that its cells started.
+
+        A cell may run meanwhile. Empty if the interpreter has ended.
+        """
+        return await self._opened().processes()
 
     async def restart(self) -> None:
         """End the interpreter and start a new one without variables; ``generation`` increases."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from union.sandbox._contexts.values import CellEnd, MimeBundle
     from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._policy.decision import Decision
     from union.sandbox.errors import SandboxError
@@ -116,6 +117,10 @@ class LiveContext(Protocol):
 
     def resume(self) -> None:
         """Continue after a sink returned False."""
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        """Return the processes of the context; none if the interpreter has ended."""
+        ...
 
     async def restart(self) -> None:
         """End the interpreter, and start a new one."""

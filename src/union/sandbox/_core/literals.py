@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["BackendName", "NetworkMode", "Persist", "ScriptType", "TerminationReason"]
+__all__ = ["BackendName", "NetworkMode", "Persist", "ScriptType", "Shell", "TerminationReason"]
 
 BackendName = Literal["bubblewrap", "userns", "landlock", "sandbox-exec", "none"]
 NetworkMode = Literal["blocked", "allowlist", "open"]
 Persist = Literal["workdir", "machine"]
 ScriptType = Literal["shell", "python"]
+Shell = Literal["bash", "sh"]
 TerminationReason = Literal[
     "",
     "signal",

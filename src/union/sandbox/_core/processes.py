@@ -1,4 +1,4 @@
-"""Descriptions of the processes of a session that keeps them between commands."""
+"""Descriptions of the processes of a context, and of a session that keeps them between commands."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MAX_COMMAND_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """One process of a session with ``persist="machine"``.
+    """One process of a context, or of a session with ``persist="machine"``.
 
     Sandboxed code chooses ``name`` and ``command`` itself.
     """
 
     pid: int
-    """The process id, as commands see it. It is not reused while the session is open, until the
-    kernel has used all of them."""
+    """The process id, as code inside sees it. In a machine it is not reused while the session is
+    open, until the kernel has used all of them."""
     parent: int
     """The process id of its parent; 1 if that has ended, 0 for the first process of a command."""
     name: str
@@ -35,4 +35,4 @@ class ProcessInfo:
     memory_bytes: int
     """Resident memory."""
     left_behind: bool
-    """Whether the command that started it has ended."""
+    """Whether the command that started it has ended; always False in a context."""

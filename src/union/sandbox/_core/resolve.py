@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 from union.sandbox import constants
-from union.sandbox._core.literals import NetworkMode, Persist
+from union.sandbox._core.literals import NetworkMode, Persist, Shell
 from union.sandbox._core.resources import limits_from
 from union.sandbox._core.spec import (
     WARM,
@@ -38,6 +38,7 @@ __all__ = [
 
 _MODES: Final[tuple[str, ...]] = get_args(NetworkMode)
 _PERSIST: Final[tuple[str, ...]] = get_args(Persist)
+_SHELLS: Final[tuple[str, ...]] = get_args(Shell)
 _MAX_ENV_BYTES: Final = 1024 * 1024
 _MAX_ARG_BYTES: Final = 128 * 1024 - 1
 """The kernel's limit on one argument or one variable (MAX_ARG_STRLEN)."""
@@ -245,6 +246,7 @@ def resolve_session(
     warm: object = True,
     preload: object = (),
     persist: object = "workdir",
+    shell: object = None,
 ) -> SessionSpec:
     """Return the session that the arguments describe; raise an error for an invalid one."""
     work_dir = None if host_work_dir is None else _absolute("host_work_dir", host_work_dir)
@@ -279,6 +281,7 @@ def resolve_session(
         warm=_warm(warm),
         preload=_modules(preload),
         persist=_persist(persist, chosen),
+        shell=None if shell is None else cast("Shell", _choice("shell", shell, _SHELLS)),
     )
 
 

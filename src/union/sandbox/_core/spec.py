@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from union.sandbox import constants
 
 if TYPE_CHECKING:
-    from union.sandbox._core.literals import NetworkMode, Persist
+    from union.sandbox._core.literals import NetworkMode, Persist, Shell
     from union.sandbox._policy.rules import Entry
 
 __all__ = ["WARM", "CallPosture", "Limits", "NetworkSpec", "RunSpec", "SessionSpec", "StreamMode"]
@@ -78,6 +78,8 @@ class SessionSpec:
     """Modules that a prepared Python imports before its command arrives; None: no template."""
     persist: Persist = "workdir"
     """What stays between commands: the work dir alone, or also scratch files and processes."""
+    shell: Shell | None = None
+    """The shell of commands that are text; None for bash where the sandbox has it."""
     trusts_preload: bool = True
     """Whether the owner has named them, so that a template may import them."""
 

@@ -31,6 +31,7 @@ _KNOWN: Final = {
         "on": "open",
         "whitelist": "allowlist",
     },
+    "shell": {"/bin/bash": "bash", "/bin/sh": "sh", "dash": "sh", "zsh": "bash"},
     "script_type": {"bash": "shell", "py": "python", "python3": "python", "sh": "shell"},
 }
 """Argument -> name of a value in other programs -> its name here."""

@@ -164,6 +164,29 @@ class Channel:
             return False
         return True
 
+    async def locate(self, number: int) -> int:
+        """Return the pid, on this host, of a sandbox's first process; 0 if it is gone.
+
+        The pid is not reused before the launcher has reaped the process: if a second call returns
+        the same, it was that of the sandbox all the time in between.
+        """
+        if self.lost:
+            return 0
+        pid = self._pids.get(number)
+        if pid is None:
+            pid = self._pids[number] = self._loop.create_future()
+            try:
+                self._sock.send(SIMPLE.pack(Message.LOCATE, number, 0, 0))
+            except BlockingIOError as exc:  # the socket's queue is full: the launcher has stopped
+                del self._pids[number]
+                raise self._launcher.end_reason() from exc
+            except OSError:
+                self._drain_and_lose()
+        try:
+            return await asyncio.shield(pid)
+        except OSError:
+            return 0  # the launcher has died, and the sandbox with it
+
     def drain(self) -> asyncio.Future[None]:
         """Kill all processes of this session. The future is done when each has been reaped.
 

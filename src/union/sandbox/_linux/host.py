@@ -64,6 +64,8 @@ _ETC: Final = (
     "timezone",
 )
 """Files of /etc that programs need and every user may read: no keys, accounts or host name."""
+_JAVA: Final = re.compile(r"java(-[\w.-]+)?")
+"""Settings of Java, in a directory per version; without them it does not start."""
 
 
 def shown(path: str, *, writable: bool = False, argument: str = "") -> Shown:
@@ -137,7 +139,8 @@ def _unescaped(path: bytes) -> bytes:
 def system_view() -> tuple[tuple[Shown, ...], tuple[tuple[str, str], ...]]:
     """System directories to bind, and the links among them to make again."""
     binds, links = [], []
-    for path in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC)):
+    java = (f"/etc/{name}" for name in sorted(os.listdir("/etc")) if _JAVA.fullmatch(name))
+    for path in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *java):
         if os.path.islink(path) and path in _SYSTEM:
             links.append((path, os.readlink(path)))
         elif os.path.exists(path):

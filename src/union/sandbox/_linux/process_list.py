@@ -1,4 +1,4 @@
-"""The processes of a machine, read from its /proc.
+"""The processes of a machine, read from its /proc; and of a sandbox, read from that of the host.
 
 Sandboxed code chooses names and command lines: they are bounded and decoded, and nothing else is
 derived from them.
@@ -19,13 +19,15 @@ from union.sandbox.constants import KILL_GRACE_S
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-__all__ = ["list_processes", "of_commands", "stop_process"]
+__all__ = ["list_processes", "list_sandbox", "of_commands", "stop_process"]
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _STATE, _PARENT, _USER, _SYSTEM, _START, _RESIDENT = 0, 1, 11, 12, 19, 21
 """Fields of /proc/PID/stat after the name."""
 _MAX_STAT: Final = 4096
+_MAX_CHILDREN: Final = 65536
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK_S: Final = 0.01
 
 
@@ -34,6 +36,80 @@ def list_processes(proc: int) -> list[tuple[int, ProcessInfo]]:
     pids = sorted(int(name) for name in os.listdir(proc) if name.isdecimal())
     found = ((_label(proc, pid), _describe(proc, pid)) for pid in pids if pid > 1)
     return [(label, info) for label, info in found if info is not None]
+
+
+def list_sandbox(first: int) -> tuple[ProcessInfo, ...]:
+    """Return the processes of a sandbox with a pid namespace, with the pids that they have inside.
+
+    Args:
+        first: the pid, on this host, of the process that all of them descend from. The product's
+            own processes are left out: this one, and the first one inside.
+
+    """
+    proc = os.open("/proc", _DIRECTORY)
+    try:
+        own = _pids_of(proc, os.getpid())
+        if not own:  # gVisor does not show pids inside, but has a /proc for each pid namespace
+            return _list_inside(proc, first)
+        inside: dict[int, int] = {}
+        for pid in _descendants(proc, first):
+            pids = _pids_of(proc, pid)
+            if len(pids) > len(own):
+                inside[pid] = pids[len(own)]
+        found = []
+        for pid, shown in inside.items():
+            info = _describe(proc, pid) if shown > 1 else None
+            if info is not None:
+                parent = inside.get(info.parent, 0)
+                found.append(dataclasses.replace(info, pid=shown, parent=parent))
+        return tuple(sorted(found, key=lambda info: info.pid))
+    finally:
+        os.close(proc)
+
+
+def _list_inside(proc: int, first: int) -> tuple[ProcessInfo, ...]:
+    try:
+        inside = os.open(f"{first}/root/proc", _DIRECTORY, dir_fd=proc)
+    except (FileNotFoundError, ProcessLookupError):
+        return ()
+    try:
+        return tuple(info for _, info in list_processes(inside)[:MAX_LISTED])
+    finally:
+        os.close(inside)
+
+
+def _descendants(proc: int, first: int) -> list[int]:
+    """Return ``first`` and its descendants, at most ``MAX_LISTED``."""
+    found = [first]
+    for pid in found:  # grows meanwhile
+        try:
+            for task in _names(proc, f"{pid}/task"):
+                children = _read(proc, f"{pid}/task/{task}/children", _MAX_CHILDREN)
+                found.extend(map(int, children.split()))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+        if len(found) >= MAX_LISTED:
+            break
+    return found[:MAX_LISTED]
+
+
+def _names(proc: int, name: str) -> list[str]:
+    fd = os.open(name, _DIRECTORY, dir_fd=proc)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+def _pids_of(proc: int, pid: int) -> list[int]:
+    """Return the pids of a process, from the namespace of ``proc`` inwards."""
+    try:
+        status = _read(proc, f"{pid}/status", _MAX_STAT)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    # The name is the first line, and a newline in it is escaped.
+    lines = (line for line in status.split(b"\n") if line.startswith(b"NSpid:"))
+    return [int(number) for line in lines for number in line.split()[1:]]
 
 
 def of_commands(
@@ -107,7 +183,7 @@ def stop_process(proc: int, pid: int, *, hidden: AbstractSet[int]) -> bool:
     The descriptor of its directory stays the same process, whatever happens to the number.
     """
     try:
-        target = os.open(str(pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+        target = os.open(str(pid), _DIRECTORY, dir_fd=proc)
     except (FileNotFoundError, ProcessLookupError):
         return False
     try:

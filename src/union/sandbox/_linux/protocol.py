@@ -59,6 +59,7 @@ class Message(IntEnum):
     KILL = 11
     KILL_ALL = 12
     BEGIN = 13
+    LOCATE = 14
     # Launcher to host: on a session's channel; USERNS_READY on the control socket.
     GONE = 20
     ALL_GONE = 21

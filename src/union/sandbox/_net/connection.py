@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._net.dialer import DialError, RefusedError
 from union.sandbox._policy.addresses import parse_address
+from union.sandbox._policy.rules import Verdict
 
 if TYPE_CHECKING:
     from union.sandbox._net.dialer import OutboundConnection
     from union.sandbox._net.egress import Egress
+    from union.sandbox._net.http_exchange import HttpExchange
     from union.sandbox._net.ledger import Attempt
     from union.sandbox._net.stream import Stream
-    from union.sandbox._policy.rules import Verdict
+    from union.sandbox._policy.http_entries import Http
+    from union.sandbox._policy.http_request import HttpRequest
 
 __all__ = ["Connection"]
 
@@ -69,6 +72,25 @@ class Connection:
         self.set_server(outbound.stream)
         return outbound
 
+    def intercept(self, attempt: Attempt, http: Http) -> HttpExchange:
+        """Return the exchange that serves a connection to the host of an ``Http`` entry.
+
+        Raises:
+            RefusedError: a deny-list entry refuses the host.
+
+        """
+        # Plain HTTP to port 80 is upgraded: the connection goes to the port of the entry.
+        attempt.port = http.port
+        attempt.binding = http
+        attempt.verdict = self.policy.decide_name(attempt.host, attempt.port)
+        if not attempt.verdict.allowed:
+            raise RefusedError(attempt.verdict)
+        return self._egress.exchange(self, attempt, http)
+
+    def record_request(self, request: HttpRequest) -> None:
+        """Record an HTTP request that has ended."""
+        self._egress.ledger.record_request(request)
+
     def set_server(self, server: Stream) -> None:
         """Store the stream to the destination and close the previous one."""
         if self._server is not None:
@@ -80,6 +102,10 @@ class Connection:
         if not self._attempts:
             return None
         attempt = self._attempts[-1]
+        if self.policy.binding(attempt.host, attempt.port) is not attempt.binding:
+            return Verdict(
+                allowed=False, rule="default", reason="another entry applies to the host now"
+            )
         return self.policy.recheck(
             attempt.host,
             attempt.port,

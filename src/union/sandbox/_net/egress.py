@@ -32,10 +32,14 @@ if TYPE_CHECKING:
 
     from union.sandbox._net.budget import Share
     from union.sandbox._net.happy_eyeballs import Resolver
+    from union.sandbox._net.http_exchange import HttpExchange
+    from union.sandbox._net.interception import Interception
     from union.sandbox._net.policy import Policy
     from union.sandbox._net.transparent import Destination
     from union.sandbox._net.upstream import UpstreamDialer
     from union.sandbox._policy.decision import Decision, FrontendName
+    from union.sandbox._policy.http_entries import Http
+    from union.sandbox._policy.http_request import HttpRequest
 
 __all__ = ["Egress"]
 
@@ -83,6 +87,9 @@ class Egress:
         credentials: ``user:password`` that both proxies require. Default None: none.
         destination: returns the original destination of a redirected connection.
         ttl_s: how long a client may cache an address. Default: 60 s.
+        interception: serves the hosts of ``Http`` entries. Default None: a new one at first use.
+        on_request: called with each HTTP request that such an entry has handled. Default None:
+            not recorded.
 
     """
 
@@ -103,9 +110,12 @@ class Egress:
         credentials: str | None = None,
         destination: Destination = original_destination,
         ttl_s: int = TTL_S,
+        interception: Interception | None = None,
+        on_request: Callable[[HttpRequest], None] | None = None,
     ) -> None:
         self.policy = policy
-        self.ledger = Ledger(on_decision)
+        self.ledger = Ledger(on_decision, on_request)
+        self._interception = interception
         self._share = share or process_budget.share()
         self.dialer = Dialer(
             policy,
@@ -196,6 +206,16 @@ class Egress:
                 connection.end_attempts()
                 task.cancel()
 
+    def exchange(self, connection: Connection, attempt: Attempt, http: Http) -> HttpExchange:
+        """Return the exchange of a connection to the host of an ``Http`` entry."""
+        from union.sandbox._net.http_exchange import HttpExchange
+
+        if self._interception is None:
+            from union.sandbox._net.interception import Interception
+
+            self._interception = Interception()
+        return HttpExchange(connection, attempt, http, self._interception)
+
     @property
     def unrecorded(self) -> int:
         """Number of decisions beyond the limit that is kept for one run."""
@@ -238,7 +258,8 @@ class Egress:
     def _is_allowed(self, sock: socket.socket, frontend: Frontend) -> bool:
         """Decide about a destination before its connection is handed over."""
         host, port = frontend.destination_of(sock)
-        verdict = self.policy.decide_name(host, port)
+        bound = self.policy.binding(host, port)
+        verdict = self.policy.decide_name(host, port if bound is None else bound.port)
         if not verdict.allowed:
             sock.close()
             self.ledger.record(

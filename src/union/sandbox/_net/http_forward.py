@@ -10,6 +10,7 @@ from union.sandbox._codecs.http1 import (
     ChunkedBody,
     HttpFormatError,
     body_length,
+    encode_head,
     forwarded_headers,
     parse_response_head,
 )
@@ -243,16 +244,11 @@ def _encode_request(
 ) -> bytes:
     framing = (("transfer-encoding", "chunked"),) if length == "chunked" else ()
     everything = (*fields, *framing, ("connection", "close"))
-    return _encode_head(f"{head.method} {target} HTTP/1.{head.minor}", everything)
+    return encode_head(f"{head.method} {target} HTTP/1.{head.minor}", everything)
 
 
 def _encode_response(head: ResponseHead, length: int | str | None, *, close: bool) -> bytes:
     framing = (("transfer-encoding", "chunked"),) if length == "chunked" else ()
     ending = (("connection", "close"),) if close else ()
     fields = (*forwarded_headers(head.headers), *framing, *ending)
-    return _encode_head(f"HTTP/1.1 {head.status} {head.reason}", fields)
-
-
-def _encode_head(first: str, fields: tuple[tuple[str, str], ...]) -> bytes:
-    lines = [first, *(f"{key}: {value}" for key, value in fields)]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    return encode_head(f"HTTP/1.1 {head.status} {head.reason}", fields)

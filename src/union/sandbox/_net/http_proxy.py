@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from union.sandbox._codecs.http1 import RequestHead
     from union.sandbox._net.connection import Connection
+    from union.sandbox._policy.http_entries import Http
 
 __all__ = ["HttpFrontend"]
 
@@ -124,6 +125,9 @@ class HttpFrontend:
             await self._respond(connection, 405, attempt.verdict.reason)
             return False
         try:
+            bound = connection.policy.binding(attempt.host, attempt.port)
+            if bound is not None:
+                return await self._intercept(connection, attempt, bound, head, path)
             if head.method == "CONNECT":
                 await self._tunnel(connection, attempt)
                 return False
@@ -134,6 +138,25 @@ class HttpFrontend:
             await self._respond(
                 connection, 502, f"the destination is allowed, but the request failed: {exc}"
             )
+        return False
+
+    async def _intercept(
+        self, connection: Connection, attempt: Attempt, bound: Http, head: RequestHead, path: str
+    ) -> bool:
+        """Serve a connection or a request to the host of an ``Http`` entry."""
+        exchange = connection.intercept(attempt, bound)
+        if head.method != "CONNECT":
+            try:
+                return await exchange.forward(head, path)
+            finally:
+                exchange.close()
+        await connection.stream.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        try:
+            await exchange.serve()
+        except RefusedError as exc:
+            # The client would read an HTTP response as tunnelled data.
+            attempt.verdict = exc.verdict
+            connection.stream.abort()
         return False
 
     async def _tunnel(self, connection: Connection, attempt: Attempt) -> None:

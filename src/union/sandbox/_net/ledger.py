@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from union.sandbox._policy.decision import FrontendName
+    from union.sandbox._policy.http_entries import Http
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox._policy.rules import Verdict
 
 __all__ = ["Attempt", "Ledger"]
@@ -46,6 +48,8 @@ class Attempt:
     """Bytes are forwarded both ways, so that forwarding can be suspended."""
     is_continued: bool = False
     """A part of this attempt was recorded before; the counters restarted then."""
+    binding: Http | None = None
+    """The entry that handles the connection; None if it is tunnelled or forwarded."""
     is_revoked: bool = False
     """The current policy no longer allows this attempt: no further byte is forwarded."""
 
@@ -60,11 +64,17 @@ class Ledger:
 
     Args:
         on_decision: called once per recorded decision.
+        on_request: called once per recorded HTTP request. Default None: not recorded.
 
     """
 
-    def __init__(self, on_decision: Callable[[Decision], None]) -> None:
+    def __init__(
+        self,
+        on_decision: Callable[[Decision], None],
+        on_request: Callable[[HttpRequest], None] | None = None,
+    ) -> None:
         self._on_decision = on_decision
+        self._on_request = on_request
         self._logged = 0
         self._recorded = 0
         self.unrecorded = 0
@@ -102,6 +112,7 @@ class Ledger:
             bytes_up=attempt.bytes_up,
             bytes_down=attempt.bytes_down,
             duration_ms=(time.monotonic() - attempt.started) * 1000,
+            intercepted=attempt.binding is not None,
         )
         if not decision.allowed:
             self._log(decision)
@@ -111,7 +122,34 @@ class Ledger:
         self._recorded += 1
         self._on_decision(decision)
 
+    def record_request(self, request: HttpRequest) -> None:
+        """Record an HTTP request that has ended, and log a refusal. Both have the same limits."""
+        if not request.allowed:
+            self._log_refusal(
+                "refused %s %s to %s: %s",
+                _printable(request.method),
+                _printable(request.path),
+                request.host,
+                request.reason,
+            )
+        if self._recorded >= _MAX_DECISIONS:
+            self.unrecorded += 1
+            return
+        self._recorded += 1
+        if self._on_request is not None:
+            self._on_request(request)
+
     def _log(self, decision: Decision) -> None:
+        self._log_refusal(
+            "refused %s to %s port %d: %s%s",
+            decision.door,
+            decision.host or "(no host)",
+            decision.port,
+            decision.reason,
+            f" (entry that would allow it: {decision.suggestion})" if decision.suggestion else "",
+        )
+
+    def _log_refusal(self, text: str, *values: object) -> None:
         self._logged += 1
         if self._logged > _MAX_LOG_LINES + 1:
             return
@@ -120,14 +158,7 @@ class Ledger:
                 "more than %d refusals in this run; further refusals are not logged", _MAX_LOG_LINES
             )
             return
-        _LOGGER.warning(
-            "refused %s to %s port %d: %s%s",
-            decision.door,
-            decision.host or "(no host)",
-            decision.port,
-            decision.reason,
-            f" (entry that would allow it: {decision.suggestion})" if decision.suggestion else "",
-        )
+        _LOGGER.warning(text, *values)
 
 
 def _printable(host: str) -> str:

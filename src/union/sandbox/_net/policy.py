@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from union.sandbox._policy.names import NameSyntaxError
 from union.sandbox._policy.rules import (
@@ -17,9 +17,12 @@ from union.sandbox._policy.rules import (
 if TYPE_CHECKING:
     from union.sandbox._net.own_server import OwnServer
     from union.sandbox._policy.addresses import Address
+    from union.sandbox._policy.http_entries import Http
     from union.sandbox._policy.rules import NetworkRules
 
 __all__ = ["Policy"]
+
+_PLAIN_HTTP_PORT: Final = 80
 
 
 class Policy:
@@ -38,6 +41,7 @@ class Policy:
         self._rules = rules
         self._own_server = own_server
         self._suspended: asyncio.Future[None] | None = None
+        self._bound: dict[str, tuple[Http, ...]] | None = None
         self.generation = 0
 
     @property
@@ -48,6 +52,7 @@ class Policy:
     def replace(self, rules: NetworkRules) -> None:
         """Replace the rules for every later decision."""
         self._rules = rules
+        self._bound = None
         self.generation += 1
 
     @property
@@ -70,6 +75,27 @@ class Policy:
         """Wait while connections must not forward."""
         while self._suspended is not None:
             await asyncio.shield(self._suspended)
+
+    def binding(self, host: str, port: int) -> Http | None:
+        """Return the ``Http`` entry that handles connections to this host and port, or None.
+
+        An entry also handles port 80, because plain HTTP is upgraded.
+        """
+        if self._bound is None:
+            self._bound = {}
+            for entry in self._rules.allow or ():
+                if entry.http is not None:
+                    known = self._bound.get(entry.name, ())
+                    self._bound[entry.name] = (*known, entry.http)
+        if not self._bound:
+            return None
+        try:
+            name = parse_host(host)
+        except NameSyntaxError:
+            return None
+        found = self._bound.get(name, ()) if isinstance(name, str) else ()
+        exact = next((http for http in found if http.port == port), None)
+        return exact or (found[0] if found and port == _PLAIN_HTTP_PORT else None)
 
     def decide_name(self, host: str, port: int | None) -> Verdict:
         """Decide about a destination as the program wrote it."""
@@ -96,6 +122,15 @@ class Policy:
 
     def decide_server_name(self, server_name: str, port: int, *, name: str | None) -> Verdict:
         """Decide about the server name in a ClientHello on an allowed connection."""
+        bound = self.binding(server_name, port)
+        if bound is not None:
+            # Another allowed destination may be a front of the same server: the rules of the entry
+            # must not be avoided through it.
+            return Verdict(
+                allowed=False,
+                rule=bound.text,
+                reason=f"the TLS server name {server_name} has an Http entry; connect to it by name",
+            )
         return decide_server_name(self._rules, server_name, port, name=name)
 
     def recheck(

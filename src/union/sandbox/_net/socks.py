@@ -81,8 +81,14 @@ class SocksFrontend:
             return
         connection.begin_attempt(attempt)
         connection.request_received()
+        bound = connection.policy.binding(attempt.host, attempt.port)
         try:
-            outbound = await connection.dial(attempt)
+            if bound is not None:
+                exchange = connection.intercept(attempt, bound)
+                await self._reply(stream, _GRANTED)
+            else:
+                outbound = await connection.dial(attempt)
+                await self._reply(stream, _GRANTED)
         except RefusedError:
             await self._reply(stream, _NOT_ALLOWED)
             await connection.linger()
@@ -91,8 +97,10 @@ class SocksFrontend:
             await self._reply(stream, _CONNECTION_REFUSED if exc.refused else _UNREACHABLE)
             await connection.linger()
             return
-        await self._reply(stream, _GRANTED)
-        await tunnel(stream, outbound, attempt, policy=connection.policy)
+        if bound is not None:
+            await exchange.serve()
+        else:
+            await tunnel(stream, outbound, attempt, policy=connection.policy)
 
     async def _authenticate(self, stream: Stream) -> None:
         version, count = await stream.read_exactly(2)

@@ -72,7 +72,7 @@ class Stream:
             if len(self._buffer) >= limit:
                 raise HeadTooLongError
             searched = len(self._buffer)
-            data = await self._loop.sock_recv(self.sock, min(_READ_BYTES, limit - searched))
+            data = await self._receive(min(_READ_BYTES, limit - searched))
             if not data:
                 if not searched:
                     return b""
@@ -87,7 +87,7 @@ class Stream:
 
         """
         while len(self._buffer) < size:
-            data = await self._loop.sock_recv(self.sock, _READ_BYTES)
+            data = await self._receive(_READ_BYTES)
             if not data:
                 raise EndOfStreamError
             self._buffer += data
@@ -97,11 +97,15 @@ class Stream:
         """Read at most ``size`` bytes; return no bytes at the end of the stream."""
         if self._buffer:
             return self._take(min(size, len(self._buffer)))
-        return await self._loop.sock_recv(self.sock, size)
+        return await self._receive(size)
 
     async def send(self, data: bytes) -> None:
         """Send all of ``data``; wait while the peer is slow."""
         await self._loop.sock_sendall(self.sock, data)
+
+    async def _receive(self, size: int) -> bytes:
+        """Read from the peer, past the buffer; return no bytes at the end of the stream."""
+        return await self._loop.sock_recv(self.sock, size)
 
     @property
     def is_ended(self) -> bool:

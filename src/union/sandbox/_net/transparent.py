@@ -94,5 +94,9 @@ class TransparentFrontend:
         host = self._names.name(address) or str(address)
         attempt = connection.begin_attempt(Attempt(frontend="tcp", host=host, port=port))
         connection.request_received()
+        bound = connection.policy.binding(host, port)
+        if bound is not None:
+            await connection.intercept(attempt, bound).serve()
+            return
         outbound = await connection.dial(attempt)
         await tunnel(connection.stream, outbound, attempt, policy=connection.policy)

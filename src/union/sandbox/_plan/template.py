@@ -49,7 +49,7 @@ def template_steps(
 
     Args:
         view: the view of the session.
-        files: path -> content of files to create, all below the work dir.
+        files: path -> content of files to create, below the work dir or in memory.
         links: path -> target of links to create, all below the work dir.
 
     """

@@ -40,3 +40,5 @@ class Decision:
     """Bytes received from the destination."""
     duration_ms: float = 0.0
     """Time from the request to the end of the connection, in milliseconds."""
+    intercepted: bool = False
+    """Whether an ``Http`` entry handled the connection: TLS ended in this process."""

@@ -19,6 +19,7 @@ from union.sandbox.errors import PolicyError
 
 if TYPE_CHECKING:
     from union.sandbox._policy.addresses import Network
+    from union.sandbox._policy.http_entries import Http
 
 __all__ = ["Entry", "first_uncovered", "parse_entries"]
 
@@ -43,6 +44,8 @@ class Entry:
         name: the name, or the pattern without ``*.``. Default: empty, for a network.
         network: an address (as a range of one) or a range. Default None: a name or pattern.
         port: a port. Default None: every port.
+        http: rules and credential for the requests to this name. Default None: connections are
+            tunnelled.
 
     """
 
@@ -51,6 +54,7 @@ class Entry:
     name: str = ""
     network: Network | None = None
     port: int | None = None
+    http: Http | None = None
 
 
 def parse_entries(value: object, *, argument: str) -> tuple[Entry, ...]:
@@ -75,12 +79,21 @@ def parse_entries(value: object, *, argument: str) -> tuple[Entry, ...]:
     items = list(value)
     if isinstance(value, (set, frozenset)):
         items.sort(key=str)
-    entries = {}
+    entries: dict[str, Entry] = {}
     for position, item in enumerate(items):
         if isinstance(item, Entry):
             entry = item
         elif isinstance(item, str):
             entry = _EntryParser(item, argument, position).parse()
+        elif (found := _http_entry(item, argument)) is not None:
+            entry = found
+            other = entries.get(entry.text)
+            if other is not None and other.http is not entry.http:
+                raise PolicyError(
+                    f"{argument}[{position}]: {entry.text} is in the list twice",
+                    argument=argument,
+                    hint="use one Http entry per host, with all rules in allow=",
+                )
         else:
             raise PolicyError(
                 f"{argument}[{position}] must be a string, got {_abbreviated(item)} "
@@ -90,6 +103,17 @@ def parse_entries(value: object, *, argument: str) -> tuple[Entry, ...]:
             )
         entries[entry.text] = entry
     return tuple(entries.values())
+
+
+def _http_entry(item: object, argument: str) -> Entry | None:
+    """Return the entry of an ``Http``; None for another value."""
+    from union.sandbox._policy.http_entries import Http
+
+    if not isinstance(item, Http):
+        return None
+    if argument != "network_allowlist":
+        raise PolicyError(f"{argument} cannot have an Http entry", argument=argument)
+    return Entry(text=item.text, kind="name", name=item.host, port=item.port, http=item)
 
 
 def first_uncovered(entries: tuple[Entry, ...], *, ceiling: tuple[Entry, ...]) -> Entry | None:
@@ -106,6 +130,10 @@ def first_uncovered(entries: tuple[Entry, ...], *, ceiling: tuple[Entry, ...]) -
 def _covers(wide: Entry, narrow: Entry) -> bool:
     if wide.port is not None and wide.port != narrow.port:
         return False
+    if wide.http is not None:
+        from union.sandbox._policy.http_entries import covers
+
+        return narrow.http is not None and covers(wide.http, narrow.http)
     if isinstance(wide.network, IPv4Network):
         return isinstance(narrow.network, IPv4Network) and narrow.network.subnet_of(wide.network)
     if isinstance(wide.network, IPv6Network):

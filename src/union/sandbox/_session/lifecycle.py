@@ -23,6 +23,7 @@ class SessionInfo(NamedTuple):
 
     work_dir: str
     isolation: Isolation
+    shell: str
 
 
 class Lifecycle(Protocol):
@@ -53,6 +54,9 @@ class Lifecycle(Protocol):
 
     @property
     def isolation(self) -> Isolation: ...
+
+    @property
+    def shell(self) -> str: ...
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -206,6 +210,10 @@ class SingleUseLifecycle:
     def isolation(self) -> Isolation:
         return self._required_info().isolation
 
+    @property
+    def shell(self) -> str:
+        return self._required_info().shell
+
     def _required_info(self) -> SessionInfo:
         if self.transport is None:
             raise SessionClosedError(
@@ -224,7 +232,7 @@ class SingleUseLifecycle:
         """Store the work dir and the isolation as soon as the transport has them."""
         transport = self.transport
         if self._info is None and transport is not None and transport.is_known:
-            self._info = SessionInfo(transport.work_dir, transport.isolation)
+            self._info = SessionInfo(transport.work_dir, transport.isolation, transport.shell)
 
 
 def running_loop() -> asyncio.AbstractEventLoop:

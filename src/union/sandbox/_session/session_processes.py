@@ -10,12 +10,20 @@ from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
     from union.sandbox._core.processes import ProcessInfo
+    from union.sandbox._session.lifecycle import Lifecycle
 
 __all__ = ["SessionProcesses"]
 
 
 class SessionProcesses(SessionFiles):
     """Calls about processes. ``Session`` inherits them."""
+
+    _lifecycle: Lifecycle
+
+    @property
+    def shell(self) -> str:
+        """The path, inside the sandbox, of the shell that runs commands given as text."""
+        return self._lifecycle.shell
 
     @in_own_loop
     async def processes(self) -> tuple[ProcessInfo, ...]:

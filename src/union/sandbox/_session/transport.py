@@ -120,6 +120,11 @@ class Transport(Files, Protocol):
     @property
     def isolation(self) -> Isolation: ...
 
+    @property
+    def shell(self) -> str:
+        """The path, inside the sandbox, of the shell that runs commands given as text."""
+        ...
+
     async def open(self) -> None: ...
 
     async def start(self, spec: RunSpec, sink: Sink) -> Run:

@@ -134,7 +134,7 @@ _SESSION: Final = frozenset(
         "backend", "host_work_dir", "work_dir_name", "network_mode", "network_allowlist",
         "network_denylist", "network_proxy_url", "network_socks_url", "timeout_s", "env",
         "read_only_paths", "read_write_paths", "resources", "strict", "warm", "preload",
-        "persist",
+        "persist", "shell",
     }
 )  # fmt: skip
 
@@ -184,6 +184,7 @@ def encode_session(spec: SessionSpec) -> dict[str, Any]:
         "warm": spec.warm,
         "preload": list(spec.preload or ()) or None,
         "persist": None if spec.persist == "workdir" else spec.persist,
+        "shell": spec.shell,
     }
     without = {"preload": None} if spec.preload is None else {}  # not the default
     return {name: value for name, value in payload.items() if value is not None} | without
@@ -358,6 +359,8 @@ class SessionInfo:
     """Whether the server runs contexts."""
     is_machine: bool = False
     """Whether file calls accept every path that is visible inside."""
+    shell: str = "/bin/sh"
+    """The shell that runs commands given as text."""
 
 
 def encode_session_info(info: SessionInfo) -> dict[str, Any]:
@@ -369,6 +372,7 @@ def encode_session_info(info: SessionInfo) -> dict[str, Any]:
         "grace_s": info.grace_s,
         "contexts": info.has_contexts,
         "machine": info.is_machine,
+        "shell": info.shell,
     }
 
 
@@ -384,6 +388,7 @@ def decode_session_info(payload: dict[str, Any]) -> SessionInfo:
             grace_s=_grace(payload["grace_s"]),
             has_contexts=_checked(payload.get("contexts", False), bool, "contexts"),
             is_machine=payload.get("machine") is True,  # an older server does not send it
+            shell=_absolute(payload.get("shell", "/bin/sh"), "shell"),  # nor this
         )
     except (KeyError, TypeError, AttributeError) as exc:
         raise WireError(f"malformed description of a session: {exc!r}") from exc

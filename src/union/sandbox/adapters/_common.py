@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from union.sandbox import sync
+from union.sandbox._core.optional_deps import install_hint
 from union.sandbox.errors import (
     MissingExtraError,
     SandboxUsageError,
@@ -51,7 +52,7 @@ def require_framework(module: str, *, extra: str) -> None:
             raise  # the framework is installed, and its own import failed
         raise MissingExtraError(
             f"this adapter needs the package {exc.name!r}, which is not installed",
-            hint=f"pip install 'unionai-sandbox[{extra}]'",
+            hint=install_hint(extra),
         ) from exc
 
 
@@ -147,7 +148,7 @@ class LazySession:
         self._id = session_id
         self._options = given
         self._opening: asyncio.Lock | None = None
-        self._contexts: dict[str, Context] = {}
+        self._contexts: dict[tuple[str, str], Context] = {}
         self._is_closed = False
 
     @property
@@ -216,17 +217,17 @@ class LazySession:
 
     # Interpreters.
 
-    async def context(self, language: str = "python") -> Context:
-        """Return the interpreter of this session; it starts at the first call.
+    async def context(self, language: str = "python", *, name: str = "main") -> Context:
+        """Return an interpreter of this session by name; it starts at the first call.
 
         Call its methods through ``carry()``.
         """
 
         async def find() -> Context:
             session = await self._ensure() if self._is_own else cast("Session", self._session)
-            found = self._contexts.get(language)
+            found = self._contexts.get((language, name))
             if found is None:
-                found = self._contexts[language] = session.context(
+                found = self._contexts[language, name] = session.context(
                     cast("Any", language), restart="auto"
                 )
                 await found.open()

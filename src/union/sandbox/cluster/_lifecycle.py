@@ -176,7 +176,7 @@ class ClusterLifecycle:
         transport = self.transport
         if transport is None or not transport.is_known:
             return None
-        return SessionInfo(transport.work_dir, transport.isolation)
+        return SessionInfo(transport.work_dir, transport.isolation, transport.shell)
 
     @property
     def work_dir(self) -> str:
@@ -188,9 +188,16 @@ class ClusterLifecycle:
 
     @property
     def isolation(self) -> Isolation:
+        return self._required_info().isolation
+
+    @property
+    def shell(self) -> str:
+        return self._required_info().shell
+
+    def _required_info(self) -> SessionInfo:
         info = self.info
         if info is not None:
-            return info.isolation
+            return info
         if self.transport is None:
             raise SessionClosedError("the session was not opened", hint="make a call first")
         raise SandboxUsageError(

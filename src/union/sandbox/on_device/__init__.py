@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Never
 
-    from union.sandbox._core.literals import BackendName, NetworkMode, Persist
+    from union.sandbox._core.literals import BackendName, NetworkMode, Persist, Shell
     from union.sandbox._core.resources import AnyResources
     from union.sandbox._core.spec import SessionSpec
 
@@ -40,6 +40,7 @@ def session(
     warm: bool | int = True,
     preload: Sequence[str] | None = (),
     persist: Persist = "workdir",
+    shell: Shell | None = None,
     **unknown: Never,
 ) -> Session:
     r"""Describe a session; ``async with`` or ``await ....open()`` opens it. Does no I/O.
@@ -82,6 +83,9 @@ def session(
         persist: ``"workdir"`` (default) keeps the work dir and the venv between commands.
             ``"machine"`` also keeps ``/tmp``, ``/var/tmp``, ``/dev/shm`` and processes, until the
             session closes. Only with ``"bubblewrap"`` and ``"userns"``.
+        shell: the shell of commands that are text, ``"bash"`` or ``"sh"``. Default: bash where
+            the sandbox has it, except for a program with plain arguments, which runs the same in
+            ``/bin/sh`` and starts sooner there. ``Session.shell`` is its path.
         **unknown: none is accepted; the error suggests the nearest argument.
 
     """
@@ -108,6 +112,7 @@ def session(
         warm=warm,
         preload=preload,
         persist=persist,
+        shell=shell,
     )
     return session_of(spec)
 

@@ -15,19 +15,22 @@ from union.sandbox._linux.command import Command, packed_rlimits
 from union.sandbox._plan.rootfs import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
 from union.sandbox._system import IS_LINUX
 from union.sandbox.on_device._network import proxy_variables, shape_of
+from union.sandbox.on_device._shell import SH, find_shell, means_the_same
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from union.sandbox._core.literals import Shell
     from union.sandbox._core.spec import CallPosture, Limits, NetworkSpec, RunSpec
 
 __all__ = ["CommandBuilder"]
 
 _SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-_SHELL: Final = "/bin/sh"
 _MAX_ARGUMENT_BYTES: Final = 120 * 1024
 """A longer shell command is passed as a file: the kernel limits one argument to 128 KiB."""
 _SLOTS: Final = {"python": (PYTHON_SLOT, 0), "shell": (SHELL_SLOT, 1)}
+_NO_NETWORK: Final = {"SANDBOX_NETWORK": "blocked", "UV_HTTP_RETRIES": "0"}
+"""With these, an installation without network fails at once, and explains why."""
 _NO_BUDGET: Final = 2**31
 _NUMBERS = itertools.count(1)
 _Variables = tuple[dict[str, str], tuple[str, ...]]
@@ -44,6 +47,7 @@ class CommandBuilder:
             otherwise.
         tmp_dir: the value of TMPDIR of a backend that isolates without a private root; else None.
         uv: the path of ``uv`` on the host, used with ``scratch`` only.
+        shell: the shell of commands that are text; None for bash where the sandbox has it.
 
     """
 
@@ -55,7 +59,11 @@ class CommandBuilder:
         scratch: str | None,
         uv: str,
         tmp_dir: str | None = None,
+        shell: Shell | None = None,
     ) -> None:
+        self._shell = find_shell(shell)
+        self._is_bash = self._shell != SH
+        self._may_use_sh = shell is None
         self._uv = uv
         self._work_dir = work_dir
         self._venv = f"{work_dir}/{VENV_DIR}"
@@ -83,9 +91,13 @@ class CommandBuilder:
         if spec.kind == "argv":
             programs, argv = _candidates(spec.argv[0], path, cwd), spec.argv
         elif spec.kind == "shell" and _fits_argument(spec.text):
-            programs, argv = (_SHELL,), ("sh", "-c", "--", spec.text)
+            if not self._is_bash or (self._may_use_sh and means_the_same(spec.text)):
+                programs, argv = (SH,), ("sh", "-c", "--", spec.text)
+            else:
+                # Without --norc, bash reads the work dir's .bashrc where its stdin is a socket.
+                programs, argv = (self._shell,), ("bash", "--norc", "-c", "--", spec.text)
         else:
-            program = f"{self._venv}/bin/python" if spec.kind == "python" else _SHELL
+            program = f"{self._venv}/bin/python" if spec.kind == "python" else self._shell
             path, slot = _SLOTS[spec.kind]
             source = spec.text.encode("utf-8", "surrogateescape")
             if self._scratch is None:
@@ -93,7 +105,8 @@ class CommandBuilder:
             else:
                 path = f"{self._scratch}/{next(_NUMBERS)}-{os.path.basename(path)}"
                 Path(path).write_bytes(source)
-            programs, argv = (program,), (program, path)
+            without_rc = ("--norc",) if self._is_bash and spec.kind == "shell" else ()
+            programs, argv = (program,), (program, *without_rc, path)
         every, all_but_processes = (
             self._rlimits if spec.call is None else self._call_rlimits(spec.call)
         )
@@ -140,7 +153,8 @@ class CommandBuilder:
             return {}
         # Without a private network the resolver of the C library must use TCP, which is mediated.
         by_tcp = {"RES_OPTIONS": "use-vc"} if filtered and self._tmp_dir is not None else {}
-        return proxy_variables(spec.network) | by_tcp
+        no_network = _NO_NETWORK if self._isolated and spec.network.mode == "blocked" else {}
+        return proxy_variables(spec.network) | by_tcp | no_network
 
     def _cwd(self, cwd: str | None) -> str:
         if cwd is None:

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._contexts import python_driver
+from union.sandbox._core.processes import MAX_LISTED
 from union.sandbox._core.spec import NetworkSpec, RunSpec
+from union.sandbox._linux.process_list import list_processes, list_sandbox
+from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox._system import IS_LINUX, NAME
 from union.sandbox.errors import SandboxUsageError
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from union.sandbox._contexts.specs import CellSink, CellSpec, ContextSpec
     from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.command import Command
     from union.sandbox._linux.run import LocalRun
@@ -177,6 +181,21 @@ class LocalContext:
 
     def resume(self) -> None:
         self._opened().resume()
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        run = self._run
+        if run is None or not self.is_alive:
+            return ()
+        sandbox = run.sandbox
+        if sandbox.machine is not None:
+            of_all = await threads.files.run(self, list_processes, sandbox.machine.proc)
+            return tuple(info for label, info in of_all if label == sandbox.label)[:MAX_LISTED]
+        first = await sandbox.channel.locate(sandbox.number)
+        if not first:
+            return ()
+        found = await threads.files.run(self, list_sandbox, first)
+        # Else the number may have been that of another process.
+        return found if await sandbox.channel.locate(sandbox.number) == first else ()
 
     async def restart(self) -> None:
         async with self._changing:

@@ -16,7 +16,7 @@ from union.sandbox._linux.machine_run import MachineRun
 from union.sandbox._linux.prepared import NotBuiltError
 from union.sandbox._linux.protocol import FailurePlace, operation
 from union.sandbox._linux.removal import remove_tree
-from union.sandbox._plan.rootfs import RUN_DIR
+from union.sandbox._plan.rootfs import BIN_DIR, RUN_DIR
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
@@ -92,11 +92,14 @@ class Runner:
             scratch=self._scratch,
             tmp_dir=self._work.tmp_dir,
             uv=programs.uv if programs else "",
+            shell=self._spec.shell,
         )
 
     @functools.cached_property
     def _venv(self) -> Venv:
-        return Venv(self._work.tree, host.interpreter(), run_dir=self._scratch or RUN_DIR)
+        programs = self._postures.programs
+        uv = f"{BIN_DIR}/uv" if self._scratch is None or programs is None else programs.uv
+        return Venv(self._work.tree, host.interpreter(), run_dir=self._scratch or RUN_DIR, uv=uv)
 
     @functools.cached_property
     def _calls(self) -> CallPostures:
@@ -166,7 +169,6 @@ class Runner:
         return run
 
     def _serve_mediated(self, run: LocalRun, spec: RunSpec, sink: Sink) -> None:
-
         def connect(family: int, address: bytes, port: int) -> socket.socket:
             """Connect for the command; its egress is opened at the first connection."""
             network = MediatedNetwork(
@@ -386,9 +388,7 @@ class Runner:
     async def all_ended(self, *, is_stuck: bool) -> None:
         """Wait for the end of every command, with the channel drained.
 
-        Args:
-            is_stuck: do not wait for killed processes: the channel was not drained in time.
-
+        With ``is_stuck``, it was not drained in time: killed processes are not waited for.
         """
         for run in tuple(self._runs):
             # Again, because the launcher may have died before it read the first request.

@@ -27,7 +27,7 @@ from union.sandbox._plan import plan as p
 from union.sandbox._plan import template
 from union.sandbox._plan.rootfs import PYTHON_SLOT
 from union.sandbox.on_device._drivers import driver_source
-from union.sandbox.on_device._template_boot import DRIVER_FILE, READY
+from union.sandbox.on_device._template_boot import DRIVER_FILE, READY, REHEARSED_SCRIPT
 from union.sandbox.on_device._venv import HOOK_FILE, venv_config
 
 if TYPE_CHECKING:
@@ -203,6 +203,7 @@ def _plan(posture: Posture, preload: tuple[str, ...]) -> p.Plan:
         f"{site_packages}/{_MODULE}.py": _BOOT.read_bytes(),
         f"{site_packages}/_union_sandbox.py": HOOK_FILE.read_bytes(),
         library: LIBRARY.read_bytes(),
+        PYTHON_SLOT: REHEARSED_SCRIPT,
     }
     if preload:
         # The driver of contexts, so that they share its memory too.

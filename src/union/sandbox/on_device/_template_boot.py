@@ -22,9 +22,15 @@ LAUNCHER_FD, HOST_FD, PROC_FD, OUTPUT_FD = 3, 4, 5, 6
 READY = b"ready"
 HOOK = "_union_sandbox"
 DRIVER_FILE = "_union_sandbox_driver.py"
+REHEARSED_SCRIPT = b"print(2+2)\n"
 _MAX_REASON = 2000
 _NEEDED_AT_EXIT = {"sys", "builtins", "__main__"}
 _begun: list[bool] = []
+_SIGKILL = 9
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PRESENT, _OF_FILE, _EXCLUSIVE = 1 << 63, 1 << 61, 1 << 56
+_GAP = 4
+"""Pages between two others that are taken with them, because a system call costs more."""
 
 
 def begin(
@@ -72,14 +78,14 @@ def begin(
     tools.keep(name for name in sys.modules if name not in own)
     packages = {name for name in tools.kept if "." not in name and _is_package(name, venv)}
     _warm_up(venv, tools.path if "ctypes" in own else "")
-    tools.serve()
+    is_rehearsal = tools.serve()
     # From here on this is the process of a command, inside its sandbox.
     unseen = own if tools.is_context() else own | of_driver
     for name in (*unseen, __name__):
         del sys.modules[name]
     for fd in own_files:
         _replace(fd)
-    names = _names(site_packages)
+    names = [] if is_rehearsal else _names(site_packages)
     if packages.intersection(name.partition(".")[0] for name in names):
         # The session has its own version of a package that is loaded here: begin without it.
         tools.take_environment()
@@ -106,12 +112,13 @@ class _Tools:
         import ctypes
         import gc
         import importlib
-        import marshal  # noqa: F401 - the hook needs it
+        import marshal
 
         self.hook: Any = importlib.import_module(HOOK)
         self.path = os.path.dirname(ctypes.__file__)
         self.kept: dict[str, ModuleType] = {}
         self._gc = gc
+        self._marshal = marshal
         self._ctypes = ctypes
         self._native = ctypes.PyDLL(library)
         self._native.template_environment.restype = ctypes.POINTER(ctypes.c_char_p)
@@ -135,18 +142,61 @@ class _Tools:
         self.kept.update((name, sys.modules[name]) for name in list(names))
         self._ctypes.pythonapi.Py_IncRef(self._ctypes.py_object(self.kept))
 
-    def serve(self) -> None:
-        """Serve forks; return in one of them."""
+    def serve(self) -> bool:
+        """Serve forks; return in one of them, with whether it is a rehearsal."""
         sys.stdout.flush()
         sys.stderr.flush()
-        os.close(PROC_FD)
-        os.close(OUTPUT_FD)
         self._gc.collect()
         self._gc.freeze()
+        if self._rehearse():
+            return True
+        os.close(PROC_FD)
+        os.close(OUTPUT_FD)
         self._ctypes.pythonapi.PyOS_BeforeFork()
         os.write(HOST_FD, READY)
         self._native.template_serve(LAUNCHER_FD, HOST_FD)
         self._ctypes.pythonapi.PyOS_AfterFork_Child()
+        return False
+
+    def _rehearse(self) -> bool:
+        """Run a script in a fork, to learn which memory every run uses; return True in the fork.
+
+        Without a result, pages are copied when a script uses them, which takes longer.
+        """
+        end, done = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self._native.template_rehearse(done)
+            self._send_script()
+            return True
+        os.close(done)
+        try:
+            if os.read(end, 1):
+                written, read = _used_memory(pid)
+                flat = [number for both in (*written, *read) for number in both]
+                ranges = (self._ctypes.c_uint64 * len(flat))(*flat)
+                size = self._ctypes.c_size_t
+                self._native.template_populate(
+                    ranges, size(len(written)), size(len(written) + len(read))
+                )
+        except OSError:
+            pass
+        os.kill(pid, _SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(end)
+        return False
+
+    def _send_script(self) -> None:
+        """Send the script of the rehearsal to this process itself, as the host sends one."""
+        far, near = os.pipe()
+        script = (REHEARSED_SCRIPT, dict(os.environ), os.getcwd())
+        os.write(near, self._marshal.dumps(script))
+        os.close(near)
+        os.dup2(far, self.hook.WAIT_FD)
+        os.close(far)
+        slot = os.open(os.devnull, os.O_WRONLY)  # Python reads the same script of a constant file
+        os.dup2(slot, self.hook.SLOT_FD)
+        os.close(slot)
 
     def take_environment(self) -> None:
         """Set the environment that the command was sent with."""
@@ -242,6 +292,39 @@ def _warm_up(venv: str, unused: str) -> None:
     for path, importer in importers.items():
         if path.startswith(venv) and importer is not None:
             importer.invalidate_caches()
+
+
+def _used_memory(pid: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return (address, size) of what a fork has written, and of what it has read of files."""
+    written: list[tuple[int, int]] = []
+    read: list[tuple[int, int]] = []
+    with open(os.open(f"{pid}/maps", os.O_RDONLY, dir_fd=PROC_FD), encoding="utf-8") as maps:
+        lines = maps.readlines()
+    table = os.open(f"{pid}/pagemap", os.O_RDONLY, dir_fd=PROC_FD)
+    for line in lines:
+        span, mode, _, _, inode, *_ = line.split()
+        begin, end = (int(text, 16) // _PAGE for text in span.split("-"))
+        if end >= 1 << 51 or (inode == "0" and "w" not in mode):
+            continue
+        entries = memoryview(os.pread(table, (end - begin) * 8, begin * 8)).cast("Q")
+        bit, found = (_EXCLUSIVE, written) if "w" in mode else (_OF_FILE, read)
+        pages = [begin + at for at, entry in enumerate(entries) if entry >= _PRESENT and entry & bit]
+        _add_ranges(found, pages)
+    os.close(table)
+    return written, read
+
+
+def _add_ranges(found: list[tuple[int, int]], pages: list[int]) -> None:
+    begin = end = 0
+    for page in pages:
+        if end and page - end <= _GAP:
+            end = page + 1
+            continue
+        if end:
+            found.append((begin * _PAGE, (end - begin) * _PAGE))
+        begin, end = page, page + 1
+    if end:
+        found.append((begin * _PAGE, (end - begin) * _PAGE))
 
 
 # In a fork.

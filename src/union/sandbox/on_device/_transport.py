@@ -23,6 +23,7 @@ from union.sandbox.on_device._bring_up import Postures
 from union.sandbox.on_device._network import SessionNetwork, shape_of
 from union.sandbox.on_device._pool import Pool
 from union.sandbox.on_device._runner import Runner
+from union.sandbox.on_device._shell import find_shell
 from union.sandbox.on_device._start_gate import StartGate
 from union.sandbox.on_device._workdir import (
     TMP_NAME,
@@ -126,6 +127,7 @@ class LocalTransport:
                 postures=postures,
                 network=self._network,
             )
+            find_shell(self._spec.shell)  # raises if it is missing
             self._parts = _Parts(work, postures, runner)
             if work.is_private:
                 sweep_in_background(os.path.dirname(work.source))
@@ -243,6 +245,10 @@ class LocalTransport:
     @property
     def work_dir(self) -> str:
         return self._opened().work.path
+
+    @property
+    def shell(self) -> str:
+        return find_shell(self._spec.shell)
 
     @property
     def host_dir(self) -> str:

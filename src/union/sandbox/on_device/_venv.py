@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.files import VENV_DIR
-from union.sandbox._plan.rootfs import RUN_DIR
+from union.sandbox._plan.rootfs import BIN_DIR, RUN_DIR
 from union.sandbox._system import IS_LINUX
 from union.sandbox.errors import SandboxError
 
@@ -34,6 +34,7 @@ _OWNER: Final = 0o700
 _log = logging.getLogger("union.sandbox")
 
 HOOK_FILE: Final = Path(__file__).with_name("_start_hook.py")
+PIP_FILE: Final = Path(__file__).with_name("_pip_front.py")
 
 
 def venv_config(python: Interpreter) -> str:
@@ -58,6 +59,41 @@ def _files(python: Interpreter, run_dir: str) -> dict[str, str]:
     }
 
 
+_PIP: Final = """\
+#!/bin/sh
+# A front for `uv pip`; see the module `pip` beside it.
+exec "${0%/*}/python" -m pip "$@"
+"""
+_UV: Final = """\
+#!/bin/sh
+# uv, with an explanation where the command has no network.
+[ "$SANDBOX_NETWORK" = blocked ] || exec '{uv}' "$@"
+'{uv}' "$@"
+code=$?
+case "$code $*" in
+0\\ * | *--no-index* | *--offline* | *--help*) ;;
+*\\ pip\\ [ics]* | *\\ add\\ * | *\\ sync* | *\\ lock* | *\\ run\\ * | *\\ tool\\ *)
+    cat >&2 <<'END'
+note: this command has no network (network_mode='blocked'). To install from the package index:
+network_mode='allowlist', network_allowlist=PYPI_HOSTS; on the command line: sbx run --allow-pypi
+END
+    ;;
+esac
+exit "$code"
+"""
+
+
+def _tools(python: Interpreter, uv: str) -> dict[str, tuple[str, int]]:
+    """Return the programs of the venv, as relative path -> content and mode."""
+    front = PIP_FILE.read_text(encoding="utf-8")
+    return {
+        "bin/uv": (_UV.replace("{uv}", uv.replace("'", "'\\''")), 0o755),
+        "bin/pip": (_PIP, 0o755),
+        "bin/pip3": (_PIP, 0o755),
+        f"lib/python{python.version}/site-packages/pip.py": (front, 0o644),
+    }
+
+
 def _links(python: Interpreter) -> dict[str, str]:
     links = {
         "bin/python": python.executable,
@@ -76,12 +112,14 @@ class Venv:
         python: Interpreter,
         *,
         run_dir: str = RUN_DIR,
+        uv: str = f"{BIN_DIR}/uv",
     ) -> None:
         self._tree = tree
         self._lock = threading.Lock()
         self._python = python
         self._files = _files(python, run_dir)
         self._links = _links(python)
+        self._tools = _tools(python, uv)
         names = (*self._files, "bin/python")
         dirs = {"/".join(n.split("/")[:k]) for n in names for k in range(n.count("/") + 1)}
         self._dirs = tuple(sorted(f"{VENV_DIR}/{d}" if d else VENV_DIR for d in dirs))
@@ -133,8 +171,11 @@ class Venv:
         with self._lock:
             if self.is_unchanged():
                 return
-            if not self._is_intact():
+            is_intact = self._is_intact()
+            if not is_intact:
                 self._repair()
+            if not is_intact or self._is_new:
+                self._put_tools()
             last, self._held = self._held, self._tree.hold(self._watched)
             self._is_new = False
             if last is not None:
@@ -171,6 +212,14 @@ class Venv:
         if self._tree.exists(VENV_DIR):
             self._tree.remove(VENV_DIR, recursive=True)
         self._write()
+
+    def _put_tools(self) -> None:
+        """Write the programs once per session; code inside may replace or remove them."""
+        for name, (content, mode) in self._tools.items():
+            try:
+                self._tree.put(f"{VENV_DIR}/{name}", content.encode(), mode=mode)
+            except (OSError, SandboxError):
+                _log.debug("the venv has another %s", name, exc_info=True)
 
     def _write(self) -> None:
         for name, content in self._files.items():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Literal, Never
 
-    from union.sandbox._core.literals import BackendName, NetworkMode, Persist
+    from union.sandbox._core.literals import BackendName, NetworkMode, Persist, Shell
     from union.sandbox._core.resources import AnyResources
 
 __all__ = ["attach", "session"]
@@ -45,6 +45,7 @@ def session(
     warm: bool | int = True,
     preload: Sequence[str] | None = (),
     persist: Persist = "workdir",
+    shell: Shell | None = None,
     connect_timeout_s: float = 30.0,
     lazy: bool = True,
     **unknown: Never,
@@ -84,6 +85,8 @@ def session(
         persist: ``"workdir"`` keeps the work dir and the venv between commands. ``"machine"`` also
             keeps ``/tmp``, ``/var/tmp``, ``/dev/shm`` and processes, until the session closes.
             Default: ``"workdir"``.
+        shell: The shell of commands that are text, ``"bash"`` or ``"sh"``. Default: bash where the
+            sandbox has it; see ``on_device.session()``.
         connect_timeout_s: Seconds to wait for the server. Default: 30.
         lazy: True connects at the first call, False when the session is opened. Default: True.
         **unknown: Not accepted; the error suggests the closest name.
@@ -124,6 +127,7 @@ def session(
         warm=warm,
         preload=preload,
         persist=persist,
+        shell=shell,
     )
 
     session_id = os.urandom(16).hex()

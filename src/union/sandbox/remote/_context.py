@@ -20,6 +20,7 @@ from union.sandbox._contexts.wire import (
 from union.sandbox._core.events import Exited, Failed
 from union.sandbox._wire.errors import decode_error
 from union.sandbox._wire.frames import MESSAGES, WireError
+from union.sandbox._wire.process_values import decode_processes
 from union.sandbox.errors import SandboxConnectionError, SandboxError, SandboxUsageError
 from union.sandbox.remote._run import RemoteRun
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from union.sandbox._contexts.wire import ContextChange
     from union.sandbox._core.events import Event
     from union.sandbox._core.isolation import Isolation
+    from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._policy.decision import Decision
     from union.sandbox._wire.values import SessionInfo
@@ -214,6 +216,20 @@ class RemoteContext:
         if self._cell is not None and self._cell.run is not None:
             for fd in (1, 2):
                 self._cell.run.resume(fd)
+
+    async def processes(self) -> tuple[ProcessInfo, ...]:
+        if not self.is_alive or self._ended.done():
+            return ()
+        reply = await self._request("processes")
+        try:
+            return decode_processes(reply)
+        except (KeyError, TypeError, WireError) as exc:
+            raise SandboxConnectionError(
+                f"the server violated the protocol: {exc}",
+                sent=True,
+                code="protocol",
+                hint="the server is faulty or hostile: do not use it",
+            ) from exc
 
     async def restart(self) -> None:
         await self._request("restart")

@@ -234,6 +234,10 @@ class RemoteTransport(HttpCalls):
     def isolation(self) -> Isolation:
         return self._required_info.isolation
 
+    @property
+    def shell(self) -> str:
+        return self._required_info.shell
+
     def fs_allowlist(self) -> dict[str, tuple[str, ...]]:
         return dict(self._required_info.fs_allowlist)
 

@@ -161,13 +161,14 @@ class App:
             raise _not_found(request)
         if parts[0] == "sessions" and len(parts) > 1:
             return await self._route_session(request, grant, parts[1:])
+        if path == "/v1/metrics" and request.method == "GET" and grant.reads_metrics:
+            return await self._metrics(request)
         if not grant.is_full:
             raise _not_permitted()
         request["charge"] = self._sessions.bytes.charge(grant, None)
         if parts[0] == "console":
             return await self._console_api.handle(request, parts[1:])
         handlers: dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[Any]]] = {
-            ("GET", "metrics"): self._metrics,
             ("GET", "sessions"): self._list,
             ("POST", "run"): self._run_once,
             ("POST", "shutdown"): self._shutdown,

@@ -42,6 +42,14 @@ class Grant:
     def covers(self, session: str) -> bool:
         return self.session in {None, session}
 
+    @property
+    def reads_metrics(self) -> bool:
+        return self.is_full or self == SCRAPE_GRANT
+
+
+SCRAPE_GRANT: Final = Grant("metrics", "metrics")
+"""The right to read the metrics, and nothing else: no session has this name."""
+
 
 class Verifier:
     """Checks a token against a stored digest."""
@@ -81,9 +89,15 @@ class Guest:
 class Authority:
     """Decides what the bearer of a token may do, and issues capabilities."""
 
-    def __init__(self, verifier: Verifier | None, guest: Guest | None = None) -> None:
+    def __init__(
+        self,
+        verifier: Verifier | None,
+        guest: Guest | None = None,
+        scraper: Verifier | None = None,
+    ) -> None:
         self._verifier = verifier
         self._guest = guest
+        self._scraper = scraper
         self.owner_last_seen: float | None = None
         """Monotonic time of the last request with the server's own token."""
         # The key is not stored: a capability is void after a restart, as its session is.
@@ -110,6 +124,8 @@ class Authority:
         guest = self._guest
         if guest is not None and guest.verifier.accepts(token) and time.time() < guest.until:
             return Grant(guest.session, "guest")
+        if self._scraper is not None and self._scraper.accepts(token):
+            return SCRAPE_GRANT
         return None
 
     def make_capability(self, session: str, *, lifetime_s: float) -> str:

@@ -63,6 +63,8 @@ class Config:
 
     binds: tuple[Bind, ...]
     verifier: Verifier | None = None
+    scraper: Verifier | None = None
+    """The token that only reads metrics."""
     """Checks tokens; None: no token is required."""
     backends: tuple[str, ...] = ("userns",)
     """Backends that clients may use; the first is the default."""
@@ -121,6 +123,11 @@ def _parser() -> argparse.ArgumentParser:
         "(default: 127.0.0.1:8080)",
     )
     add("--token-file", metavar="FILE", help="file with the token")
+    add(
+        "--metrics-token-file",
+        metavar="FILE",
+        help="file with a second token, which can only read /v1/metrics",
+    )
     add(
         "--token-sha256-file",
         metavar="FILE",
@@ -283,6 +290,7 @@ def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]
     config = Config(
         binds=tuple(_bind(text) for text in parsed.bind or ["127.0.0.1:8080"]),
         verifier=_verifier(parsed.token_file, parsed.token_sha256_file, environ),
+        scraper=_scraper(parsed.metrics_token_file),
         backends=backends,
         work_dir=_absolute("--work-dir", parsed.work_dir),
         allow_paths=tuple(_absolute("--allow-path", path) for path in parsed.allow_path),
@@ -360,6 +368,12 @@ def _bind(text: str) -> Bind:
             hint="for example 127.0.0.1:8080, [::1]:8080 or unix:/run/sandbox.sock",
         )
     return Bind(host=host.removeprefix("[").removesuffix("]"), port=int(port))
+
+
+def _scraper(file: str | None) -> Verifier | None:
+    if file is None:
+        return None
+    return Verifier.from_token(read_secret("--metrics-token-file", file, is_secret=True))
 
 
 def _verifier(

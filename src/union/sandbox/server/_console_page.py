@@ -65,6 +65,8 @@ def page(request: web.BaseRequest) -> web.Response | None:
     """Return the response to a request for a file of the console; None for other requests."""
     if request.method not in {"GET", "HEAD"}:
         return None
+    if request.path == "/":
+        return web.Response(status=302, headers={"Location": "console/", **_HEADERS})
     if request.path == PREFIX:
         # The relative path also works behind a proxy that serves it under another path.
         return web.Response(status=308, headers={"Location": "console/", **_HEADERS})

@@ -11,6 +11,7 @@ from union.sandbox._core.events import Exited, Started, Usage
 from union.sandbox._core.spec import RunSpec
 from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import MESSAGES, WireError, to_json
+from union.sandbox._wire.process_values import encode_processes
 from union.sandbox._wire.run_log import StreamLog
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 from union.sandbox.server._cell_records import CellRecord, ContextRecord
@@ -162,10 +163,14 @@ class ServerContext(ServerRun):
         match control:
             case {"op": "restart", "request": int(request)} if 0 < request < 2**32:
                 self._request(request, self._restart)
+            case {"op": "processes", "request": int(request)} if 0 < request < 2**32:
+                self._request(request, self._processes)
             case {"op": "end", "cause": ("closed" | "timeout") as cause}:
                 self.end(cause)
             case _:
-                raise WireError("unknown control of a context; accepted are restart and end")
+                raise WireError(
+                    "unknown control of a context; accepted are restart, processes and end"
+                )
 
     def _request(self, request: int, call: Callable[[LocalContext], Awaitable[Any]]) -> None:
         if len(self._tasks) >= _MAX_REQUESTS:
@@ -182,6 +187,9 @@ class ServerContext(ServerRun):
             self._change(reply=request, error=encode_error(exc))
         else:
             self._change(reply=request, value=value)
+
+    async def _processes(self, live: LocalContext) -> dict[str, Any]:
+        return encode_processes(await live.processes())
 
     async def _restart(self, live: LocalContext) -> None:
         async with self._changing:

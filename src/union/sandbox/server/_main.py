@@ -79,6 +79,8 @@ def _token_filter(config: Config) -> Callable[[str], bool]:
     known = [] if config.verifier is None else [config.verifier]
     if config.guest is not None:
         known.append(config.guest.verifier)
+    if config.scraper is not None:
+        known.append(config.scraper)
     return lambda text: any(verifier.accepts(text) for verifier in known)
 
 
@@ -89,7 +91,7 @@ async def serve(config: Config) -> None:
     context, fingerprint = server_context(config)
     metrics = Metrics()
     sessions = Sessions(config, metrics)
-    authority = Authority(config.verifier, config.guest)
+    authority = Authority(config.verifier, config.guest, config.scraper)
     shutdown = _Shutdown(sessions, config)
     sockets = [_listen(bind) for bind in config.binds]
     loop = asyncio.get_running_loop()
@@ -208,6 +210,20 @@ def _accepts_connections(path: str) -> bool:
         return True
 
 
+def _reachable(host: str) -> str:
+    """Return the address of this machine that others can use, for a socket bound to all."""
+    if host not in {"0.0.0.0", "::"}:  # noqa: S104 - the socket is open already
+        return host
+    # Connecting a datagram socket sends nothing; it selects the address of the default route.
+    for family, anywhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        if family == socket.AF_INET6 and host != "::":
+            continue
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((anywhere, 9))
+            return str(probe.getsockname()[0])
+    return host
+
+
 def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | None) -> None:
     """Log the endpoints, and write them to stdout as one line for the starting process."""
     endpoints = []
@@ -216,6 +232,7 @@ def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | N
             endpoints.append(f"unix://{sock.getsockname()}")
             continue
         host, port = sock.getsockname()[:2]
+        host = _reachable(host)
         shown = f"[{host}]" if ":" in host else host
         pin = f"#{fingerprint.replace(':', '=')}" if config.tls_self_signed and fingerprint else ""
         endpoints.append(f"{'https' if config.is_tls else 'http'}://{shown}:{port}{pin}")

@@ -69,7 +69,8 @@ def render(metrics: Metrics, sessions: Sessions) -> str:
     def add(name: str, kind: str, text: str, *samples: tuple[str, float]) -> None:
         lines.append(f"# HELP sandbox_{name} {text}")
         lines.append(f"# TYPE sandbox_{name} {kind}")
-        lines.extend(f"sandbox_{name}{labels} {value:g}" for labels, value in samples)
+        # repr() is exact; a rounded counter would make rates of a busy server wrong.
+        lines.extend(f"sandbox_{name}{labels} {value + 0!r}" for labels, value in samples)
 
     add("sessions", "gauge", "Open sessions.", ("", len(sessions)))
     add(

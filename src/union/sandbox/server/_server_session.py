@@ -101,6 +101,7 @@ class ServerSession:
             session=self.name,
             work_dir=self.transport.work_dir,
             isolation=self.transport.isolation,
+            shell=self.transport.shell,
             fs_allowlist=self.transport.fs_allowlist(),
             grace_s=self.grace_s,
             has_contexts=True,

@@ -40,6 +40,7 @@ __all__ = ["Answer", "Answers", "Call", "Reply", "ScriptedTransport", "scripted_
 
 _WORK_DIR: Final = "/sandbox/work"
 _BACKEND: Final = "scripted"
+_SHELL: Final = "/bin/sh"
 _CHUNK_BYTES: Final = 64 * 1024
 
 _ENDING_SIGNALS: Final = frozenset(
@@ -137,6 +138,11 @@ class ScriptedTransport(MemoryFiles):
     def isolation(self) -> Isolation:
         """The report without any isolation layer."""
         return Isolation(backend=_BACKEND)
+
+    @property
+    def shell(self) -> str:
+        """A fixed path; no shell runs."""
+        return _SHELL
 
     async def open(self) -> None:
         """Do nothing."""

@@ -1,0 +1,94 @@
+"""What the intercepted connections of one session share: authority, upstream TLS, budgets."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from union.sandbox._codecs.scrubber import ScrubTable
+from union.sandbox._net.authority import CertificateAuthority
+
+if TYPE_CHECKING:
+    from union.sandbox._policy.http_entries import Http
+
+__all__ = ["Interception", "Spent"]
+
+_UPSTREAM_VARIABLES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+_upstream_contexts: dict[tuple[str | None, ...], ssl.SSLContext] = {}
+"""TLS contexts for servers, by the variables that select the host's trust store. Reading a store
+takes tens of milliseconds."""
+
+
+@dataclass(slots=True)
+class Spent:
+    """What has been used of the budgets of one ``Http`` entry."""
+
+    requests: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Interception:
+    """The authority and the budgets of one session. Made at no cost; ``prepare`` fills it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._authority: CertificateAuthority | None = None
+        self._spent: weakref.WeakKeyDictionary[Http, Spent] = weakref.WeakKeyDictionary()
+        self._tables: weakref.WeakKeyDictionary[Http, ScrubTable] = weakref.WeakKeyDictionary()
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether ``prepare`` was called."""
+        return self._authority is not None
+
+    def prepare(self) -> CertificateAuthority:
+        """Make the authority and read the host's trust store. Takes a while: call it in a thread.
+
+        Raises:
+            MissingExtraError: the package ``cryptography`` is not installed.
+
+        """
+        with self._lock:
+            if self._authority is None:
+                authority = CertificateAuthority()
+                upstream_context()
+                self._authority = authority
+            return self._authority
+
+    def server_context(self, host: str) -> ssl.SSLContext:
+        """Return the TLS context towards clients of ``host``."""
+        return self.prepare().context(host)
+
+    def spent(self, http: Http) -> Spent:
+        """Return what this session has used of the budgets of an entry."""
+        return self._spent.setdefault(http, Spent())
+
+    def scrub_table(self, http: Http) -> ScrubTable | None:
+        """Return the secrets to replace in responses; None if there are none."""
+        if http.auth is None or not http.scrub or not http.auth.secrets:
+            return None
+        table = self._tables.get(http)
+        if table is None:
+            secrets = http.auth.secrets
+            table = ScrubTable(
+                tuple((s.reveal().encode(), s.placeholder.encode()) for s in secrets)
+            )
+            self._tables[http] = table
+        return table
+
+
+def upstream_context() -> ssl.SSLContext:
+    """Return the TLS context towards servers: the host's trust store, HTTP/1.1."""
+    key = tuple(os.environ.get(name) for name in _UPSTREAM_VARIABLES)
+    context = _upstream_contexts.get(key)
+    if context is None:
+        context = ssl.create_default_context()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        _upstream_contexts[key] = context
+    return context

@@ -1,0 +1,300 @@
+"""Where a credential stands in an HTTP request, and how it is put there.
+
+A credential is put by position: whatever the client sent in that place is removed. So there is no
+placeholder to find, no body is changed, and a program cannot act as another account.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, unquote_plus
+
+from union.sandbox._policy.secret import Secret
+from union.sandbox._policy.sigv4 import CONTENT_DIGEST, SignatureRefusedError, sign_again
+from union.sandbox.errors import PolicyError
+
+__all__ = [
+    "Auth",
+    "Basic",
+    "Bearer",
+    "CredentialRefusedError",
+    "Header",
+    "Headers",
+    "Query",
+    "SigV4",
+    "is_identity_header",
+]
+
+Headers = tuple[tuple[str, str], ...]
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
+_IDENTITY_HEADERS: Final = frozenset(
+    {
+        "api-key",
+        "authorization",
+        "cookie",
+        "ocp-apim-subscription-key",
+        "private-token",
+        "x-amz-security-token",
+        "x-api-key",
+        "x-auth-token",
+        "x-goog-api-key",
+    }
+)
+"""Headers that name an account. With a credential, the client's are removed."""
+_REFUSED_NAMES: Final = frozenset(
+    {"connection", "content-length", "host", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+
+
+class CredentialRefusedError(ValueError):
+    """The credential cannot be put into this request; the text is the reason."""
+
+
+def is_identity_header(name: str) -> bool:
+    """Return whether a header of this lower-case name identifies an account.
+
+    Servers that pass headers as CGI variables read ``_`` as ``-``.
+    """
+    return name.replace("_", "-") in _IDENTITY_HEADERS
+
+
+def _checked_secret(value: object, where: str) -> Secret:
+    if not isinstance(value, Secret):
+        # The value may be the credential itself, so it is not shown.
+        raise PolicyError(
+            f"{where}: the secret must be an sb.Secret, got {type(value).__name__}",
+            argument="secret",
+            hint=f"{where}(sb.Secret(...))",
+        )
+    return value
+
+
+def _header_value(value: str, where: str) -> str:
+    try:
+        value.encode("latin-1")
+    except UnicodeEncodeError:
+        raise PolicyError(
+            f"{where}: the secret has characters that a header cannot carry", argument="secret"
+        ) from None
+    return value
+
+
+def _without(headers: Headers, name: str) -> Headers:
+    return tuple((key, value) for key, value in headers if key.replace("_", "-") != name)
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """The header ``Authorization: Bearer <secret>``.
+
+    Args:
+        secret: the token.
+
+    """
+
+    secret: Secret
+
+    def __post_init__(self) -> None:
+        _header_value(_checked_secret(self.secret, "Bearer").reveal(), "Bearer")
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """The secrets that are part of a request."""
+        return (self.secret,)
+
+    def apply(
+        self, _method: str, target: str, headers: Headers, _digest: str | None = None
+    ) -> tuple[str, Headers]:
+        """Return target and headers with the credential."""
+        value = f"Bearer {self.secret.reveal()}"
+        return target, (*_without(headers, "authorization"), ("authorization", value))
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header of any name, such as ``x-api-key: <secret>``.
+
+    Args:
+        name: the name of the header.
+        secret: the credential.
+        prefix: text before it, such as ``"token "``. Default: empty.
+
+    """
+
+    name: str
+    secret: Secret
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        _header_value(_checked_secret(self.secret, "Header").reveal(), "Header")
+        if not isinstance(self.name, str) or _TOKEN.fullmatch(self.name) is None:
+            raise PolicyError(
+                f"Header: {self.name!r} is not the name of a header", argument="name"
+            )
+        if self.name.lower() in _REFUSED_NAMES:
+            raise PolicyError(
+                f"Header: {self.name!r} frames the request and cannot hold a credential",
+                argument="name",
+            )
+        if not self.prefix.isprintable() or not self.prefix.isascii():
+            raise PolicyError("Header: the prefix must be printable ASCII", argument="prefix")
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """The secrets that are part of a request."""
+        return (self.secret,)
+
+    def apply(
+        self, _method: str, target: str, headers: Headers, _digest: str | None = None
+    ) -> tuple[str, Headers]:
+        """Return target and headers with the credential."""
+        name = self.name.lower()
+        kept = _without(headers, name.replace("_", "-"))
+        return target, (*kept, (name, self.prefix + self.secret.reveal()))
+
+
+@dataclass(frozen=True, slots=True)
+class Basic:
+    """The header ``Authorization: Basic``, with a user name and the secret as password.
+
+    Args:
+        username: the user name, without a colon.
+        secret: the password.
+
+    """
+
+    username: str
+    secret: Secret
+
+    def __post_init__(self) -> None:
+        _checked_secret(self.secret, "Basic")
+        if not isinstance(self.username, str) or ":" in self.username:
+            raise PolicyError("Basic: a user name has no colon", argument="username")
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """The secrets that are part of a request."""
+        return (self.secret,)
+
+    def apply(
+        self, _method: str, target: str, headers: Headers, _digest: str | None = None
+    ) -> tuple[str, Headers]:
+        """Return target and headers with the credential."""
+        pair = f"{self.username}:{self.secret.reveal()}".encode()
+        value = f"Basic {base64.b64encode(pair).decode()}"
+        return target, (*_without(headers, "authorization"), ("authorization", value))
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A parameter of the query, such as ``?key=<secret>``.
+
+    Args:
+        name: the name of the parameter.
+        secret: the credential.
+
+    """
+
+    name: str
+    secret: Secret
+
+    def __post_init__(self) -> None:
+        _checked_secret(self.secret, "Query")
+        if not isinstance(self.name, str) or not self.name or quote(self.name) != self.name:
+            raise PolicyError(
+                f"Query: {self.name!r} is not a plain parameter name", argument="name"
+            )
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """The secrets that are part of a request."""
+        return (self.secret,)
+
+    def apply(
+        self, _method: str, target: str, headers: Headers, _digest: str | None = None
+    ) -> tuple[str, Headers]:
+        """Return target and headers with the credential.
+
+        Raises:
+            CredentialRefusedError: servers read this query differently.
+
+        """
+        path, _, query = target.partition("?")
+        if ";" in query:
+            raise CredentialRefusedError(
+                "the query contains ';', which some servers read as a separator"
+            )
+        kept = [
+            pair
+            for pair in query.split("&")
+            # Frameworks read name[] and name[x] as the same parameter.
+            if pair and unquote_plus(pair.partition("=")[0]).partition("[")[0] != self.name
+        ]
+        kept.append(f"{self.name}={quote(self.secret.reveal(), safe='')}")
+        return f"{path}?{'&'.join(kept)}", headers
+
+
+@dataclass(frozen=True, slots=True)
+class SigV4:
+    """AWS Signature Version 4. The client signs with placeholders; the request is signed again.
+
+    The secret key is not part of a request, so responses need no scrubbing.
+
+    Args:
+        access_key: the access key id, which is not secret.
+        secret: the secret access key.
+        session_token: the token of temporary credentials. Default None: none.
+
+    """
+
+    access_key: str
+    secret: Secret
+    session_token: Secret | None = None
+
+    def __post_init__(self) -> None:
+        _checked_secret(self.secret, "SigV4")
+        if self.session_token is not None:
+            _checked_secret(self.session_token, "SigV4")
+        if not isinstance(self.access_key, str) or _TOKEN.fullmatch(self.access_key) is None:
+            raise PolicyError("SigV4: the access key is not an access key id", argument="access_key")
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """The secrets that are part of a request."""
+        return () if self.session_token is None else (self.session_token,)
+
+    def needs_digest(self, headers: Headers) -> bool:
+        """Return whether the body must be read before the request can be signed."""
+        return all(name != CONTENT_DIGEST for name, _ in headers)
+
+    def apply(
+        self, method: str, target: str, headers: Headers, digest: str | None = None
+    ) -> tuple[str, Headers]:
+        """Return target and headers with a signature of the real key.
+
+        ``digest`` is the SHA-256 of the body, for a service that does not send it as a header.
+
+        Raises:
+            CredentialRefusedError: the request is not signed in a form that can be signed again.
+
+        """
+        token = self.session_token
+        try:
+            signed = sign_again(
+                self.access_key,
+                self.secret.reveal(),
+                None if token is None else token.reveal(),
+                method=method,
+                target=target,
+                headers=headers,
+                digest=digest,
+            )
+        except SignatureRefusedError as exc:
+            raise CredentialRefusedError(str(exc)) from exc
+        return target, signed
+
+
+Auth = Bearer | Header | Basic | Query | SigV4

@@ -1,0 +1,53 @@
+"""Entries that are mount points inside: a granted path itself cannot be renamed or removed there.
+
+Its parent directory is opened without following any link, so nothing that a sandbox does to a
+directory that it can change leads to another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from union.sandbox._linux.openat2 import PIN_DIR, open_beneath
+from union.sandbox.adapters.openai_agents._files import NOT_A_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["remove_grant", "rename_grant"]
+
+
+@contextlib.contextmanager
+def _parent(path: str) -> Iterator[tuple[int, str]]:
+    folder, _, name = path.rpartition("/")
+    top = os.open("/", PIN_DIR)
+    try:
+        at = open_beneath(top, os.fsencode(folder.strip("/") or "."), flags=PIN_DIR)
+    finally:
+        os.close(top)
+    try:
+        yield at, name
+    finally:
+        os.close(at)
+
+
+def rename_grant(source: str, target: str) -> None:
+    """Rename a granted file, or a link, to the path of another grant."""
+    with _parent(source) as (old, name), _parent(target) as (new, new_name):
+        mode = os.stat(name, dir_fd=old, follow_symlinks=False).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            raise OSError(errno.EINVAL, NOT_A_FILE, source)
+        os.rename(name, new_name, src_dir_fd=old, dst_dir_fd=new)
+
+
+def remove_grant(path: str) -> None:
+    """Remove a granted file, or a granted directory that is empty."""
+    with _parent(path) as (folder, name):
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.rmdir(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
