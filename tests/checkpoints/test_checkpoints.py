@@ -199,7 +199,7 @@ async def test_a_running_command_is_named_by_its_files(kept: sb.Session) -> None
     assert await anext(aiter(running.stdout)) == b"ready\n"
     with pytest.raises(SandboxBusyError) as error:
         await kept.checkpoint()
-    assert error.value.code == "busy"
+    assert error.value.code == "session-busy"
     assert error.value.running == 1
     assert error.value.files == ("held.txt",)
     assert await kept.checkpoints() == ()

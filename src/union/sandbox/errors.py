@@ -223,7 +223,7 @@ class SandboxBusyError(SandboxError):
     writing, as far as this process can see them.
     """
 
-    code = "busy"
+    code = "session-busy"
 
     def __init__(self, running: int, files: Sequence[str] = ()) -> None:
         shown = ", ".join(files) or "none was found"
