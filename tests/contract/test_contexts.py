@@ -427,9 +427,7 @@ async def test_a_thread_that_writes_all_the_time_is_bounded_between_cells(ctx):
 async def test_the_processes_of_a_context_are_listed(sbx):
     async with sbx.context() as ctx, sbx.context("bash") as other:
         await other.run("sleep 1001 &")
-        code = (
-            "import os, subprocess; p = subprocess.Popen(['sleep', '1002']); [os.getpid(), p.pid]"
-        )
+        code = "import os, subprocess; p = subprocess.Popen(['sleep', '1002']); [os.getpid(), p.pid]"
         own, child = json.loads((await ctx.run(code)).text)
         listed = {process.pid: process for process in await ctx.processes()}
         assert set(listed) == {own, child}, "neither those of others, nor the product's own"

@@ -68,7 +68,9 @@ def make_certificate(names, directory):
     ca.write_bytes(authority.public_bytes(pem))
     chain.write_bytes(
         leaf.public_bytes(pem)
-        + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + key.private_bytes(
+            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
     )
     ca.chmod(0o644)
     return ca, chain

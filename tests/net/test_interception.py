@@ -205,9 +205,7 @@ async def test_a_hidden_request_in_a_body_is_a_body(monkeypatch):
 @pytest.mark.parametrize("body", [b"zz\r\n", b"5\r\nabc\r\n0\r\n\r\n", b"-1\r\n\r\n"])
 async def test_malformed_chunks_end_the_request(monkeypatch, body):
     async with gate(monkeypatch) as g:
-        head = (
-            f"POST / HTTP/1.1\r\nHost: {HOST}:{g.stub.port}\r\nTransfer-Encoding: chunked\r\n\r\n"
-        )
+        head = f"POST / HTTP/1.1\r\nHost: {HOST}:{g.stub.port}\r\nTransfer-Encoding: chunked\r\n\r\n"
         response = await g.send(head.encode() + body)
         assert not response or status(response) == 400
         assert not any(seen.body for seen in g.stub.seen)
@@ -258,9 +256,7 @@ async def test_a_secret_that_is_split_into_pieces_is_replaced(monkeypatch):
         g.stub.respond = respond
         response = await g.get()
         body = b"".join(
-            line
-            for at, line in enumerate(response.partition(b"\r\n\r\n")[2].split(b"\r\n"))
-            if at % 2
+            line for at, line in enumerate(response.partition(b"\r\n\r\n")[2].split(b"\r\n")) if at % 2
         )
         assert body == f"<{g.token.placeholder}>{TOKEN[:9]}".encode()
 
@@ -333,9 +329,7 @@ async def test_budgets_of_requests_and_bytes(monkeypatch):
     async with gate(monkeypatch, max_bytes_up=10) as g:
         assert status(await g.get("/", method="POST", body=b"x" * 10)) == 200
         assert status(await g.get("/", method="POST", body=b"x")) == 403
-        head = (
-            f"POST / HTTP/1.1\r\nHost: {HOST}:{g.stub.port}\r\nTransfer-Encoding: chunked\r\n\r\n"
-        )
+        head = f"POST / HTTP/1.1\r\nHost: {HOST}:{g.stub.port}\r\nTransfer-Encoding: chunked\r\n\r\n"
         response = await g.send(f"{head}5\r\nabcde\r\n0\r\n\r\n".encode())
         assert not response or status(response) == 403
         assert sum(len(seen.body) for seen in g.stub.seen) == 10
@@ -425,9 +419,7 @@ async def test_http2_is_refused_with_the_setting_to_change(monkeypatch):
 async def test_plain_http_is_upgraded(monkeypatch):
     async with gate(monkeypatch) as g:
         host = f"{HOST}:{g.stub.port}"
-        request = (
-            f"GET http://{host}/plain?x=1 HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-        )
+        request = f"GET http://{host}/plain?x=1 HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
         response = await g.harness.http(request.encode(), end=False)
         assert status(response) == 200
         assert g.stub.seen[0].value("authorization") == f"Bearer {TOKEN}"
@@ -516,7 +508,9 @@ async def test_bytes_after_a_response_are_not_the_next_response(monkeypatch):
         async with asyncio.timeout(10):
             writer.write(f"GET /one HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
-            writer.write(f"GET /two HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            writer.write(
+                f"GET /two HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+            )
             answer = await read_all(reader)
         writer.close()
         assert answer.endswith(b"real")
@@ -577,9 +571,7 @@ async def test_the_secret_is_in_no_log_and_no_record(monkeypatch, caplog):
         g.stub.respond = lambda seen: b"HTTP/1.1 200 " + TOKEN.encode() + b"\r\nbroken\r\n\r\n"
         await g.get("/ok")
         await eventually(lambda: len(g.requests) == 4)
-        shown = (
-            f"{g.requests} {g.decisions} {caplog.text} {g.http} {g.http.auth} {g.harness.egress}"
-        )
+        shown = f"{g.requests} {g.decisions} {caplog.text} {g.http} {g.http.auth} {g.harness.egress}"
         assert TOKEN not in shown
         assert hashlib.sha256(TOKEN.encode()).hexdigest() not in shown
         assert "refused GET /bad" in caplog.text

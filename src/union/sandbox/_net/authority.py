@@ -47,9 +47,7 @@ class CertificateAuthority:
         )
         usage = _key_usage(signs_certificates=True)
         builder = _builder(name, name, self._key, days=_AUTHORITY_DAYS)
-        builder = builder.add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), critical=True
-        )
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(usage, critical=True)
         self._certificate = _signed(builder, self._key, self._key)
 

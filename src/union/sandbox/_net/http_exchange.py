@@ -137,11 +137,7 @@ class HttpExchange:
             raise RefusedError(
                 self._refused("the TLS server name differs from the host of the connection")
             )
-        if (
-            hello.protocols
-            and "http/1.1" not in hello.protocols
-            and "http/1.0" not in hello.protocols
-        ):
+        if hello.protocols and "http/1.1" not in hello.protocols and "http/1.0" not in hello.protocols:
             raise RefusedError(self._refused(_HTTP2))
         tls = TlsStream(self._client, self._interception.server_context(self._http.host))
         try:
@@ -233,7 +229,9 @@ class HttpExchange:
             return await self._exchange(head, target, length, transfer)
         except (HttpFormatError, CredentialRefusedError) as exc:
             verdict = RequestVerdict(allowed=False, reason=str(exc))
-            await self._respond(400 if isinstance(exc, HttpFormatError) else 403, f"refused: {exc}")
+            await self._respond(
+                400 if isinstance(exc, HttpFormatError) else 403, f"refused: {exc}"
+            )
             return False
         except RefusedError as exc:
             verdict = RequestVerdict(

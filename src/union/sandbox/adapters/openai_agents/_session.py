@@ -252,9 +252,7 @@ class UnionSandboxSession(BaseSandboxSession):
             return self._paths.root + text[len(root) :]
         return text
 
-    async def _exec_internal(
-        self, *command: str | Path, timeout: float | None = None
-    ) -> ExecResult:
+    async def _exec_internal(self, *command: str | Path, timeout: float | None = None) -> ExecResult:
         process = await self._start(command, timeout_s=timeout)
         try:
             out, err = await process.communicate()
@@ -468,7 +466,9 @@ class UnionSandboxSession(BaseSandboxSession):
         session, found = await self._reach(path)
         return await _files.read(session, found, max_bytes=max_bytes)
 
-    async def write(self, path: Path, data: io.IOBase, *, user: str | User | None = None) -> None:
+    async def write(
+        self, path: Path, data: io.IOBase, *, user: str | User | None = None
+    ) -> None:
         """Write a file; missing directories are created."""
         self._refuse_user(user)
         content = coerce_write_payload(path=path, data=data).stream.read()
