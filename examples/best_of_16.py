@@ -59,6 +59,7 @@ async def score(fork: sb.Session, attempt: int) -> int:
 
 
 async def main(backend: str) -> None:
+    """Set up once, try sixteen patches, keep the best."""
     async with sb.on_device.session(backend=backend) as session:  # type: ignore[arg-type]
         await session.put_bytes("median.py", PROGRAM.encode())
         await session.put_bytes("tests.py", TESTS.encode())

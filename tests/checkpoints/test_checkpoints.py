@@ -196,7 +196,7 @@ async def test_an_archive_does_not_write_through_its_own_links(tmp_path: Path) -
 @pytest.mark.spec("L3")
 async def test_a_running_command_is_named_by_its_files(kept: sb.Session) -> None:
     running = await kept.run("exec 3> held.txt; echo ready; sleep 60", stdout=True, background=True)
-    assert await anext(aiter(running.stdout)) == b"ready\n"
+    assert await anext(running.iter_stdout_lines()) == "ready"
     with pytest.raises(SandboxBusyError) as error:
         await kept.checkpoint()
     assert error.value.code == "session-busy"
@@ -212,7 +212,7 @@ async def test_a_running_command_is_named_by_its_files(kept: sb.Session) -> None
 async def test_rollback_ends_what_runs(kept: sb.Session) -> None:
     checkpoint = await kept.checkpoint()
     running = await kept.run("echo ready; sleep 60; echo late > late", stdout=True, background=True)
-    assert await anext(aiter(running.stdout)) == b"ready\n"
+    assert await anext(running.iter_stdout_lines()) == "ready"
     await kept.rollback(checkpoint)
     assert running.termination_reason == "closed"
     assert await kept.diff(checkpoint) == ()
@@ -314,6 +314,31 @@ async def test_names_and_arguments_are_checked(layered: sb.Session) -> None:
     checkpoint = await layered.checkpoint()
     with pytest.raises(sb.SandboxUsageError, match="count"):
         await checkpoint.fork_many(0)
+
+
+@pytest.mark.spec("L1")
+async def test_a_machine_has_no_checkpoints() -> None:
+    async with session_of("machine-userns") as session:
+        await session.exec("echo 1 > a", check=True)
+        with pytest.raises(sb.SandboxUsageError) as error:
+            await session.checkpoint()
+        assert error.value.code == "checkpoint-unsupported"
+        assert (await session.exec("cat a", check=True)).stdout == "1\n"
+
+
+@pytest.mark.spec("L1")
+async def test_a_fork_outlives_the_checkpoint_that_it_comes_from(place: str) -> None:
+    async with session_of(place) as session:
+        await session.put_bytes("a", b"1")
+        checkpoint = await session.checkpoint()
+        fork = checkpoint.fork()
+        async with fork as other:
+            await checkpoint.drop()
+            await session.put_bytes("a", b"2")
+            assert await other.get_bytes("a") == b"1"
+            assert await other.diff(checkpoint) == ()
+        with pytest.raises(sb.SandboxUsageError):
+            checkpoint.fork()
 
 
 @pytest.mark.spec("L1")

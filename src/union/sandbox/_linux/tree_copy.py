@@ -67,22 +67,30 @@ def size_of(path: str) -> int:
     try:
         while pending:
             where = pending.pop()
-            try:
-                fd = open_beneath(top, where, flags=_READ_DIR)
-            except OSError:
-                continue  # unreadable, or deeper than a path can name
-            try:
-                with os.scandir(fd) as entries:
-                    for entry in entries:
-                        found = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
-                        total += found.st_blocks * 512
-                        if stat.S_ISDIR(found.st_mode):
-                            pending.append(where + b"/" + os.fsencode(entry.name))
-            finally:
-                os.close(fd)
+            # One that is unreadable, or deeper than a path can name, is not counted.
+            with contextlib.suppress(OSError):
+                size, below = _size_in(top, where)
+                total += size
+                pending += (where + b"/" + name for name in below)
     finally:
         os.close(top)
     return total
+
+
+def _size_in(top: int, where: bytes) -> tuple[int, list[bytes]]:
+    """Return the bytes of the entries of one directory, and the directories among them."""
+    total, below = 0, []
+    fd = open_beneath(top, where, flags=_READ_DIR)
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                found = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
+                total += found.st_blocks * 512
+                if stat.S_ISDIR(found.st_mode):
+                    below.append(os.fsencode(entry.name))
+    finally:
+        os.close(fd)
+    return total, below
 
 
 class _Copy:

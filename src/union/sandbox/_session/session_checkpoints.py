@@ -62,7 +62,7 @@ class SessionCheckpoints(SessionFiles):
         """
         from union.sandbox._checkpoints.values import check_name
 
-        return self._handle(await self._calls().checkpoint(check_name(name)))
+        return self._as_checkpoint(await self._calls().checkpoint(check_name(name)))
 
     @in_own_loop
     async def rollback(self, checkpoint: Checkpoint | str) -> None:
@@ -114,12 +114,12 @@ class SessionCheckpoints(SessionFiles):
                 argument="other",
                 hint="export() a checkpoint of the other session and import_checkpoint() it here",
             )
-        return self._handle(await self._calls().adopt(other.live_transport()))
+        return self._as_checkpoint(await self._calls().adopt(other.live_transport()))
 
     @in_own_loop
     async def checkpoints(self) -> tuple[Checkpoint, ...]:
         """Return the checkpoints of the session, oldest first, with their sizes."""
-        return tuple(map(self._handle, await self._calls().checkpoints()))
+        return tuple(map(self._as_checkpoint, await self._calls().checkpoints()))
 
     @in_own_loop
     async def import_checkpoint(self, path: str | os.PathLike[str], name: str = "") -> Checkpoint:
@@ -136,9 +136,9 @@ class SessionCheckpoints(SessionFiles):
         from union.sandbox._session.archives import read_chunks
 
         info = await self._calls().import_checkpoint(check_name(name), read_chunks(path))
-        return self._handle(info)
+        return self._as_checkpoint(info)
 
-    def _handle(self, info: object) -> Checkpoint:
+    def _as_checkpoint(self, info: object) -> Checkpoint:
         from union.sandbox._session.checkpoint import Checkpoint
 
         return Checkpoint(self, info)  # type: ignore[arg-type]

@@ -217,10 +217,16 @@ class LocalCheckpoints:
         transport.work.on_remove = self._remove_all
         self._after_mount()
 
+    def hold_origin(self) -> None:
+        """Keep the checkpoint that this session is forked from, whatever becomes of its session."""
+        if self._origin is not None:
+            hold(self._origin.layers)
+
     async def begin(self) -> None:
         """Show the checkpoint that this session was forked from, in its new work dir."""
         if self._origin is None:
             return
+        self._transport.work.on_remove = self._remove_all
         async with self._idle(ends_runs=False):
             await self._restore(self._origin.layers)
 
@@ -250,14 +256,19 @@ class LocalCheckpoints:
     async def _idle(self, *, ends_runs: bool) -> AsyncIterator[None]:
         """Hold back commands and file calls while nothing of the session runs."""
         transport = self._transport
+        if transport.pool.is_machine:
+            raise SandboxUsageError(
+                "a session with persist='machine' has no checkpoints: its processes and scratch "
+                "files are not in the work dir",
+                code="checkpoint-unsupported",
+                hint="open the session with persist='workdir'",
+            )
         runner = transport.runner
         async with self._lock, runner.gate.closed(), transport.changes.closed():
             if ends_runs:
                 runner.end_all()
             elif running := runner.running():
                 raise await self._busy(len(running))
-            if transport.is_machine:
-                await self._check_machine()
             await runner.idle()
             yield
 
@@ -265,12 +276,6 @@ class LocalCheckpoints:
         work = self._transport.work
         files = await threads.files.run(work.tree, open_for_writing, work.tree, work.path)
         return SandboxBusyError(count, files)
-
-    async def _check_machine(self) -> None:
-        """Refuse while processes of a machine run: they may write at any time."""
-        processes = await self._transport.processes()
-        if processes:
-            raise await self._busy(len(processes))
 
     async def _quiesce(self) -> tuple[Posture, Channel]:
         """End the sandboxes that wait for commands; return the posture and the channel.
@@ -291,7 +296,7 @@ class LocalCheckpoints:
     def _can_layer(self, posture: Posture) -> bool:
         work = self._transport.work
         pool = self._transport.pool
-        if not IS_LINUX or pool.uses_host_root or pool.is_machine or not work.is_private:
+        if not IS_LINUX or pool.uses_host_root or not work.is_private:
             return False
         if self._disk is not None:
             return False  # its tmpfs cannot be a layer of directories of the host
@@ -477,15 +482,19 @@ class LocalCheckpoints:
         if not done.cancelled() and done.exception() is not None:
             _log.warning("a layer was not removed", exc_info=done.exception())
 
-    @property
-    def removals(self) -> tuple[asyncio.Future[None], ...]:
-        """Removals that have not ended."""
+    def end(self) -> tuple[asyncio.Future[None], ...]:
+        """Return the removals that have not ended; the work dir removes the rest."""
+        if not self._transport.is_known:  # there is none
+            self._remove_all()
         return tuple(self._removals)
 
     def _remove_all(self) -> None:
         """Release everything at the end of the session; blocks."""
         held = [layer for kept in self._kept.values() for layer in kept.layers]
         self._kept.clear()
+        if self._origin is not None:
+            held += self._origin.layers
+            self._origin = None
         if self._disk is not None:
             self._disk.close()
         if self._layers is not None:

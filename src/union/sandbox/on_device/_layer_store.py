@@ -97,20 +97,21 @@ def release(layers: Iterable[Layer], *, close: LayerStore | None = None) -> None
         close: a store whose session is closed.
 
     """
-    unused: list[Layer] = []
-    empty: list[LayerStore] = []
     with _lock:
+        unused = []
         for layer in layers:
             layer.holders -= 1
             if layer.holders == 0:
                 unused.append(layer)
-        for store in (*(layer.store for layer in unused), *((close,) if close else ())):
-            store.users -= 1
-            if store.users == 0:
-                empty.append(store)
-    removed = {id(store) for store in empty}
     for layer in unused:
-        if id(layer.store) not in removed and not layer.store.is_layer:
+        if not layer.store.is_layer:
             remove_tree(os.path.dirname(layer.path))
+    # Only now: another thread may release the last user of the store, and removes it as a whole.
+    with _lock:
+        stores = [layer.store for layer in unused]
+        for store in (*stores, *((close,) if close else ())):
+            store.users -= 1
+        empty = [store for store in {*stores, close} if store is not None and store.users == 0]
     for store in empty:
+        store.users = -1
         store.owned.remove()

@@ -37,13 +37,7 @@ from union.sandbox.on_device._workdir import (
 if TYPE_CHECKING:
     import asyncio
     import socket
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterable,
-        AsyncIterator,
-        Coroutine,
-        Iterable,
-    )
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable
 
     from union.sandbox._contexts.specs import ContextSpec
     from union.sandbox._core.files import FileInfo
@@ -104,6 +98,8 @@ class LocalTransport:
 
     async def open(self) -> None:
         pool = self.pool
+        if self._origin is not None:
+            self.checkpoint_calls.hold_origin()
         try:
             # First: if file descriptors run out later, this one is available for the clean-up.
             pool.reserve()
@@ -209,7 +205,7 @@ class LocalTransport:
         return "plain" if self._parts is None else self._parts.postures.layer_kind
 
     def _removals(self) -> Iterable[asyncio.Future[None]]:
-        return self.checkpoint_calls.removals if "checkpoint_calls" in self.__dict__ else ()
+        return self.checkpoint_calls.end() if "checkpoint_calls" in self.__dict__ else ()
 
     def forked(self, origin: Origin) -> LocalTransport:
         """Return the transport of a new session that begins with a checkpoint of this one."""
