@@ -58,7 +58,7 @@ async def others(samples: dict[str, list[float]], tree: str, scratch: Path) -> N
         await timed(samples, name, lambda o=option, t=target: command("cp", "-a", *o, tree, t))
         await asyncio.to_thread(shutil.rmtree, target)
     work = str(scratch / "git")
-    Path(work, "touched").write_text(str(time.time()))
+    await command("sh", "-c", "date +%N > touched", cwd=work)
     await timed(samples, "git stash -u", lambda: command("git", "stash", "-u", cwd=work))
     await timed(samples, "git stash pop", lambda: command("git", "stash", "pop", cwd=work))
 
@@ -71,8 +71,7 @@ async def main(options: argparse.Namespace) -> None:
         scratch = Path(name)
         async with sb.on_device.session(backend=options.backend) as session:
             await session.run_code(FILL.format(files=options.files, size=size))
-            tree = session._transport.host_dir  # type: ignore[union-attr]
-            await command("cp", "-a", tree, str(scratch / "git"))
+            await session.download(".", scratch / "git")
             identity = ("-c", "user.name=bench", "-c", "user.email=bench@localhost")
             for step in (("init",), ("add", "-A", "-f"), ("commit", "-m", "base")):
                 await command("git", *identity, *step, cwd=str(scratch / "git"))

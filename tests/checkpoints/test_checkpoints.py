@@ -214,6 +214,7 @@ async def test_rollback_ends_what_runs(kept: sb.Session) -> None:
     running = await kept.run("echo ready; sleep 60; echo late > late", stdout=True, background=True)
     assert await anext(running.iter_stdout_lines()) == "ready"
     await kept.rollback(checkpoint)
+    await running.wait()
     assert running.termination_reason == "closed"
     assert await kept.diff(checkpoint) == ()
 

@@ -137,9 +137,10 @@ class Postures:
                 spec, self._work, features=features, programs=programs, own=self._own_id
             )
             root = PrivateRoot(found)
-            if self.layers is not None:
-                _refuse_covered(found.view)
             root.layers = self.layers
+            if self.layers is not None and (covered := _covered(found.view)):
+                root.release()
+                raise covered
         else:
             root.share()
         posture = posture_class(backend.name)(
@@ -321,13 +322,14 @@ class Postures:
         self._root = None
 
 
-def _refuse_covered(view: View) -> None:
-    """Refuse a path in a work dir with layers, which would cover its mount."""
+def _covered(view: View) -> PolicyError | None:
+    """Return the error for a path in a work dir with layers, which would cover its mount."""
     for item in view.added:
         if item.path.startswith(view.work_dir + "/"):
-            raise PolicyError(
+            return PolicyError(
                 f"{item.path} lies in the work dir, whose paths cannot be named after its first "
                 "checkpoint",
                 argument="read_only_paths",
                 hint="copy it out of the work dir, or take no checkpoint in this session",
             )
+    return None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
 import re
 import secrets
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._checkpoints.values import CheckpointInfo, TreeChange, no_such_checkpoint
@@ -44,14 +44,15 @@ __all__ = ["LocalCheckpoints", "Origin"]
 _log = logging.getLogger("union.sandbox")
 MAX_CHECKPOINTS: Final = 1000
 _SITE: Final = r"lib/python[0-9.]+(/site-packages(/__pycache__)?)?"
-_HOOK: Final = r"lib/python[0-9.]+/site-packages/(__pycache__/)?_union_sandbox\.[^/]+"
+_HOOK: Final = r"lib/python[0-9.]+/site-packages/(__pycache__/)?(_union_sandbox|pip)\.[^/]+"
+_TOOLS: Final = r"bin|bin/(python[0-9.]*|uv|pip3?)"
 _OF_VENV: Final = re.compile(
-    rf"{re.escape(VENV_DIR)}(/(pyvenv\.cfg|lib64|lib|bin|bin/python[0-9.]*|{_SITE}|{_HOOK}))?"
+    rf"{re.escape(VENV_DIR)}(/(pyvenv\.cfg|lib64|lib|{_TOOLS}|{_SITE}|{_HOOK}))?"
 )
 """Files of the venv that this package writes itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Origin:
     """The checkpoint that a forked session begins with."""
 
@@ -334,6 +335,7 @@ class LocalCheckpoints:
         transport.work.keep_as_layer()
         transport.postures.layers = layers
         self._set_kind("overlay")
+        self._after_mount()
 
     def _set_kind(self, kind: LayerKind) -> None:
         self._kind = kind
@@ -364,7 +366,6 @@ class LocalCheckpoints:
         if self._kind == "plain":
             await self._decide()
             if self._layers is not None:
-                self._after_mount()
                 return self._layers.lower
         if self._layers is None:
             await self._quiesce()
@@ -508,8 +509,6 @@ def _is_of_venv(path: str) -> bool:
 
 
 def _with_size(info: CheckpointInfo, size: int) -> CheckpointInfo:
-    import dataclasses
-
     return dataclasses.replace(info, size_bytes=size)
 
 
