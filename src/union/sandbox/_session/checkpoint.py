@@ -72,7 +72,7 @@ class Checkpoint:
         from union.sandbox._session.session import Session
 
         session = self._session
-        transport = session.live_transport()
+        transport = session._live_transport()  # noqa: SLF001 - one package
         make = calls_of(transport).fork(self.id)
         spec = session._spec  # noqa: SLF001
         return Session(spec, SingleUseLifecycle(spec, cast("Callable[[], Transport]", make)))
@@ -127,7 +127,7 @@ class Checkpoint:
         loop = foreign_loop(session)
         if loop is not None:
             return await carry(loop, lambda: self._call(call))
-        return await call(session.live_transport())
+        return await call(session._live_transport())  # noqa: SLF001 - one package
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.id} name={self.name!r} kind={self.kind}>"

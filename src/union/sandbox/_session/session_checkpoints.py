@@ -34,8 +34,8 @@ class SessionCheckpoints(SessionFiles):
         layers = getattr(self._lifecycle.transport, "layers", report.layers)
         return report if layers == report.layers else dataclasses.replace(report, layers=layers)
 
-    def live_transport(self) -> Transport:
-        """Return the transport of the open session, in whatever loop it is. Internal."""
+    def _live_transport(self) -> Transport:
+        """Return the transport of the open session, in whatever loop it is."""
         transport = self._lifecycle.transport
         if self._lifecycle.state != "open" or transport is None:
             transport = self._live()  # raises the reason
@@ -114,7 +114,8 @@ class SessionCheckpoints(SessionFiles):
                 argument="other",
                 hint="export() a checkpoint of the other session and import_checkpoint() it here",
             )
-        return self._as_checkpoint(await self._calls().adopt(other.live_transport()))
+        transport = other._live_transport()  # noqa: SLF001 - of the same class
+        return self._as_checkpoint(await self._calls().adopt(transport))
 
     @in_own_loop
     async def checkpoints(self) -> tuple[Checkpoint, ...]:
