@@ -48,6 +48,7 @@ CHOSEN = {
         "tests/contract/test_lifecycle.py",
         "tests/contract/test_files.py",
         "tests/contract/test_pty.py",
+        "tests/checkpoints",
         "tests/escape",
         "tests/posture",
         # The filter is a program that does not depend on the place; files and paths are the host's
