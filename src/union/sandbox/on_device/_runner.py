@@ -22,7 +22,7 @@ from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
 from union.sandbox.on_device._call_postures import CallPostures
 from union.sandbox.on_device._command import CommandBuilder
-from union.sandbox.on_device._mediated_network import MediatedNetwork
+from union.sandbox.on_device._mediated_network import serve_mediated
 from union.sandbox.on_device._network import shape_of
 from union.sandbox.on_device._start_gate import StartGate
 from union.sandbox.on_device._trust import Trust, has_http
@@ -175,22 +175,11 @@ class Runner:
             )
         return run
 
-    def _serve_mediated(self, run: LocalRun, spec: RunSpec, sink: Sink) -> None:
-        def connect(family: int, address: bytes, port: int) -> socket.socket:
-            """Connect for the command; its egress is opened at the first connection."""
-            network = MediatedNetwork(
-                functools.partial(self._network.open_mediated, spec.network, sink)
-            )
-            run.close_listeners = network.aclose
-            run.on_connect = network.connect
-            return network.connect(family, address, port)
-
-        run.on_connect = connect
-
     def _serve_network(self, run: LocalRun, spec: RunSpec, sink: Sink) -> None:
         sandbox = run.sandbox
         if self._pool.backend == "landlock":
-            self._serve_mediated(run, spec, sink)
+            open_egress = functools.partial(self._network.open_mediated, spec.network, sink)
+            serve_mediated(run, open_egress)
         elif not self._pool.is_bare:
             run.on_listeners = functools.partial(self._open_egress, run, spec, sink)
         elif sandbox.listeners:
