@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._cli.signals import run_to_end
 from union.sandbox.errors import SandboxUsageError
@@ -21,7 +21,7 @@ __all__ = ["copy"]
 
 _INSIDE: Final = ":"
 _REFRESH_S: Final = 0.1
-_NO_LIMIT: Final = {"max_bytes": 2**62, "max_files": 2**31}
+_NO_LIMIT: Final[dict[str, Any]] = {"max_bytes": 2**62, "max_files": 2**31}
 """A person at a terminal sees the progress and can stop it."""
 
 
