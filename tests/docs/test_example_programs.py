@@ -101,6 +101,7 @@ PLAIN = [
     "quickstart.py",
     "data_task.py",
     "fan_out.py",
+    "best_of_16.py",
     "data_analysis.py",
     "live_output.py",
     "plugin_runner.py",
