@@ -47,7 +47,7 @@ def api(_api, resolver, monkeypatch):
 
 
 @pytest.fixture
-async def sbx(api, request):
+async def sbx(api):
     async with session_of("userns") as session:
         yield session
 
@@ -112,6 +112,7 @@ SHELL = {
     "node": "node -e 'fetch(\"{base}/echo\").then(r => r.text()).then(console.log)'",
     "java": "java Fetch.java {base}/echo",
 }
+NEEDS = {"java": "default-jdk-headless", "node": "nodejs"}
 JAVA = """
 import java.net.URL;
 public class Fetch {
@@ -126,8 +127,9 @@ public class Fetch {
 @pytest.mark.parametrize("client", SHELL)
 async def test_programs_work_without_changes(sbx, api, client):
     tool = client.split()[0]
-    if tool != "uv" and shutil.which(tool) is None:
-        pytest.skip(f"{tool} is not installed: apt-get install {tool}")
+    needed = {"java": "javac", "node": "node"}.get(tool, tool)
+    if tool != "uv" and shutil.which(needed) is None:
+        pytest.skip(f"{needed} is not installed: apt-get install {NEEDS.get(tool, tool)}")
     await sbx.put_bytes("Fetch.java", JAVA.encode())
     command = SHELL[client].format(base=f"https://{HOST}:{api.port}")
     result = await sbx.exec(command, timeout_s=100, **network(entry(api)))
@@ -220,7 +222,6 @@ async def test_the_secret_is_nowhere_inside(sbx, api):
         urllib.request.urlopen('https://{HOST}:{api.port}/echo').read()
         needle = {TOKEN[:12]!r} + {TOKEN[12:]!r}
         needle, found, searched = needle.encode(), [], 0
-        del os.environ['PWD'] if 'PWD' in os.environ else os.environ['HOME']
         me = f'/proc/{{os.getpid()}}'
         for top in ('/proc', os.getcwd(), '/run', '/tmp', '/etc'):
             for where, dirs, files in os.walk(top):

@@ -39,7 +39,7 @@ class CertificateAuthority:
         from cryptography.x509.oid import NameOID
 
         self._key = ec.generate_private_key(ec.SECP256R1())
-        # One key for all leaves: whoever has one of them has the process.
+        # One key for all leaves: each of them is in the memory of this process anyway.
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
         self._contexts: dict[str, tuple[float, ssl.SSLContext]] = {}
         self._lock = threading.Lock()

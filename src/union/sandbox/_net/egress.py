@@ -204,6 +204,7 @@ class Egress:
                 connection.record_part()
             else:
                 connection.revoke("the network is suspended")
+                connection.record_pending_request()
                 connection.end_attempts()
                 task.cancel()
 

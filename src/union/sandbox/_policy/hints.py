@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from union.sandbox._policy.decision import Decision
     from union.sandbox._policy.http_request import HttpRequest
 
-__all__ = ["network_hint"]
+__all__ = ["is_network_failure", "network_hint"]
 
 _MAX_SHOWN: Final = 3
 _MAX_SEARCHED: Final = 64 * 1024
@@ -21,6 +21,11 @@ _NO_NETWORK: Final = re.compile(
     re.IGNORECASE,
 )
 """Messages of curl, the C library, Python, Node, Java, Rust and Go without a network."""
+
+
+def is_network_failure(stderr: str) -> bool:
+    """Return whether the error output has a message about a missing network."""
+    return _NO_NETWORK.search(stderr[-_MAX_SEARCHED:]) is not None
 
 
 class _Result(Protocol):
@@ -52,7 +57,7 @@ def network_hint(mode: str, result: _Result) -> str:
         shown = ", ".join(repr(text) for text in list(suggestions)[:_MAX_SHOWN])
         more = f" and {len(suggestions) - _MAX_SHOWN} more" if len(suggestions) > _MAX_SHOWN else ""
         return f"the network policy refused {shown}{more}; add what is needed to network_allowlist"
-    if mode == "blocked" and _NO_NETWORK.search(result.stderr[-_MAX_SEARCHED:]) is not None:
+    if mode == "blocked" and is_network_failure(result.stderr):
         return (
             "the network is blocked, which is the default; pass network_mode='allowlist' and "
             "network_allowlist=['host', ...], or network_mode='open'"

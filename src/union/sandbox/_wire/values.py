@@ -19,6 +19,7 @@ from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resolve_call import RESOURCE_OF
 from union.sandbox._core.resources import Resources
 from union.sandbox._policy.decision import Decision, FrontendName
+from union.sandbox._policy.http_entries import texts_of
 from union.sandbox._policy.http_request import HttpRequest
 from union.sandbox._wire.errors import clean_text
 from union.sandbox._wire.frames import WireError, parse_json, to_json
@@ -144,7 +145,7 @@ def encode_network(network: NetworkSpec) -> dict[str, Any]:
     """Encode mode and allow-list; the rest of a policy belongs to the session."""
     payload: dict[str, Any] = {"network_mode": network.mode}
     if network.mode == "allowlist":
-        payload["network_allowlist"] = [entry.text for entry in network.allow]
+        payload["network_allowlist"] = texts_of(network.allow)
     return payload
 
 

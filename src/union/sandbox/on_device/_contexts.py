@@ -97,13 +97,7 @@ class LocalContext:
         }
 
         def on_listeners(fds: list[int]) -> None:
-            egress = self._network.open(
-                self._run_spec.network,
-                fds,
-                interpreter.decision,
-                on_request=interpreter.request,
-                ttl_s=0,
-            )
+            egress = self._network.open(self._run_spec.network, fds, interpreter, ttl_s=0)
             egress.suspend()
             interpreter.on_egress(egress)
             run.close_listeners = egress.aclose

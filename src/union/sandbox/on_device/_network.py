@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from union.sandbox._codecs.dns import TTL_S
 from union.sandbox._codecs.iptables import IPTABLES_REPLACE, iptables_redirect
@@ -186,6 +186,16 @@ class ServerRules:
     proxies: NetworkRules | None
 
 
+class Records(Protocol):
+    """Receives what an egress records."""
+
+    def decision(self, decision: Decision) -> None:
+        """Receive the decision about one connection or name lookup."""
+
+    def request(self, request: HttpRequest) -> None:
+        """Receive the record of one request to the host of an ``Http`` entry."""
+
+
 class SessionNetwork:
     """The network state that all runs of one session share.
 
@@ -204,13 +214,16 @@ class SessionNetwork:
         self._interception: Interception | None = None
         self._upstreams: dict[str, UpstreamDialer] = {}
 
+    def forked(self) -> SessionNetwork:
+        """Return the network of another session with the same restrictions."""
+        return SessionNetwork(self._server)
+
     def open(
         self,
         network: NetworkSpec,
         fds: list[int],
-        on_decision: Callable[[Decision], None],
+        records: Records,
         *,
-        on_request: Callable[[HttpRequest], None],
         ttl_s: int = TTL_S,
     ) -> Egress:
         """Start serving the listening sockets of a sandbox and take ownership of them.
@@ -218,8 +231,7 @@ class SessionNetwork:
         Args:
             network: the policy.
             fds: the listening sockets.
-            on_decision: called with each decision.
-            on_request: called with each request to the host of an ``Http`` entry.
+            records: receives decisions and requests.
             ttl_s: how long a client may cache an address. Default: 60 s.
 
         Raises:
@@ -245,10 +257,10 @@ class SessionNetwork:
             upstream=self._upstream(network.proxy_url or network.socks_url),
             resolver=self._resolver,
             share=self._share,
-            on_decision=on_decision,
+            on_decision=records.decision,
             ttl_s=ttl_s,
             interception=self.interception,
-            on_request=on_request,
+            on_request=records.request,
         )
         egress.start()
         return egress
@@ -256,8 +268,7 @@ class SessionNetwork:
     def open_mediated(
         self,
         network: NetworkSpec,
-        on_decision: Callable[[Decision], None],
-        on_request: Callable[[HttpRequest], None],
+        records: Records,
         destination: Callable[[socket.socket], tuple[Address, int]],
     ) -> Egress:
         """Return an egress without listening sockets; connections are handed to ``adopt``."""
@@ -268,10 +279,10 @@ class SessionNetwork:
             upstream=self._upstream(network.proxy_url or network.socks_url),
             resolver=self._resolver,
             share=self._share,
-            on_decision=on_decision,
+            on_decision=records.decision,
             destination=destination,
             interception=self.interception,
-            on_request=on_request,
+            on_request=records.request,
         )
 
     def open_proxies(
@@ -279,8 +290,7 @@ class SessionNetwork:
         network: NetworkSpec,
         listeners: tuple[socket.socket, ...],
         credentials: str,
-        on_decision: Callable[[Decision], None],
-        on_request: Callable[[HttpRequest], None],
+        records: Records,
     ) -> Egress:
         """Start serving proxies on the host's loopback and take ownership of their sockets.
 
@@ -288,8 +298,7 @@ class SessionNetwork:
             network: the policy.
             listeners: the sockets of the HTTP proxy and of the SOCKS proxy.
             credentials: ``user:password`` that clients must send.
-            on_decision: called for each decision.
-            on_request: called for each request to the host of an ``Http`` entry.
+            records: receives decisions and requests.
 
         """
         http, socks = listeners
@@ -302,10 +311,10 @@ class SessionNetwork:
             upstream=self._upstream(network.proxy_url or network.socks_url),
             resolver=self._resolver,
             share=self._share,
-            on_decision=on_decision,
+            on_decision=records.decision,
             credentials=credentials,
             interception=self.interception,
-            on_request=on_request,
+            on_request=records.request,
         )
         egress.start()
         return egress

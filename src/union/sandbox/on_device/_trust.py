@@ -6,9 +6,13 @@ own. The file is public, is in the session venv, and is written again if sandbox
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
+import re
 import shutil
 import ssl
+import struct
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.files import VENV_DIR
@@ -17,13 +21,14 @@ from union.sandbox.constants import CA_VARIABLES
 
 if TYPE_CHECKING:
     from union.sandbox._core.spec import NetworkSpec
-    from union.sandbox._linux.tree import WorkTree
     from union.sandbox._net.interception import Interception
+    from union.sandbox.on_device._workdir import WorkDir
 
 __all__ = ["Trust", "has_http", "http_variables"]
 
 _BUNDLE: Final = f"{VENV_DIR}/ca-bundle.pem"
-_JAVA_STORE: Final = f"{VENV_DIR}/ca-bundle.p12"
+_JAVA_STORE: Final = f"{VENV_DIR}/ca-bundle.jks"
+_JKS_MAGIC: Final = 0xFEEDFEED
 _JAVA_PASSWORD: Final = "changeit"  # noqa: S105 - Java's usual one; the store is public
 _SYSTEM_BUNDLES: Final = (
     "/etc/ssl/certs/ca-certificates.crt",
@@ -31,6 +36,9 @@ _SYSTEM_BUNDLES: Final = (
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+)
+_CERTIFICATE: Final = re.compile(
+    rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL
 )
 _MAX_BUNDLE_BYTES: Final = 16 * 1024 * 1024
 _VARIABLES: Final = (
@@ -74,15 +82,14 @@ class Trust:
     """The files of one session.
 
     Args:
-        tree: the work dir.
+        work: the work dir.
         interception: the session's authority.
-        work_dir: the path of the work dir inside.
 
     """
 
-    def __init__(self, tree: WorkTree, interception: Interception, *, work_dir: str) -> None:
-        self._tree = tree
-        self._work_dir = work_dir
+    def __init__(self, work: WorkDir, interception: Interception) -> None:
+        self._tree = work.tree
+        self._work_dir = work.path
         self._interception = interception
         self._mark: object = None
 
@@ -140,15 +147,20 @@ def _caller_bundle() -> bytes:
 
 
 def _java_store(bundle: bytes) -> bytes:
-    """Return the same certificates in the format that Java reads."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
+    """Return the same certificates in a Java key store (JKS), which has a public password.
 
-    certificates = x509.load_pem_x509_certificates(bundle)
-    return pkcs12.serialize_java_truststore(
-        [
-            pkcs12.PKCS12Certificate(certificate, str(number).encode())
-            for number, certificate in enumerate(certificates)
-        ],
-        BestAvailableEncryption(_JAVA_PASSWORD.encode()),
+    The certificates are copied, not parsed: a system's bundle may contain old ones that a parser
+    rejects.
+    """
+    found = re.findall(
+        rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", bundle, re.DOTALL
     )
+    kind = b"X.509"
+    store = struct.pack(">III", _JKS_MAGIC, 2, len(found))
+    for number, text in enumerate(found):
+        name, content = str(number).encode(), base64.b64decode(text)
+        store += struct.pack(">IH", 2, len(name)) + name + struct.pack(">Q", 0)
+        store += struct.pack(">H", len(kind)) + kind + struct.pack(">I", len(content)) + content
+    # The checksum that the format prescribes; it protects nothing.
+    salted = _JAVA_PASSWORD.encode("utf-16-be") + b"Mighty Aphrodite" + store
+    return store + hashlib.sha1(salted, usedforsecurity=False).digest()

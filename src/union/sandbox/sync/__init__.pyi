@@ -207,7 +207,7 @@ class Context:
         *,
         timeout_s: float | None = None,
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         env: Mapping[str, str] | None = None,
         check: bool = False,
         wait: bool = True,
@@ -221,7 +221,7 @@ class Context:
         *,
         timeout_s: float | None = None,
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         env: Mapping[str, str] | None = None,
         wait: bool = True,
         max_output_bytes: int | None = None,
@@ -305,6 +305,10 @@ class SandboxProcess:
     @property
     def network(self) -> tuple[Decision, ...]:
         """The network policy decisions for this command, in order."""
+        ...
+    @property
+    def requests(self) -> tuple[HttpRequest, ...]:
+        """The HTTP requests of this command to hosts of ``Http`` entries, in order."""
         ...
     @property
     def truncated(self) -> tuple[str, ...]:
@@ -484,7 +488,7 @@ class Session(MachineFiles, SessionProcesses):
         cwd: str | os.PathLike[str] | None = None,
         script_type: ScriptType = "shell",
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         timeout_s: float | None = None,
         background: bool = False,
         pty: bool | tuple[int, int] = False,
@@ -506,7 +510,7 @@ class Session(MachineFiles, SessionProcesses):
         cwd: str | os.PathLike[str] | None = None,
         script_type: ScriptType = "shell",
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
         resources: AnyResources | None = None,
@@ -524,7 +528,7 @@ class Session(MachineFiles, SessionProcesses):
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
         resources: AnyResources | None = None,
@@ -532,7 +536,7 @@ class Session(MachineFiles, SessionProcesses):
         read_write_paths: Paths = ...,
         **unknown: Never,
     ) -> str:
-        """Run Python source and return its stdout."""
+        """Run Python source and return its stdout. Cancelling this call kills the command."""
         ...
     def context(
         self,
