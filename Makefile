@@ -80,6 +80,7 @@ format: setup ## rewrite to the house format, with the safe fixes
 
 bench: setup ## the numbers, on this machine; also for docs/benchmarks.md
 	@$(bin)/python -m bench
+	@$(bin)/python -m bench.targets
 
 bench-peers: setup ## what `make bench` compares with, from the package index, in .cache/peers
 	@$(bin)/python -m bench.peers.install

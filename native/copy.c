@@ -41,9 +41,21 @@ int limit_all(const struct prepare_msg *p)
                : 0;
 }
 
-static int enter_namespaces(const int *namespaces, int joins)
+/* The kernel refuses to enter a user namespace again; mounts that root has made belong to its own. */
+static int enter_user(int namespace, int proc)
 {
-    if (setns(namespaces[JOIN_USER], CLONE_NEWUSER) < 0 || setns(namespaces[JOIN_MOUNT], CLONE_NEWNS) < 0)
+    struct stat wanted, own;
+    if (setns(namespace, CLONE_NEWUSER) == 0)
+        return 0;
+    if (errno != EINVAL || fstat(namespace, &wanted) < 0 || fstatat(proc, "self/ns/user", &own, 0) < 0)
+        return -1;
+    errno = EINVAL;
+    return wanted.st_dev == own.st_dev && wanted.st_ino == own.st_ino ? 0 : -1;
+}
+
+static int enter_namespaces(const int *namespaces, int proc, int joins)
+{
+    if (enter_user(namespaces[JOIN_USER], proc) < 0 || setns(namespaces[JOIN_MOUNT], CLONE_NEWNS) < 0)
         return -1;
     return joins && (setns(namespaces[JOIN_IPC], CLONE_NEWIPC) < 0 || setns(namespaces[JOIN_UTS], CLONE_NEWUTS) < 0 ||
                      setns(namespaces[JOIN_CGROUP], CLONE_NEWCGROUP) < 0)
@@ -55,7 +67,7 @@ static int enter_namespaces(const int *namespaces, int joins)
 static int enter_network_only(void *arg)
 {
     struct entering *e = arg;
-    if (enter_namespaces(e->namespaces, 0) == 0 &&
+    if (enter_namespaces(e->namespaces, e->sandbox->proc, 0) == 0 &&
         enter_network(e->sandbox, e->channel, e->namespaces[JOIN_USER], e->oldest, &e->failed_op) >= -1)
         e->netns = openat(e->sandbox->proc, "self/ns/net", O_RDONLY | O_CLOEXEC);
     e->error = errno;
@@ -69,7 +81,7 @@ static int enter(void *arg)
     const struct prepare_msg *p = e->sandbox->prepare;
     int joins = (p->flags & PREPARE_JOIN) != 0;
     /* Groups are dropped first: a user namespace may forbid setgroups inside. */
-    if (drop_groups(p) == 0 && enter_namespaces(e->namespaces, joins) == 0 &&
+    if (drop_groups(p) == 0 && enter_namespaces(e->namespaces, e->sandbox->proc, joins) == 0 &&
         (!p->network || enter_network(e->sandbox, e->channel, e->namespaces[JOIN_USER], e->oldest, &e->failed_op) >= -1) &&
         limit_all(p) == 0 && (joins || set_ids(p) == 0)) {
         /* A change of ids makes this memory, which is the launcher's, and every copy of it undumpable. */

@@ -18,7 +18,7 @@ static const char shapes[OP_LAST + 1][3] = {
     [OP_LL_PATH] = "t-", [OP_LL_RESTRICT] = "--", [OP_SECCOMP] = "b-", [OP_RLIMIT] = "--",  [OP_SUBREAPER] = "--",
     [OP_DETACH] = "--",  [OP_IDENTITY] = "t-",  [OP_ATTRS] = "t-",   [OP_RESIZE] = "tt",    [OP_WRAP] = "bb",
     [OP_ENTER] = "--",   [OP_COVER] = "tt",     [OP_COUNTER] = "t-", [OP_SHARE] = "--",
-    [OP_SOCKOPT] = "b-",
+    [OP_SOCKOPT] = "b-", [OP_LAYERS] = "bt",    [OP_ATTACH] = "t-",  [OP_TREE] = "t-",
     [OP_TEMPLATE] = "bb",
     [OP_TERMINAL] = "--", [OP_CONFINE] = "--",  [OP_UNPRIVILEGED] = "--", [OP_NICE] = "--", [OP_MEDIATE] = "bb",
 };

@@ -74,8 +74,11 @@ enum op {
     OP_ENTER = 26,   /* a0 0: by pivot_root, 1: moved over the caller's root, where pivot_root is refused */
     OP_COVER = 27,   /* path, and the file of the private root that is mounted over it */
     OP_COUNTER = 28, /* a0 value; a file of /proc/sys/user: a limit of this user namespace */
-    OP_SHARE = 30,   /* a0 0: always last, sends the namespaces that hold the mounts to the host, and ends this process;
+    OP_SHARE = 30,   /* a0 0: last but for OP_TREE, sends the namespaces that hold the mounts to the host, and ends this process;
                       * 1: sends all of them and /proc, and becomes the first process of a machine */
+    OP_LAYERS = 32,  /* a0 attrs; parameters of a file system, its type: makes a mount, for OP_ATTACH */
+    OP_ATTACH = 33,  /* a0 index + 1 of a descriptor, 0 for the mount of the last OP_LAYERS; path that exists */
+    OP_TREE = 34,    /* path: a copy of the mounts there goes to the host, with those of OP_SHARE */
     OP_SOCKOPT = 31, /* a0 domain, a1 type, a2 protocol, a3 level << 32 | option; bytes: set on a socket that is closed again */
     /* For sandboxes without namespaces, whose runner stays outside the Landlock domain of its command. */
     OP_TERMINAL = 40, /* opens a terminal for the command, which cannot open one itself */
@@ -186,6 +189,11 @@ struct built {
     int terminal[2], has_terminal, notify;
     const struct step *mediate;
 };
+
+/* layers.c: mounts that are made apart from a private root. */
+int make_layers(const struct step *step);
+int attach_tree(int tree, const char *path);
+int share_tree(struct built *built, const char *path);
 
 /* sandbox.c: the life of a cloned child, from its first instruction; does not return. */
 struct sandbox {

@@ -103,10 +103,21 @@ int open_source(const struct step *step, const int *fds, int nfds)
     return take_fd(&tree);
 }
 
+static int open_attached(const struct step *step, const int *fds, int nfds)
+{
+    if (step->a[0] > (uint64_t)nfds) {
+        errno = EBADF;
+        return -1;
+    }
+    return fcntl(fds[step->a[0] - 1], F_DUPFD_CLOEXEC, 3);
+}
+
 /* Opens the sources of all binds that are (or are not) id-mapped. */
 int open_sources(struct step *steps, int n, const int *fds, int nfds, int idmapped)
 {
     for (int i = 0; i < n; i++) {
+        if (steps[i].op == OP_ATTACH && steps[i].a[0] && !idmapped && (tree_fds[i] = open_attached(&steps[i], fds, nfds)) < 0)
+            return -1;
         if (steps[i].op != OP_BIND || (steps[i].a[3] >> 32 != 0) != idmapped)
             continue;
         tree_fds[i] = open_source(&steps[i], fds, nfds);
@@ -394,15 +405,20 @@ static int open_shared(struct built *built, int all)
         [JOIN_USER] = "/proc/self/ns/user", [JOIN_MOUNT] = "/proc/self/ns/mnt", [JOIN_PID] = "/proc/self/ns/pid",
         [JOIN_IPC] = "/proc/self/ns/ipc", [JOIN_UTS] = "/proc/self/ns/uts", [JOIN_CGROUP] = "/proc/self/ns/cgroup",
         [NJOINED] = "/proc"};
-    for (int n = all ? NJOINED + 1 : JOIN_MOUNT + 1; built->nshared < n; built->nshared++)
-        if ((built->shared[built->nshared] = open(names[built->nshared], O_RDONLY | O_CLOEXEC)) < 0)
+    for (int n = all ? NJOINED + 1 : JOIN_MOUNT + 1; built->nshared < n; built->nshared++) {
+        const char *name = names[built->nshared];
+        int fd = open(name, O_RDONLY | O_CLOEXEC);
+        if (fd < 0 && errno == ENOENT && caller_proc >= 0) /* a root without /proc */
+            fd = openat(caller_proc, name + sizeof "/proc", O_RDONLY | O_CLOEXEC);
+        if ((built->shared[built->nshared] = fd) < 0)
             return -1;
+    }
     return 0;
 }
 
 static int perform_step(const struct step *step, int index, struct built *built)
 {
-    static int ruleset = -1;
+    static int ruleset = -1, layers = -1;
     const uint64_t *a = step->a;
     const char *const *d = step->data;
     switch ((enum op)step->op) {
@@ -457,6 +473,9 @@ static int perform_step(const struct step *step, int index, struct built *built)
     case OP_COUNTER: return set_counter(d[0], a[0]);
     case OP_RESIZE: return resize(d[0], (unsigned long)a[0], (mode_t)a[1], d[1]);
     case OP_SHARE: return open_shared(built, a[0] != 0);
+    case OP_LAYERS: return layers = make_layers(step);
+    case OP_ATTACH: return attach_tree(a[0] ? tree_fds[index] : layers, d[0]);
+    case OP_TREE: return share_tree(built, d[0]);
     case OP_SUBREAPER: return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     default: break;
     }

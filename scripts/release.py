@@ -38,7 +38,7 @@ class ReleaseError(Exception):
 def version() -> str:
     """Return the version of this tree."""
     text = (ROOT / "src/union/sandbox/_version.py").read_text(encoding="utf-8")
-    return re.search(r'"([^"]+)"', text)[1]  # type: ignore[index]
+    return re.search(r'^__version__.*"([^"]+)"', text, re.MULTILINE)[1]  # type: ignore[index]
 
 
 def check_changelog(text: str, released: str, *, draft: bool) -> None:
@@ -191,10 +191,12 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ["SOURCE_DATE_EPOCH"] = str(epoch)
         shutil.rmtree(output, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix="sbx-release-") as scratch:
-            made = build_all(copy_of_tree(Path(scratch, "one")), output)
+            # Both copies first: a file that is edited meanwhile would be a difference.
+            places = [copy_of_tree(Path(scratch, name)) for name in ("one", "elsewhere/two")]
+            made = build_all(places[0], output)
             for file in made:
                 print(f"built       {file.stat().st_size / 1024:6.0f} KiB  {file.name}", flush=True)
-            again = build_all(copy_of_tree(Path(scratch, "elsewhere/two")), Path(scratch, "out"))
+            again = build_all(places[1], Path(scratch, "out"))
             if different := differences(made, again):
                 raise ReleaseError(f"not reproducible: {', '.join(different)}")
         print(f"same bytes  {len(made)} files, built twice in different directories", flush=True)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_S = 0.1
+NO_PLUGIN = ("-p", "no:anyio")
+"""A plugin of pytest that no test uses: it loads another event loop in every worker."""
 
 
 def tool(name: str) -> str:

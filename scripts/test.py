@@ -26,7 +26,7 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.steps import POLL_S, STATIC, Step, wait  # noqa: E402 - the path comes first
+from scripts.steps import NO_PLUGIN, POLL_S, STATIC, Step, wait  # noqa: E402 - the path comes first
 from tests.escape.catalogue import NOT_APPLICABLE, ROWS  # noqa: E402 - the path comes first
 
 if TYPE_CHECKING:
@@ -195,7 +195,8 @@ def pytest_step(
     """Start one run of pytest; return it and the path of its report. ``part`` is added to names."""
     base = f"{name} {part}".strip().replace("/", "-")
     report = scratch / f"{base}.xml"
-    command = [sys.executable, "-m", "pytest", "-q", *RUNS[name], f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-q", *NO_PLUGIN, *RUNS[name]]
+    command.append(f"--junitxml={report}")
     step = Step(
         f"{name}: {part}" if part else name,
         [*command, *arguments],

@@ -40,6 +40,9 @@ SERVED = (*WAYS, *WITHOUT_NAMESPACES) if IS_LINUX else WAYS
 MACHINE = "machine-"
 """Before a backend: the same in a session that keeps scratch files and processes."""
 MACHINE_WAYS = tuple(MACHINE + way for way in ISOLATED) if IS_LINUX else ()
+CHECKPOINTED = os.environ.get("CHECKPOINTED") == "1"
+"""Whether the attacks are made in a session that has taken a checkpoint, so that its work dir is
+layers: ``CHECKPOINTED=1 pytest tests/escape``."""
 REMOTE = "remote-"
 """Before a backend: the same over a server on this machine."""
 REMOTE_WAYS = tuple(REMOTE + way for way in WAYS)
@@ -261,6 +264,8 @@ async def sbx(way: str) -> AsyncIterator[sb.Session]:
 async def jail(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
     """An open session of every way that isolates."""
     async with session_of(request.param) as session:
+        if CHECKPOINTED:
+            await session.checkpoint()
         yield session
 
 
@@ -406,6 +411,11 @@ How fast something is belongs into the benchmark; no test fails for it.
 
 START = 6.0 if IS_LINUX and kernel.is_gvisor() else 1.0
 """How much longer a program takes to start than elsewhere: a time limit must not come before."""
+
+
+RACE = 1.0 if os.environ.get("EVERYWHERE") == "1" else 0.35
+"""The part of its full time that an attack by exchanging names gets; each also goes on until it has
+seen both outcomes. Every second of it keeps two cores busy."""
 
 
 def eventually(check: Callable[[], bool], *, within_s: float = SOON_S) -> bool:

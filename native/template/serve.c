@@ -207,9 +207,9 @@ __attribute__((destructor)) static void end_rehearsal(void)
 EXPORTED void template_rehearse(int fd)
 {
     rehearsal = fd;
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0 || signal(SIGALRM, SIG_DFL) == SIG_ERR)
         _exit(EXIT_SANDBOX);
-    alarm(REHEARSAL_S);
+    alarm(REHEARSAL_S); /* an exit handler of a module may never return */
 }
 
 /* Sets the memory to copy ahead: `written` ranges that a script writes, and then those that it reads. */

@@ -135,6 +135,16 @@ FRAMEWORKS: dict[str, Framework] = {
         own="over_server.py",
         at_least=160,
     ),
+    "deepagents-code": Framework(
+        title="Deep Agents Code",
+        module="deepagents",
+        classes="UnionSandboxProvider",
+        needs=("deepagents-code==0.1.88",),
+        suite="dcode_provider.py",
+        what="own tests of the provider, found by its entry point",
+        extra="deepagents-code",
+        at_least=3,
+    ),
     "openai-agents": Framework(
         title="OpenAI Agents SDK",
         module="openai_agents",
@@ -355,7 +365,7 @@ def _source(python: Path, distribution: str) -> Path:
                 done = subprocess.run(
                     [
                         *(sys.executable, "-m", "pip", "download", "-q", "--no-deps"),
-                        *("--no-build-isolation", "--no-binary", distribution, "-d", fresh),
+                        *("--no-binary", distribution, "-d", fresh),
                         f"{distribution}=={version}",
                     ],
                     check=False,

@@ -58,7 +58,7 @@ REPEATED = {
     "none": _OVER_A_SERVER | {"test_files", "test_run", "test_timeouts_and_ends"},
     "remote-bubblewrap": _OVER_A_SERVER,
     "remote-none": _OVER_A_SERVER,
-    "landlock": _BEGIN_AND_END | {"test_files", "test_pty", "test_run"},
+    "landlock": _BEGIN_AND_END | {"test_files", "test_pty", "test_run", "test_shell"},
     "remote-landlock": frozenset({"test_basics", "test_network_rule", "test_timeouts_and_ends"}),
     "machine-userns": frozenset({"test_basics", "test_run", "test_timeouts_and_ends"}),
     "machine-bubblewrap": frozenset({"test_basics"}),
@@ -77,6 +77,7 @@ NOT_OVER_SYNC = {
     "test_documents": "the documents' own programs, which await",
     "test_env_cwd": _INSIDE,
     "test_network_rule": _INSIDE,
+    "test_shell": _INSIDE,
     "test_venv": _INSIDE,
     "test_work_dir_name": _INSIDE,
 }

@@ -18,6 +18,8 @@ from union.sandbox import sync
 SKIPPED = {"self", "cls"}
 INTERNAL = {"testing.ScriptedTransport"}
 """Sessions call its methods; a caller makes it and reads its attributes."""
+OF_THE_ENGINE = {"apply", "needs_digest"}
+"""Methods of credentials that the egress calls; a caller makes credentials only."""
 
 
 def callables() -> dict[str, Any]:
@@ -29,7 +31,8 @@ def callables() -> dict[str, Any]:
         if inspect.isclass(value) and not issubclass(value, BaseException):
             for name in dir(value):
                 member = inspect.getattr_static(value, name)
-                is_public = not name.startswith("_") and inspect.isfunction(member)
+                is_public = not name.startswith("_") and name not in OF_THE_ENGINE
+                is_public = is_public and inspect.isfunction(member)
                 if is_public and member.__module__.startswith("union.") and path not in INTERNAL:
                     found[f"{value.__name__}.{name}"] = member
         elif inspect.isfunction(value):

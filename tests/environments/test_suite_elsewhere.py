@@ -47,9 +47,8 @@ CHOSEN = {
         "tests/contract/test_basics.py",
         "tests/contract/test_lifecycle.py",
         "tests/contract/test_files.py",
-        "tests/contract/test_call_posture.py",
-        "tests/contract/test_venv.py",
         "tests/contract/test_pty.py",
+        "tests/checkpoints",
         "tests/escape",
         "tests/posture",
         # The filter is a program that does not depend on the place; files and paths are the host's
@@ -72,8 +71,20 @@ CHOSEN = {
         "tests/escape/test_network.py",
         "tests/escape/test_process_budgets.py",
     ),
-    # Root with a container's default capabilities differs in who it becomes inside.
-    "pod-default-caps": SET_UP,
+    # Root with a container's default capabilities differs in who it becomes inside, and so in whose
+    # files it reaches.
+    "pod-default-caps": (
+        "tests/contract/test_basics.py",
+        "tests/contract/test_lifecycle.py",
+        "tests/escape/test_filesystem.py",
+        "tests/escape/test_ids_stay.py",
+        "tests/escape/test_shared_root_id.py",
+        "tests/escape/test_read_only_below_writable.py",
+        "tests/escape/test_shown_read_only.py",
+        "tests/escape/test_downgrade.py",
+        "tests/escape/test_one_root.py",
+        "tests/posture",
+    ),
 }
 # Tests marked slow put load on this machine rather than on the place, so once is enough.
 # A server's engine is the one that is tested here; the wire to it is the same everywhere. So are a

@@ -54,7 +54,7 @@ def test_the_calls_are_really_gone(engine: Engine) -> None:
 @pytest.mark.elsewhere
 @pytest.mark.slow
 @pytest.mark.timeout(900 if EVERYWHERE else 300)
-@pytest.mark.spec("G1")
+@pytest.mark.spec("P3", "G1")
 def test_the_contract_of_none(engine: Engine) -> None:
     files = [f"tests/contract/{name}.py" for name in SUITE]
     if EVERYWHERE:

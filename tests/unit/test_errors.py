@@ -31,6 +31,7 @@ SAMPLES = {
     ),
     "SandboxConnectionError": errors.SandboxConnectionError("m", endpoint="e", sent=True, hint="h"),
     "SandboxCommandError": errors.SandboxCommandError(["a", "b"], RESULT),
+    "SandboxBusyError": errors.SandboxBusyError(2, ("a", "b")),
     "SandboxCellError": errors.SandboxCellError(CELL),
     "ContextLostError": errors.ContextLostError("the interpreter has ended", hint="restart()"),
     **{

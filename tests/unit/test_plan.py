@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from union.sandbox._plan import layers, template
 from union.sandbox._plan import plan as p
-from union.sandbox._plan import template
 from union.sandbox._plan.rootfs import (
     RUN_DIR,
     NetworkFile,
@@ -26,6 +26,9 @@ CLASSES = [value for value in vars(p).values() if isinstance(value, type)]
 STEPS = [
     *(value for value in CLASSES if issubclass(value, p.Step) and value.op),
     template.Template,
+    layers.Layers,
+    layers.Attach,
+    layers.Tree,
 ]
 
 
@@ -104,6 +107,13 @@ def test_the_golden_bytes_of_a_small_plan():
             p.Mediate(b"\1" * 8, ("/w", "/t"), connect=True),
             (44, (1, 0, 0, 0), b"\1" * 8, b"/w\0/t\0"),
         ),
+        (
+            layers.Layers((("lowerdir+", "/a"), ("volatile", ""))),
+            (32, (6, 0, 0, 0), b"lowerdir+\0/a\0volatile\0\0", b"overlay\0"),
+        ),
+        (layers.Attach("/w"), (33, (0, 0, 0, 0), b"/w\0", b"")),
+        (layers.Attach("/w", fd=1), (33, (2, 0, 0, 0), b"/w\0", b"")),
+        (layers.Tree("/w"), (34, (0, 0, 0, 0), b"/w\0", b"")),
         (template.Template(("/p", "a"), ("A=1",)), (48, (0, 0, 0, 0), b"/p\0a\0", b"A=1\0")),
     ],
 )  # fmt: skip

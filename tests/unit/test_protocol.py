@@ -11,7 +11,7 @@ import pytest
 from union.sandbox._linux import protocol
 from union.sandbox._linux.framed_socket import HEAD
 from union.sandbox._linux.machine import Machine
-from union.sandbox._plan import plan, template
+from union.sandbox._plan import layers, plan, template
 from union.sandbox.on_device import _start_hook, _template_boot
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ STRUCTURES = {
 PORTABLE_STRUCTURES = {"begin_msg": protocol.BEGIN, "memory_msg": protocol.MEMORY}
 STEPS = [
     step
-    for step in (*vars(plan).values(), template.Template)
+    for step in (*vars(plan).values(), *vars(layers).values(), template.Template)
     if isinstance(step, type) and issubclass(step, plan.Step) and step.op
 ]
 # The class of a step and its OP_* differ by more than their spelling.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from union.sandbox import constants, errors, on_device, remote, sync
+    from union.sandbox._checkpoints.values import TreeChange
     from union.sandbox._contexts.context import Context
     from union.sandbox._contexts.values import (
         CellOutput,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from union.sandbox._policy.http_entries import Http
     from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox._policy.secret import Secret
+    from union.sandbox._session.checkpoint import Checkpoint
     from union.sandbox._session.process import SandboxProcess
     from union.sandbox._session.result import ExecResult
     from union.sandbox._session.session import Session
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
         BackendUnavailableError,
         ContextLostError,
         PolicyError,
+        SandboxBusyError,
         SandboxCellError,
         SandboxCommandError,
         SandboxConnectionError,
@@ -107,6 +110,7 @@ _HOMES = {
     "CLOUD_METADATA_DENY": "constants",
     "CellOutput": "_contexts.values",
     "CellResult": "_contexts.values",
+    "Checkpoint": "_session.checkpoint",
     "Context": "_contexts.context",
     "ContextLostError": "errors",
     "ContextSnapshot": "_contexts.values",
@@ -139,6 +143,7 @@ _HOMES = {
     "Query": "_policy.credentials",
     "Resources": "_core.resources",
     "STDOUT": "constants",
+    "SandboxBusyError": "errors",
     "SandboxCellError": "errors",
     "SandboxCommandError": "errors",
     "SandboxConnectionError": "errors",
@@ -165,6 +170,7 @@ _HOMES = {
     "Skipped": "_core.files",
     "TerminationReason": "_core.literals",
     "Transfer": "_core.files",
+    "TreeChange": "_checkpoints.values",
     "UnknownArgumentError": "errors",
     "Usage": "_core.events",
     "__version__": "_version",
@@ -200,6 +206,7 @@ __all__ = [
     "Bearer",
     "CellOutput",
     "CellResult",
+    "Checkpoint",
     "Context",
     "ContextLostError",
     "ContextSnapshot",
@@ -222,6 +229,7 @@ __all__ = [
     "ProcessInfo",
     "Query",
     "Resources",
+    "SandboxBusyError",
     "SandboxCellError",
     "SandboxCommandError",
     "SandboxConnectionError",
@@ -248,6 +256,7 @@ __all__ = [
     "Skipped",
     "TerminationReason",
     "Transfer",
+    "TreeChange",
     "UnknownArgumentError",
     "Usage",
     "attach",

@@ -10,6 +10,7 @@
     ├── BackendUnavailableError        this machine cannot provide the isolation requested
     ├── SandboxExecutionError          no real exit happened: start-up or the connection failed
     │   └── SandboxConnectionError     the server is unreachable, or the connection was lost
+    ├── SandboxBusyError               a checkpoint cannot be taken while commands run
     ├── SandboxCommandError            non-zero exit with check=True, or from run_code()
     ├── SandboxCellError               a cell failed, with check=True, or in set() and get()
     └── ContextLostError               the interpreter of a context has ended
@@ -60,6 +61,7 @@ __all__ = [
     "ExecutionError",
     "MissingExtraError",
     "PolicyError",
+    "SandboxBusyError",
     "SandboxCellError",
     "SandboxCommandError",
     "SandboxConnectionError",
@@ -214,6 +216,26 @@ class SandboxConnectionError(SandboxExecutionError):
         super().__init__(reason, **rest)
         self.endpoint = endpoint
         self.sent = sent
+
+
+class SandboxBusyError(SandboxError):
+    """Commands or contexts run, so that no exact checkpoint can be taken.
+
+    ``running`` is their number, ``files`` the paths in the work dir that they have open for
+    writing, as far as this process can see them.
+    """
+
+    code = "session-busy"
+
+    def __init__(self, running: int, files: Sequence[str] = ()) -> None:
+        shown = ", ".join(files) or "none was found"
+        super().__init__(
+            f"{running} commands, contexts or processes run in the session; files open for "
+            f"writing: {shown:.2000}",
+            hint="wait for them, or close the contexts, and take the checkpoint again",
+        )
+        self.running = running
+        self.files = tuple(files)
 
 
 class SandboxCommandError(SandboxError):

@@ -50,7 +50,7 @@ INITIALIZE = {
 
 
 class Connection:
-    """A client that speaks the protocol of 2025-06-18 by hand, so that the SDK's version is open."""
+    """A client without the SDK, whose versions differ; it uses the protocol of 2025-06-18."""
 
     def __init__(self, url, token=TOKEN):
         self.url, self.token, self.number = url, token, 1
@@ -101,7 +101,9 @@ def test_tools_run_in_sessions_of_the_server(served):
     assert done["structuredContent"]["exit_code"] == 4
     assert done["structuredContent"]["stdout"] == "/workspace\n"
     assert client.tool("run_code", code="6 * 7")["structuredContent"]["text"] == "42"
-    assert client.tool("run_command", command="cat /tmp/x")["structuredContent"]["stdout"] == "kept\n"
+    assert (
+        client.tool("run_command", command="cat /tmp/x")["structuredContent"]["stdout"] == "kept\n"
+    )
     assert len(sessions_of(endpoint)) == before + 1
     other = Connection(url)
     again = other.tool("run_command", command="cat /tmp/x")
@@ -150,6 +152,18 @@ def test_the_policy_of_the_server_applies(served):
     shown = client.tool("run_command", command="cat /proc/net/dev | wc -l", sandbox="other")
     assert shown["structuredContent"]["stdout"].strip() == "3"
     client.tool("reset", sandbox="other")
+
+
+def test_hosts_are_allowed_by_the_operator_only(served):
+    allowed = "allowed.example.com"
+    with sandbox_server(
+        BACKEND, "--mcp", "127.0.0.1:0", "--mcp-allow", allowed, token=TOKEN
+    ) as (_, announced):
+        for url, is_open in ((served[1], False), (announced["mcp"], True)):
+            tools = Connection(url).request("tools/list", {})["result"]["tools"]
+            (found,) = [tool for tool in tools if tool["name"] == "run_command"]
+            assert found["annotations"]["openWorldHint"] is is_open
+            assert "network" not in json.dumps(found["inputSchema"])
 
 
 def test_the_endpoint_ends_with_its_server():

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,9 @@ async def test_an_agent_runs_in_it(client):
     model.queue_function_call("exec_command", {"cmd": "echo $((6 * 7))"}, call_id="c1")
     model.queue_final_output("done")
     agent = SandboxAgent(name="a", model=model, instructions="x", capabilities=[Shell()])
-    run = await Runner.run(agent, "go", run_config=RunConfig(sandbox=SandboxRunConfig(client=client)))
+    run = await Runner.run(
+        agent, "go", run_config=RunConfig(sandbox=SandboxRunConfig(client=client))
+    )
     assert run.final_output == "done"
     assert any("42" in str(getattr(item, "output", "")) for item in run.new_items)
 
@@ -167,11 +170,41 @@ def server_endpoint():
 async def test_cancelling_a_command_ends_it(client):
     async with await client.create() as session:
         task = asyncio.create_task(session.exec("echo $$ > pid; exec sleep 300"))
-        while not (await session.exec("test -s pid")).exit_code == 0:
+        while (await session.exec("test -s pid")).exit_code != 0:
             await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        gone = await session.exec("for i in $(seq 100); do kill -0 $(cat pid) || exit 0; sleep 0.1; done; exit 1")
+        gone = await session.exec(
+            "for i in $(seq 100); do kill -0 $(cat pid) || exit 0; sleep 0.1; done; exit 1"
+        )
         assert gone.exit_code == 0
         await client.delete(session)
+
+
+async def test_a_small_archive_cannot_become_a_large_one(monkeypatch):
+    from union.sandbox.adapters.openai_agents import _archive
+
+    monkeypatch.setattr(_archive, "MAX_FILE_BYTES", 5000)
+
+    def archive(*members):
+        found = io.BytesIO()
+        with tarfile.open(fileobj=found, mode="w") as tar:
+            for name, data, link in members:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                if link:
+                    info.type, info.linkname = tarfile.LNKTYPE, link
+                tar.addfile(info, io.BytesIO(data))
+        found.seek(0)
+        return found
+
+    fits = archive(("a", b"x" * 2000, ""), ("b", b"", "a"))
+    members = tarfile.open(fileobj=_archive.portable_archive(fits, roots=(), skip=())).getmembers()
+    assert [(m.name, m.size) for m in members] == [(".", 0), ("./a", 2000), ("./b", 2000)]
+    many = archive(("a", b"x" * 2000, ""), ("b", b"", "a"), ("c", b"", "a"))
+    with pytest.raises(tarfile.ReadError, match="exceed"):
+        _archive.portable_archive(many, roots=(), skip=())
+    dangling = archive(("b", b"", "missing"))
+    with pytest.raises(tarfile.ReadError, match="no content"):
+        _archive.portable_archive(dangling, roots=(), skip=())

@@ -71,7 +71,9 @@ _current = [""]
 class Session(adapter.UnionSandboxSession):
     def __init__(self, *, state, session=None, options=None):
         _used.add(_current[0])
-        super().__init__(state=state, session=session, options={"backend": BACKEND, **(options or {})})
+        super().__init__(
+            state=state, session=session, options={"backend": BACKEND, **(options or {})}
+        )
 
 
 class Client(adapter.UnionSandboxClient):
@@ -111,7 +113,7 @@ def pytest_runtest_protocol(item, nextitem):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    is_theirs = "openai_client" not in item.nodeid
+    is_theirs = item.path.name != "openai_client.py"
     if is_theirs and call.when == "call" and item.nodeid not in _used:
         report.outcome = "skipped"
         report.longrepr = (str(item.path), 0, "the test does not use the client")

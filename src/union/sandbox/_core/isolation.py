@@ -44,6 +44,9 @@ class Isolation:
     and a network namespace of its own).
     ``loopback``: ``private`` (a loopback of its own), ``host``, ``proxies`` (of the host's only the
     two ports of the run's proxies) or ``none``.
+    ``layers``: what the work dir is made of: ``plain`` (one directory: no checkpoint was taken
+    yet), ``overlay`` (layers of directories, one for each checkpoint), ``overlay-tmpfs`` (the same
+    in memory) or ``copy`` (checkpoints are copies).
     ``python``: how waiting Pythons begin: ``forked`` (from the session's template, with whose
     address layout and hash seed) or ``started`` (each by itself).
     """
@@ -71,6 +74,7 @@ class Isolation:
     processes: str = "tree"
     loopback: str = "host"
     persist: str = "workdir"
+    layers: str = "plain"
     python: str = "started"
     profile: str = ""
     """Digest of the profile of ``sandbox-exec``; empty for none."""

@@ -29,6 +29,7 @@ RESOURCE_OF: Final = {
     "tmp_bytes": "tmp",
     "shm_bytes": "shm",
     "gpus": "gpu",
+    "disk_bytes": "disk",
 }
 """Field of `Limits` -> field of `Resources`, where the names differ."""
 
@@ -43,6 +44,12 @@ def limits_of_call(resources: object, session: Limits) -> Limits:
     """
     limits = limits_from(resources, base=session)
     check_lower(limits, session)
+    if limits.disk_bytes != session.disk_bytes:
+        raise PolicyError(
+            "resources: disk is a limit of the session, not of one call",
+            argument="resources",
+            hint="open the session with resources.disk",
+        )
     return limits
 
 

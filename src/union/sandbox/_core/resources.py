@@ -27,6 +27,7 @@ _UNITS: Final = {
 }
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)(m|[kKMGT]i?|)")
 _MIN_MEMORY_BYTES: Final = 8 * 2**20
+_MIN_DISK_BYTES: Final = 2**20
 _MAX_QUANTITY: Final = 2**62
 """The largest value of any limit: the kernel uses signed 64-bit numbers."""
 
@@ -58,6 +59,9 @@ class Resources:
     """The size of ``/tmp``; None for 512 MiB, or ``memory`` if that is less."""
     shm: int | str | None = None
     """The size of ``/dev/shm``; None for 256 MiB, or ``memory`` if that is less."""
+    disk: int | str | None = None
+    """What the session keeps in its work dir, at least ``"1Mi"``; None for no limit. The work dir
+    is then in memory: only with a private work dir and ``userns`` or ``bubblewrap``."""
     gpu: int | None = None
     """NVIDIA devices to show; None for none. Needs the bubblewrap backend."""
 
@@ -182,6 +186,7 @@ def limits_from(resources: object, *, base: Limits | None = None) -> Limits:
         limits = dataclasses.replace(limits, cpus=_quantity("cpu", resources.cpu))
     for name, field in (
         ("memory", "memory_bytes"),
+        ("disk", "disk_bytes"),
         ("file_size", "file_size_bytes"),
         ("tmp", "tmp_bytes"),
         ("shm", "shm_bytes"),
@@ -216,6 +221,8 @@ def _with_session(limits: Limits, requested: Resources) -> Limits:
 
 
 def _consistent(limits: Limits) -> Limits:
+    if limits.disk_bytes is not None and limits.disk_bytes < _MIN_DISK_BYTES:
+        raise _usage_error("disk", limits.disk_bytes, f"at least {_MIN_DISK_BYTES} bytes (1Mi)")
     memory = limits.memory_bytes
     if memory is None:
         return limits

@@ -36,6 +36,8 @@ class Limits:
     shm_bytes: int = constants.DEFAULT_SHM_MIB * MIB
     gpus: int = 0
     """The number of devices shown."""
+    disk_bytes: int | None = None
+    """Limit on what a session keeps in its private work dir."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ class MachineRun(LocalRun):
 
     def signal(self, signum: int, *, group: bool = False) -> None:
         """Send a signal to every process of the command, or only to its own process group."""
-        label = 0 if group or self._ended else self.sandbox.label
+        label = 0 if group or self.has_ended else self.sandbox.label
         # Without a label the sandbox is still being made. Its runner then ends the command, which
         # may have started others by that time.
         self._ends_tree |= signum == signal.SIGKILL and not group
@@ -71,13 +71,13 @@ class MachineRun(LocalRun):
         super().signal(signum, group=group)
         if label:
             return
-        if signum == signal.SIGKILL and not group and not self._ended:
+        if signum == signal.SIGKILL and not group and not self.has_ended:
             again = self._loop.call_later(_RETRY_S, self.signal, signum)
             self._timers.append(again)
 
     def end_now(self, cause: str) -> None:
         """Kill all processes of the command without a grace period."""
-        if self._ended or not self.sandbox.label:
+        if self.has_ended or not self.sandbox.label:
             super().end_now(cause)
             return
         self._cause = self._cause or cause
@@ -97,7 +97,7 @@ class MachineRun(LocalRun):
             # Better to lose the machine than to leave a process that a timeout should have ended.
             _log.error("processes of a command cannot be killed; the machine is ended")
             self._machine.end()
-        if not self._ended:
+        if not self.has_ended:
             super()._dispatch(Message.EXITED, data)
 
     def _drain_output(self) -> None:

@@ -53,7 +53,7 @@ class LocalRun:
         self._timers: list[asyncio.TimerHandle] = []
         self._cause = ""
         self._program = ""
-        self._ended = False
+        self.has_ended = False
         self.started: asyncio.Future[None] | None = None
         """Done when the command has started or failed; None if no report was requested."""
         self.finished: asyncio.Future[None] = self._loop.create_future()
@@ -146,14 +146,14 @@ class LocalRun:
             self._timers.append(self._loop.call_later(timeout_s, self.end, "timeout"))
 
     def _give_up(self) -> None:  # a command that was sent but cannot be read from
-        self._ended = True
+        self.has_ended = True
         self.sandbox.kill()
         self.output.release()
         self._end_all()
 
     def give_up_killed(self) -> None:
         """End the run of a command that was killed from outside and does not end."""
-        if not self._ended:
+        if not self.has_ended:
             self._fail(
                 Failed("stream", "a process of the command cannot be killed", "close-incomplete")
             )
@@ -181,7 +181,7 @@ class LocalRun:
 
     def _read_messages(self) -> None:
         was_reset = False
-        while not self._ended:
+        while not self.has_ended:
             try:
                 data, fds = receive(self.sandbox.sock, MAX_MESSAGE, Limit.LISTENERS)
             except BlockingIOError:
@@ -260,7 +260,7 @@ class LocalRun:
     def _break_off(self, failed: Failed) -> None:
         """End a run that cannot continue, whatever its first process does."""
         self.sandbox.kill()
-        if self._ended:
+        if self.has_ended:
             self.output.abandon()
         else:
             self._fail(failed)
@@ -271,7 +271,7 @@ class LocalRun:
 
     def _finish(self, end: Exited | Failed) -> None:
         # Streams that wait for their reader stay open; the rest of the run is over.
-        self._ended = True
+        self.has_ended = True
         self._shut_listeners()
         if self._closing_listeners is None:
             self._report(end)
@@ -331,7 +331,7 @@ class LocalRun:
             group: send it only to the command's own process group, as Ctrl-C at a terminal does.
 
         """
-        if self._ended:
+        if self.has_ended:
             return
         try:
             self.sandbox.sock.send(SIMPLE.pack(Message.SIGNAL, group, signum, 0))
@@ -347,7 +347,7 @@ class LocalRun:
 
     def end(self, cause: str) -> None:
         """End the whole tree: SIGTERM, a grace period, SIGKILL; ``cause`` becomes the reason."""
-        if self._ended or self._cause:
+        if self.has_ended or self._cause:
             return
         self._cause = cause
         self.signal(signal.SIGTERM)
@@ -358,12 +358,12 @@ class LocalRun:
     def kill_tree(self) -> None:
         """Kill all processes, by the sandbox's first process, or else by the launcher."""
         self.signal(signal.SIGKILL)
-        if not self._ended:
+        if not self.has_ended:
             self._timers.append(self._loop.call_later(self._kill_s, self.sandbox.kill))
 
     def end_now(self, cause: str) -> None:
         """Kill the sandbox from outside, without a grace period."""
-        if not self._ended:
+        if not self.has_ended:
             self._cause = self._cause or cause
             self._shut_listeners()
             self.sandbox.kill()

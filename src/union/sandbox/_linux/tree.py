@@ -58,8 +58,11 @@ class WorkTree:
 
     applies_umask = False
 
-    def __init__(self, path: str) -> None:
-        """Pin ``path``, which must be a directory and not a link to one."""
+    def __init__(self, path: str, *, fd: int | None = None) -> None:
+        """Pin ``path``, which must be a directory and not a link to one.
+
+        With ``fd``, that descriptor is the directory, and belongs to the tree from now on.
+        """
         self.path = path
         self.owner: Owner | None = None
         """Who everything made here belongs to, if not this process."""
@@ -70,6 +73,9 @@ class WorkTree:
         self._closing = False
         self._unfinished: set[FileWriter] = set()
         self._held: set[HeldNames] = set()
+        if fd is not None:
+            self._fd = fd
+            return
         # A trailing slash would make the kernel follow a link in spite of O_NOFOLLOW.
         bare = path.rstrip("/") or "/"
         with translate_os_errors(path):
@@ -80,6 +86,11 @@ class WorkTree:
     def where(self) -> tuple[str, os.stat_result]:
         """Tell where the pinned directory really is, and what it is."""
         return path_of(self._fd), os.fstat(self._fd)
+
+    def dup_root(self) -> int:
+        """Return another descriptor of the directory, which the caller closes."""
+        with self._root() as root:
+            return os.dup(root)
 
     def close(self) -> None:
         """Give up files in the making, and the descriptor once no call is under way."""

@@ -12,6 +12,8 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar
 
+from union.sandbox._plan.op_names import OP_NAMES
+
 __all__ = [
     "OP_NAMES",
     "Attrs",
@@ -52,6 +54,7 @@ __all__ = [
     "Unprivileged",
     "Wrap",
     "encode",
+    "text",
 ]
 
 MAGIC = 0x32584253
@@ -83,7 +86,8 @@ class Step:
         return head + b"".join(blob + bytes(-len(blob) % 8) for blob in d)
 
 
-def _text(path: str) -> bytes:
+def text(path: str) -> bytes:
+    """Return a text as a plan carries it."""
     return path.encode("utf-8", "surrogateescape") + b"\0"
 
 
@@ -92,7 +96,7 @@ class _PathStep(Step):
     path: str
 
     def blobs(self) -> tuple[bytes, ...]:
-        return (_text(self.path),)
+        return (text(self.path),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ class Bind(Step):
         )
 
     def blobs(self) -> tuple[bytes, ...]:
-        return _text(self.source), _text(self.path)
+        return text(self.source), text(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,7 @@ class Root(Step):
     options: str
 
     def blobs(self) -> tuple[bytes, ...]:
-        return _text(self.path), _text(self.options)
+        return text(self.path), text(self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,7 @@ class File(_PathStep):
         return (self.mode,)
 
     def blobs(self) -> tuple[bytes, ...]:
-        return _text(self.path), self.content
+        return text(self.path), self.content
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,7 @@ class Symlink(_PathStep):
     target: str = ""
 
     def blobs(self) -> tuple[bytes, ...]:
-        return _text(self.target), _text(self.path)
+        return text(self.target), text(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,7 @@ class Tmpfs(_PathStep):
         return f"mode={self.mode:o},size={self.size_bytes},nr_inodes={self.inodes}"
 
     def blobs(self) -> tuple[bytes, ...]:
-        return _text(self.path), _text(self.options)
+        return text(self.path), text(self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,7 @@ class Devpts(_PathStep):
     options: str = "newinstance,ptmxmode=0666,mode=620,max=64"
 
     def blobs(self) -> tuple[bytes, ...]:
-        return _text(self.path), _text(self.options)
+        return text(self.path), text(self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +380,7 @@ class Cover(_PathStep):
     file: str = ""
 
     def blobs(self) -> tuple[bytes, ...]:
-        return _text(self.path), _text(self.file)
+        return text(self.path), text(self.file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,7 +432,7 @@ class Resize(_PathStep):
         return NOSUID | NODEV, self.mode
 
     def blobs(self) -> tuple[bytes, ...]:
-        return _text(self.path), _text(self.options)
+        return text(self.path), text(self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,7 +455,7 @@ class Wrap(Step):
         return WRAP_USERNS, *(inside << 32 | outside for inside, outside in self.enter)
 
     def blobs(self) -> tuple[bytes, ...]:
-        return b"".join(map(_text, (self.program, *self.args))), encode(self.inside)
+        return b"".join(map(text, (self.program, *self.args))), encode(self.inside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,48 +521,7 @@ class Mediate(Step):
         return (int(self.connect),)
 
     def blobs(self) -> tuple[bytes, ...]:
-        return self.program, b"".join(map(_text, self.roots))
-
-
-OP_NAMES: dict[int, str] = {
-    1: "bind mount",
-    2: "private root",
-    3: "directory",
-    4: "file",
-    5: "link",
-    6: "tmpfs",
-    7: "fresh /proc",
-    8: "pseudo-terminals",
-    9: "remount",
-    10: "host name",
-    11: "network set-up",
-    12: "network listener",
-    13: "script file",
-    14: "dropping privileges",
-    15: "Landlock rule set",
-    16: "Landlock rule",
-    17: "Landlock",
-    18: "system-call filter",
-    19: "limit",
-    20: "reaper",
-    21: "leaving the caller's root",
-    22: "identity check",
-    23: "mount flags",
-    24: "limit of a tmpfs",
-    25: "bwrap",
-    26: "entering the private root",
-    27: "covered file",
-    28: "limit of a user namespace",
-    30: "shared view",
-    31: "network redirection",
-    40: "opening a terminal",
-    41: "confinement",
-    42: "dropping capabilities",
-    43: "priority",
-    44: "system-call notification",
-    48: "template",
-}
-"""The name of each step in error messages."""
+        return self.program, b"".join(map(text, self.roots))
 
 
 def encode(steps: tuple[Step, ...]) -> bytes:

@@ -26,6 +26,7 @@ __all__ = [
     "Shown",
     "View",
     "can_share",
+    "held_place",
     "hiding_steps",
     "landlock_rights",
     "landlock_steps",
@@ -385,6 +386,12 @@ def _held(view: View) -> list[tuple[str, Shown]]:
     own = own_mounts(view)
     below = _by_depth(s for s in view.added if _is_below(s.path, own))
     return [(f"{HELD_DIR}/{number}", shown) for number, shown in enumerate(below)]
+
+
+def held_place(view: View) -> str:
+    """Return where the shared part has the work dir."""
+    found = (place for place, shown in _held(view) if shown.path == view.work_dir)
+    return next(found, view.work_dir)
 
 
 def _by_depth(shown: Iterable[Shown]) -> list[Shown]:

@@ -11,6 +11,7 @@ from union.sandbox._session import registry
 from union.sandbox._session.machine_files import MachineFiles
 from union.sandbox._session.own_loop import carry, foreign_loop, in_own_loop
 from union.sandbox._session.process import SandboxProcess
+from union.sandbox._session.session_checkpoints import SessionCheckpoints
 from union.sandbox._session.session_processes import SessionProcesses
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from union.sandbox._contexts.context import Context
     from union.sandbox._contexts.specs import ContextLanguage, ContextRestart
-    from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.literals import BackendName, NetworkMode, ScriptType
     from union.sandbox._core.resources import AnyResources
     from union.sandbox._core.spec import RunSpec, SessionSpec
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 
-class Session(MachineFiles, SessionProcesses):
+class Session(MachineFiles, SessionProcesses, SessionCheckpoints):
     """A live sandbox: a work dir and a venv that persist over many isolated commands.
 
     ``on_device.session()`` and ``remote.session()`` return one. ``async with``, ``await session``
@@ -114,11 +114,6 @@ class Session(MachineFiles, SessionProcesses):
     def work_dir(self) -> str:
         """The path, inside the sandbox, of the directory that persists between calls."""
         return self._lifecycle.work_dir
-
-    @property
-    def isolation(self) -> Isolation:
-        """The isolation layers, verified on a live sandbox when the session was opened."""
-        return self._lifecycle.isolation
 
     @property
     def _transport(self) -> Transport | None:

@@ -205,6 +205,10 @@ class LazySession:
     def _attached(session_id: str) -> Session:
         from union.sandbox import on_device
 
+        with _lock:
+            face = _open_sessions.get(session_id)
+        if face is not None:  # also one on a server
+            return cast("Session", face._target)  # noqa: SLF001 - its asynchronous form
         return on_device.attach(session_id)
 
     async def _new(self) -> Session:

@@ -18,6 +18,7 @@ from union.sandbox._linux.prepared import NotBuiltError, Sandbox
 from union.sandbox._linux.protocol import FailurePlace
 from union.sandbox._linux.remedies import explain
 from union.sandbox._session.threads import until_done
+from union.sandbox.errors import PolicyError
 from union.sandbox.on_device import _probe, _programs
 from union.sandbox.on_device._engine import inspect, posture_class
 from union.sandbox.on_device._private_root import PrivateRoot
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from union.sandbox._backends.base import Backend, NetworkShape
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.machine import Machine
+    from union.sandbox._plan.rootfs import View
     from union.sandbox.on_device._pool import Pool
     from union.sandbox.on_device._posture import Posture
     from union.sandbox.on_device._programs import Programs
+    from union.sandbox.on_device._work_layers import HeldMount
     from union.sandbox.on_device._workdir import WorkDir
 
 __all__ = ["Postures"]
@@ -63,6 +66,9 @@ class Postures:
         self._probed: set[NetworkShape] = set()
         self._own_id = SessionId()
         self._building = asyncio.Lock()
+        self.layers: HeldMount | None = None
+        """The layers of the work dir; None for a plain directory."""
+        self.layer_kind = "plain"
         self._early_build: asyncio.Task[None] | None = None
 
     @property
@@ -131,13 +137,25 @@ class Postures:
                 spec, self._work, features=features, programs=programs, own=self._own_id
             )
             root = PrivateRoot(found)
+            root.layers = self.layers
+            if self.layers is not None and (covered := _covered(found.view)):
+                root.release()
+                raise covered
         else:
             root.share()
         posture = posture_class(backend.name)(
             spec, shape, root=root, backend=backend, features=features, programs=programs
         )
+        if self.layer_kind != posture.isolation.layers:
+            posture.isolation = dataclasses.replace(posture.isolation, layers=self.layer_kind)
         _programs.record_writable(programs)
         return posture
+
+    def set_layers(self, kind: str) -> None:
+        """Report what the work dir is made of from now on."""
+        self.layer_kind = kind
+        for posture in self._postures.values():
+            posture.isolation = dataclasses.replace(posture.isolation, layers=kind)
 
     def is_current(self, posture: Posture) -> bool:
         """Return whether the next command of this shape uses this posture."""
@@ -302,3 +320,16 @@ class Postures:
             posture.close()
         self._postures.clear()
         self._root = None
+
+
+def _covered(view: View) -> PolicyError | None:
+    """Return the error for a path in a work dir with layers, which would cover its mount."""
+    for item in view.added:
+        if item.path.startswith(view.work_dir + "/"):
+            return PolicyError(
+                f"{item.path} lies in the work dir, whose paths cannot be named after its first "
+                "checkpoint",
+                argument="read_only_paths",
+                hint="copy it out of the work dir, or take no checkpoint in this session",
+            )
+    return None

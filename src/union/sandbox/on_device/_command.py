@@ -127,6 +127,8 @@ class CommandBuilder:
 
     def _environment(self) -> dict[str, str]:
         own_bin = BIN_DIR if self._scratch is None else os.path.dirname(self._uv)
+        # Without a private root /etc/gitconfig exists and cannot be read, which is fatal for git.
+        of_git = {"GIT_CONFIG_NOSYSTEM": "1"} if self._tmp_dir is not None else {}
         return {
             "PATH": f"{self._venv}/bin:{own_bin}:{_SYSTEM_PATH}",
             "HOME": self._work_dir,
@@ -136,6 +138,7 @@ class CommandBuilder:
             "TMPDIR": self._tmp_dir or "/tmp",  # noqa: S108 - a name inside the sandbox
             "TERM": "dumb",
             "VIRTUAL_ENV": self._venv,
+            **of_git,
         }
 
     def _default_env(self, spec: RunSpec, host_env: Mapping[str, str]) -> _Variables:

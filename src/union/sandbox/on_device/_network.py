@@ -214,6 +214,10 @@ class SessionNetwork:
         self._interception: Interception | None = None
         self._upstreams: dict[str, UpstreamDialer] = {}
 
+    def forked(self) -> SessionNetwork:
+        """Return the network of another session with the same restrictions."""
+        return SessionNetwork(self._server)
+
     def open(
         self,
         network: NetworkSpec,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from union.sandbox._linux.descriptors import sealed_memfd
 from union.sandbox._linux.machine import Machine
+from union.sandbox._plan.layers import attach_plan
 from union.sandbox.on_device._probe import Outcome, wait_for_shared
 from union.sandbox.on_device._settings import name_files_now
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from union.sandbox._linux.channel import Channel
     from union.sandbox._plan.plan import Plan
     from union.sandbox.on_device._settings import HostSetting
+    from union.sandbox.on_device._work_layers import HeldMount
 
 __all__ = ["PrivateRoot"]
 
@@ -38,6 +40,10 @@ class PrivateRoot:
         """Descriptors that binds refer to by index; empty once the shared part is built."""
         self.namespaces: tuple[int, ...] = ()
         """User and mount namespace of the shared part; empty before it is built."""
+        self._plain: tuple[int, ...] = ()
+        """The namespaces whose work dir is the plain directory, once it has layers."""
+        self.layers: HeldMount | None = None
+        """The layers of the work dir, which the shared part shows in place of it."""
         self.machine: Machine | None = None
         """The machine that commands join; None for commands that have nothing in common."""
         self._references = 1
@@ -54,8 +60,8 @@ class PrivateRoot:
         self._references -= 1
         if self._references == 0:
             self.is_closed = True
-            _close_all((*self.fds, *self.namespaces))
-            self.fds, self.namespaces = (), ()
+            _close_all((*self.fds, *self.namespaces, *self._plain))
+            self.fds, self.namespaces, self._plain = (), (), ()
             if self.machine is not None:
                 self.machine.close()
             self.found.read_only.close()
@@ -99,6 +105,42 @@ class PrivateRoot:
             # The shared part holds what the plan refers to; an idle session keeps little open.
             _close_all(self.fds)
             self.fds = ()
+        if namespaces and self.layers is not None:
+            mount = await self.layers.copy(channel)
+            try:
+                outcome = await self.attach(mount, channel)
+            finally:
+                os.close(mount)
+            if outcome.failure is not None:
+                # Nothing may run in the plain directory, which has layers above it.
+                _close_all(self.namespaces)
+                self.namespaces = ()
+        return outcome
+
+    async def attach(self, mount: int, channel: Channel) -> Outcome:
+        """Show a mount as the work dir, from the next sandbox on.
+
+        The mounts are copied from those with the plain directory, so that nothing of an earlier
+        state is left below.
+        """
+        plan = attach_plan(self.found.view)
+        plain = self._plain or self.namespaces
+        encoded = sealed_memfd("plan", plan.encode())
+        try:
+            _, sock = channel.prepare(plan, encoded, fds=(mount,), shared=plain)
+        finally:
+            os.close(encoded)
+        try:
+            outcome, namespaces = await wait_for_shared(sock)
+        finally:
+            sock.close()
+        if self.is_closed:
+            _close_all(namespaces)
+            self.check_open()
+        if namespaces:
+            if self._plain:
+                _close_all(self.namespaces)
+            self._plain, self.namespaces = plain, namespaces
         return outcome
 
     async def start_machine(

@@ -16,7 +16,7 @@ from union.sandbox._linux.machine_run import MachineRun
 from union.sandbox._linux.prepared import NotBuiltError
 from union.sandbox._linux.protocol import FailurePlace, operation
 from union.sandbox._linux.removal import remove_tree
-from union.sandbox._plan.rootfs import BIN_DIR, RUN_DIR
+from union.sandbox._plan.rootfs import RUN_DIR
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
@@ -24,6 +24,7 @@ from union.sandbox.on_device._call_postures import CallPostures
 from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._mediated_network import MediatedNetwork
 from union.sandbox.on_device._network import shape_of
+from union.sandbox.on_device._start_gate import StartGate
 from union.sandbox.on_device._trust import Trust, has_http
 from union.sandbox.on_device._venv import Venv
 
@@ -76,6 +77,8 @@ class Runner:
         self._runs: set[LocalRun] = set()
         self._helpers: set[LocalRun] = set()
         self._removals: set[asyncio.Future[None]] = set()
+        self.gate = StartGate()
+        """Holds back new commands while a checkpoint is taken."""
         self._is_venv_verified = False
         """Whether the venv was verified after anything could have changed it."""
         pool.sandboxes.on_idle = self._rest
@@ -95,13 +98,10 @@ class Runner:
 
     @functools.cached_property
     def _venv(self) -> Venv:
-        programs = self._postures.programs
-        uv = f"{BIN_DIR}/uv" if self._scratch is None or programs is None else programs.uv
         return Venv(
             self._work.tree,
             host.interpreter(),
             run_dir=self._scratch or RUN_DIR,
-            uv=uv,
             is_kept=not self._work.is_private,
         )
 
@@ -126,6 +126,10 @@ class Runner:
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
         """Start one command; see ``Transport.start``."""
+        async with self.gate:
+            return await self._start(spec, sink)
+
+    async def _start(self, spec: RunSpec, sink: Sink) -> LocalRun:
         await self._verify(spec)
         pool = self._pool
         shape = shape_of(spec.network)
@@ -172,7 +176,6 @@ class Runner:
         return run
 
     def _serve_mediated(self, run: LocalRun, spec: RunSpec, sink: Sink) -> None:
-
         def connect(family: int, address: bytes, port: int) -> socket.socket:
             """Connect for the command; its egress is opened at the first connection."""
             network = MediatedNetwork(
@@ -213,29 +216,30 @@ class Runner:
             on_listeners: receives the listening sockets of a filtered network.
 
         """
-        await self._verify(spec)
-        shape = shape_of(spec.network)
-        try:
-            posture = self._postures.get(shape)
-            if not self._postures.is_ready(posture):
-                posture = await self._postures.ready(shape)
-            run, near = send(posture, self._build(spec, posture), self._venv)
+        async with self.gate:
+            await self._verify(spec)
+            shape = shape_of(spec.network)
             try:
-                if shape == "filtered":
-                    run.on_listeners = on_listeners
-                run.attach(sink, timeout_s=None)
-            except BaseException:
-                near.close()
-                raise
-        except NotBuiltError as exc:
-            raise self._not_built(exc) from exc
-        except OSError as exc:
-            raise self._pool.spawn_failed("the context could not be started", exc) from exc
-        self._runs.add(run)
-        run.finished.add_done_callback(lambda _: self._on_end(run))
-        self._pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
-        run.listen()
-        return run, near, posture
+                posture = self._postures.get(shape)
+                if not self._postures.is_ready(posture):
+                    posture = await self._postures.ready(shape)
+                run, near = send(posture, self._build(spec, posture), self._venv)
+                try:
+                    if shape == "filtered":
+                        run.on_listeners = on_listeners
+                    run.attach(sink, timeout_s=None)
+                except BaseException:
+                    near.close()
+                    raise
+            except NotBuiltError as exc:
+                raise self._not_built(exc) from exc
+            except OSError as exc:
+                raise self._pool.spawn_failed("the context could not be started", exc) from exc
+            self._runs.add(run)
+            run.finished.add_done_callback(lambda _: self._on_end(run))
+            self._pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
+            run.listen()
+            return run, near, posture
 
     async def start_helper(
         self, argv: tuple[str, ...], sock: socket.socket, sink: Sink
@@ -243,8 +247,7 @@ class Runner:
         """Start a program of the product's own in the machine, with ``sock`` as its stdin.
 
         It has the rights of a command, a blocked network, and is not listed as a process. It ends
-        with the session, or when the run is ended. ``sock`` is the far end and stays the caller's,
-        who closes it.
+        with the session, or when the run is ended. The caller closes ``sock``, the far end.
         """
         spec = RunSpec(
             kind="argv", argv=argv, env=self._spec.env, stdout="devnull", stderr="devnull"
@@ -268,7 +271,8 @@ class Runner:
 
     def keep_driver(self, posture: Posture, spec: RunSpec) -> None:
         """Start the driver of a next context ahead, unless the session is closing."""
-        if not self._postures.is_current(posture) or not self._pool.sandboxes.is_open:
+        is_open = self._pool.sandboxes.is_open and not self.gate.is_closed
+        if not is_open or not self._postures.is_current(posture):
             return
         command = self._build(spec, posture)._replace(script=None)
         if self._pool.fill_driver(posture, command, venv=self._venv):
@@ -347,28 +351,36 @@ class Runner:
     def _follow_up(self, run: LocalRun, posture: Posture, spec: RunSpec) -> None:
         """Read the output of a command that runs on, and prepare a spare for the next one."""
         run.listen()
-        if not self._postures.is_current(posture) or not self._pool.sandboxes.is_open:
+        is_open = self._pool.sandboxes.is_open and not self.gate.is_closed
+        if not is_open or not self._postures.is_current(posture):
             return
         if self._pool.fill(posture, spec, venv=self._venv, build=self._build):
-            self._is_venv_verified = (
-                False  # the new Python executes code of the venv before it waits
-            )
+            # The new Python executes code of the venv before it waits.
+            self._is_venv_verified = False
 
     def _build(self, spec: RunSpec, posture: Posture) -> Command:
         return self._commands.build(
             spec, host_env=posture.host_env, count_processes=posture.counts_processes
         )
 
+    def running(self) -> list[LocalRun]:
+        """Return the commands and contexts that have not ended."""
+        return [run for run in self._runs - self._helpers if not run.has_ended]
+
+    def forget_tree(self) -> None:
+        """Use the new work tree from now on, and build postures of calls again."""
+        self.forget_venv()
+        self.__dict__.pop("_venv", None)
+        if "_calls" in self.__dict__:
+            self._calls.close()
+
     async def idle(self) -> None:
         """Wait until every command of the session has ended and was released.
 
-        ``exec()`` returns when a command has reported its end, which is a few iterations of the
-        event loop before its run is released. A command that starts while this waits is waited for
-        too; a caller that needs the session to stay idle holds back new commands itself. Processes
-        of a sandbox that was killed from outside may take a moment longer to exit.
+        ``exec()`` returns when a command has reported its end, a few iterations of the event loop
+        before its run is released. Processes killed from outside may exit a bit later.
         """
-        while self._runs:
-            # The callback that removes a run was added to its future before this one.
+        while self._runs:  # the callback that removes a run comes before this one
             await asyncio.wait([run.finished for run in self._runs])
 
     def end_all(self) -> None:
@@ -385,14 +397,11 @@ class Runner:
     async def all_ended(self, *, is_stuck: bool) -> None:
         """Wait for the end of every command, with the channel drained.
 
-        Args:
-            is_stuck: do not wait for killed processes, because the channel was not drained in time.
-
+        With ``is_stuck``, it was not drained in time: killed processes are not waited for.
         """
         for run in tuple(self._runs):
-            run.end_now(
-                "closed"
-            )  # again, because the launcher may have died before it read the first request
+            # Again, because the launcher may have died before it read the first request.
+            run.end_now("closed")
             if is_stuck:
                 run.give_up_killed()
             await until_done(run.finished)

@@ -465,4 +465,6 @@ def limit_report(
         report["cpu"] = group if has_cpu else "none"
     if limits.gpus:
         report["gpu"] = "nodes"
+    if limits.disk_bytes is not None:
+        report["disk"] = "tmpfs"  # the session does not open without it
     return report

@@ -24,17 +24,20 @@ from union.sandbox.on_device._network import SessionNetwork, shape_of
 from union.sandbox.on_device._pool import Pool
 from union.sandbox.on_device._runner import Runner
 from union.sandbox.on_device._shell import find_shell
+from union.sandbox.on_device._start_gate import StartGate
 from union.sandbox.on_device._workdir import (
     TMP_NAME,
     WorkDir,
+    default_parent,
     make_private_dir,
     start_removal,
     sweep_in_background,
 )
 
 if TYPE_CHECKING:
+    import asyncio
     import socket
-    from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Iterable
 
     from union.sandbox._contexts.specs import ContextSpec
     from union.sandbox._core.files import FileInfo
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from union.sandbox._linux.owned_dir import OwnedDir
     from union.sandbox._linux.run import LocalRun
     from union.sandbox._session.transport import Sink
+    from union.sandbox.on_device._checkpoints import LocalCheckpoints, Origin
     from union.sandbox.on_device._contexts import LocalContext
     from union.sandbox.on_device._workdir import WorkPlace
 
@@ -73,8 +77,12 @@ class LocalTransport:
         *,
         place: WorkPlace | None = None,
         network: SessionNetwork | None = None,
+        origin: Origin | None = None,
     ) -> None:
         self._spec = spec
+        self._origin = origin
+        self.changes = StartGate()
+        """Holds back file calls that change the work dir while a checkpoint is taken."""
         self._network = network or SessionNetwork()
         # A backend without a private root cannot mount the work dir under another path.
         bare_place = place and dataclasses.replace(place, shown_at=None)
@@ -90,6 +98,8 @@ class LocalTransport:
 
     async def open(self) -> None:
         pool = self.pool
+        if self._origin is not None:
+            self.checkpoint_calls.hold_origin()
         try:
             # First: if file descriptors run out later, this one is available for the clean-up.
             pool.reserve()
@@ -125,6 +135,10 @@ class LocalTransport:
                 await postures.probe(shape_of(self._spec.network))
             elif self._spec.backend != "none":
                 await postures.try_out(shape_of(self._spec.network))
+            if self._spec.limits.disk_bytes is not None:
+                await self.checkpoint_calls.limit_disk(self._spec.limits.disk_bytes)
+            if self._origin is not None:
+                await self.checkpoint_calls.begin()
         except OSError as exc:
             raise pool.spawn_failed("the session could not be opened", exc) from exc
 
@@ -157,7 +171,7 @@ class LocalTransport:
         await until_done(groups)
         if parts is not None and stuck is None and groups.exception() is None:
             parts.postures.release_id()
-        removals = []
+        removals = [*self._removals()]
         if self._scratch is not None:
             removals.append(start_removal(self, self._scratch))
         if parts is not None:
@@ -176,7 +190,49 @@ class LocalTransport:
     def postures(self) -> Postures:
         return self._opened().postures
 
+    # Checkpoints.
+
+    @functools.cached_property
+    def checkpoint_calls(self) -> LocalCheckpoints:
+        """The calls about checkpoints; see ``CheckpointCalls``."""
+        from union.sandbox.on_device._checkpoints import LocalCheckpoints
+
+        return LocalCheckpoints(self, origin=self._origin)
+
+    @property
+    def layers(self) -> str:
+        """What the work dir is made of; see ``Isolation.layers``."""
+        return "plain" if self._parts is None else self._parts.postures.layer_kind
+
+    def _removals(self) -> Iterable[asyncio.Future[None]]:
+        return self.checkpoint_calls.end() if "checkpoint_calls" in self.__dict__ else ()
+
+    def forked(self, origin: Origin) -> LocalTransport:
+        """Return the transport of a new session that begins with a checkpoint of this one."""
+        from union.sandbox.on_device._workdir import WorkPlace
+
+        work = self._opened().work
+        place = WorkPlace(
+            os.path.dirname(work.source) if work.is_private else default_parent(),
+            shown_at=work.path,
+            allowed=work.allowed,
+        )
+        spec = dataclasses.replace(self._spec, host_work_dir=None, work_dir_name=None)
+        return LocalTransport(spec, place=place, network=self._network.forked(), origin=origin)
+
     # Properties.
+
+    @property
+    def spec(self) -> SessionSpec:
+        return self._spec
+
+    @property
+    def work(self) -> WorkDir:
+        return self._opened().work
+
+    @property
+    def runner(self) -> Runner:
+        return self._opened().runner
 
     @property
     def is_known(self) -> bool:
@@ -288,18 +344,19 @@ class LocalTransport:
     def _files(self) -> AsyncFiles | InsideFiles:
         return self.inside or AsyncFiles(self._opened().work.tree, work_dir=self.work_dir)
 
-    @contextlib.contextmanager
-    def _changing(self, path: str) -> Iterator[AsyncFiles | InsideFiles]:
+    @contextlib.asynccontextmanager
+    async def _changing(self, path: str) -> AsyncIterator[AsyncFiles | InsideFiles]:
         """Yield the files for a change; afterwards the next command verifies the venv."""
         if self.inside is None:  # the sandbox itself protects what it may not change
             self._opened().work.check_changeable(path)
-        try:
-            yield self._files()
-        finally:
-            self._opened().runner.forget_venv()
+        async with self.changes:
+            try:
+                yield self._files()
+            finally:
+                self._opened().runner.forget_venv()
 
     async def put(self, path: str, data: bytes, *, mode: int, overwrite: bool) -> int:
-        with self._changing(path) as files:
+        async with self._changing(path) as files:
             return await files.put(path, data, mode=mode, overwrite=overwrite)
 
     async def get(self, path: str, *, max_bytes: int) -> bytes:
@@ -308,7 +365,7 @@ class LocalTransport:
     async def write(
         self, path: str, chunks: AsyncIterable[bytes], *, mode: int, overwrite: bool
     ) -> int:
-        with self._changing(path) as files:
+        async with self._changing(path) as files:
             return await files.write(path, chunks, mode=mode, overwrite=overwrite)
 
     def read(self, path: str, *, max_bytes: int) -> AsyncGenerator[bytes, None]:
@@ -325,15 +382,15 @@ class LocalTransport:
         return await threads.files.run(tree, tree.stat, below)
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
-        with self._changing(path) as files:
+        async with self._changing(path) as files:
             await files.make_dir(path, parents=parents, exist_ok=exist_ok)
 
     async def remove(self, path: str, *, recursive: bool) -> None:
         if self.inside is not None:
-            with self._changing(path):
+            async with self._changing(path):
                 await self.inside.remove(path, recursive=recursive)
             return
         below = work_path(path, work_dir=self.work_dir)
-        tree = self._opened().work.tree
-        with self._changing(path):
+        async with self._changing(path):
+            tree = self._opened().work.tree
             await threads.files.run(tree, tree.remove, below, recursive=recursive)

@@ -29,6 +29,7 @@ __all__ = [
     "TMP_NAME",
     "WorkDir",
     "WorkPlace",
+    "default_parent",
     "is_allowed",
     "make_private_dir",
     "not_allowed",
@@ -44,6 +45,7 @@ _RESERVED: Final = (
 """Directories with a purpose inside; a work dir may lie below one, but not replace it."""
 TMP_NAME: Final = "tmp"
 """The directory for temporary files below a session's scratch directory."""
+_NO_TEMPORARY: Final = "no directory for temporary files can be written"
 _PREFERRED: Final = "/var/tmp"  # noqa: S108 - made private by mkdtemp
 """Preferred over the system's temporary directory, since /tmp is a private tmpfs inside."""
 
@@ -87,6 +89,8 @@ class WorkDir:
             self.path = shown_at
         self.scratch: str | None = None
         """A private directory of the session, of a backend that isolates on the host's root."""
+        self.on_remove: Callable[[], None] | None = None
+        """Removes the layers of the session, the private directory among them."""
         self._read_only: tuple[str, ...] = ()
         self._kept: ReadOnlyPaths | None = None
         self._kept_by_calls: list[ReadOnlyPaths] = []
@@ -173,14 +177,43 @@ class WorkDir:
         # Only root can change owners; files of other callers have the right owner already.
         self.tree.owner = self.owner if kernel.is_root() else None
 
+    def use(self, tree: WorkTree, owner: tuple[int, int]) -> None:
+        """Perform file calls in another tree from now on; the old one is closed.
+
+        Args:
+            tree: the tree.
+            owner: user and group of its files.
+
+        """
+        last, self.tree = self.tree, tree
+        tree.kept = last.kept
+        tree.owner = owner if kernel.is_root() else None
+        last.close()
+
+    @property
+    def owned(self) -> OwnedDir | None:
+        """The private directory; None if the caller named one."""
+        return self._owned
+
+    def keep_as_layer(self) -> None:
+        """Leave the removal of the private directory to the layers that refer to it."""
+        self._owned = None
+
     def remove(self) -> None:
         """Close the directory; remove it if it was made for the session."""
         self.tree.close()
-        if self._owned is not None:
-            self._owned.remove()
+        try:
+            if self._owned is not None:
+                self._owned.remove()
+        finally:
+            if self.on_remove is not None:
+                self.on_remove()
 
     def release(self) -> None:
-        """Close the directory and leave it to a later sweep."""
+        """Close the directory and leave it to a later sweep.
+
+        Layers keep their locks until this process ends.
+        """
         self.tree.close()
         if self._owned is not None:
             self._owned.release()
@@ -198,7 +231,7 @@ def not_allowed(argument: str, path: str) -> PolicyError:
     )
 
 
-def _default_parent() -> str:
+def default_parent() -> str:
     """Return the directory in which private work dirs are created."""
     return _PREFERRED if os.access(_PREFERRED, os.W_OK | os.X_OK) else tempfile.gettempdir()
 
@@ -206,12 +239,14 @@ def _default_parent() -> str:
 def make_private_dir(place: str | None) -> OwnedDir:
     """Create a private directory in ``place``, or in the default directory."""
     try:
-        return OwnedDir.make(place or _default_parent())
+        return OwnedDir.make(place or default_parent())
     except OSError as exc:
         if exc.errno in {errno.EMFILE, errno.ENFILE}:
             raise
+        # The text of ``tempfile`` is a list of all directories that it has tried.
+        is_missing = place is None and isinstance(exc, FileNotFoundError)
         raise SandboxUsageError(
-            f"no work dir could be created: {exc.strerror}",
+            f"no work dir could be created: {_NO_TEMPORARY if is_missing else exc.strerror}",
             argument="host_work_dir",
             hint="pass host_work_dir=, or set TMPDIR to a writable directory",
         ) from exc

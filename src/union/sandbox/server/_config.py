@@ -73,6 +73,8 @@ class Config:
     """Paths that clients may mount into sandboxes or use as work dirs, and everything below."""
     mcp: Bind | None = None
     """Where MCP clients connect; None: nowhere."""
+    mcp_allow: tuple[str, ...] = ()
+    """Hosts that the sandboxes of MCP clients may reach, within the ceiling."""
     allow_hosts: tuple[str, ...] = ()
     """Accepted names in the Host header, besides the server's addresses."""
     ceiling: NetworkSpec
@@ -129,6 +131,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="also serve MCP clients, at http://HOST:PORT/mcp; their bearer token is that of the "
         "server; needs the extra mcp (default: no)",
+    )
+    add(
+        "--mcp-allow",
+        action="append",
+        default=[],
+        metavar="ENTRY",
+        help="host that the sandboxes of MCP clients may reach; may be repeated (default: none)",
     )
     add("--token-file", metavar="FILE", help="file with the token")
     add(
@@ -299,6 +308,7 @@ def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]
         binds=tuple(_bind(text) for text in parsed.bind or ["127.0.0.1:8080"]),
         verifier=_verifier(parsed.token_file, parsed.token_sha256_file, environ),
         mcp=None if parsed.mcp is None else _bind(parsed.mcp, "--mcp"),
+        mcp_allow=tuple(parsed.mcp_allow),
         scraper=_scraper(parsed.metrics_token_file),
         backends=backends,
         work_dir=_absolute("--work-dir", parsed.work_dir),
@@ -332,6 +342,8 @@ def _check_together(config: Config) -> None:
             argument="--supervised",
             hint=f"remove the token option and unset {TOKEN_VARIABLE}",
         )
+    if config.mcp_allow and config.mcp is None:
+        raise SandboxUsageError("--mcp-allow needs --mcp", argument="--mcp-allow")
     if config.mcp is not None and config.supervised:
         raise SandboxUsageError(
             "--supervised serves one session to one client; it has no MCP endpoint",

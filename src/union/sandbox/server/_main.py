@@ -27,6 +27,7 @@ from union.sandbox.server._config import TOKEN_VARIABLE, config_from_arguments
 from union.sandbox.server._connections import raise_file_limit
 from union.sandbox.server._listener import HttpListener, import_http
 from union.sandbox.server._logs import set_up_logging
+from union.sandbox.server._mcp import serving_mcp
 from union.sandbox.server._metrics import Metrics
 from union.sandbox.server._network_policy import own_address_entries
 from union.sandbox.server._owner_socket import OwnerSocket
@@ -108,7 +109,6 @@ async def serve(config: Config) -> None:
     else:
         listener.open_on_demand()
     launch, watch, home, owner_socket, lease = config.launch, None, None, None, None
-    mcp = None
     try:
         if launch is not None:
             watch = SupervisorWatch(_STDIN, shutdown.done.set)
@@ -120,16 +120,10 @@ async def serve(config: Config) -> None:
             await sessions.open_supervised(launch)
         if config.owner_socket is not None:
             owner_socket = OwnerSocket(config.owner_socket, sessions, authority)
-        if config.mcp is not None:
-            from union.sandbox.server._mcp import McpEndpoint
-
-            mcp = await McpEndpoint.start(config, sockets, fingerprint)
-            mcp.watch(shutdown.begin)
-        _announce(config, sockets, fingerprint, mcp_url=None if mcp is None else mcp.url)
-        await shutdown.done.wait()
+        async with serving_mcp(config, sockets, fingerprint, shutdown.begin) as mcp_url:
+            _announce(config, sockets, fingerprint, mcp_url=mcp_url)
+            await shutdown.done.wait()
     finally:
-        if mcp is not None:
-            await mcp.close()
         await listener.close()
         await sessions.close_all()
         if owner_socket is not None:

@@ -10,18 +10,18 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 import sys
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from union.sandbox.server._config import Config
 
-__all__ = ["McpEndpoint"]
+__all__ = ["McpEndpoint", "serving_mcp"]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.server")
 _MODULE: Final = "union.sandbox.adapters.mcp"
@@ -56,6 +56,8 @@ class McpEndpoint:
             *("--endpoint", _own_endpoint(sockets, fingerprint)),
             *("--host", bind.host, "--port", str(bind.port)),
         ]
+        for entry in config.mcp_allow:
+            command += ["--allow", entry]
         if config.tls_cert is not None and config.tls_key is not None:
             command += ["--tls-cert", config.tls_cert, "--tls-key", config.tls_key]
         process = await asyncio.create_subprocess_exec(
@@ -105,10 +107,27 @@ class McpEndpoint:
             await self._watch
 
 
+@contextlib.asynccontextmanager
+async def serving_mcp(
+    config: Config,
+    sockets: Sequence[socket.socket],
+    fingerprint: str | None,
+    on_end: Callable[[], None],
+) -> AsyncIterator[str | None]:
+    """Run the endpoint, if the server has one; yield its URL. ``on_end``: it ended by itself."""
+    if config.mcp is None:
+        yield None
+        return
+    endpoint = await McpEndpoint.start(config, sockets, fingerprint)
+    endpoint.watch(on_end)
+    try:
+        yield endpoint.url
+    finally:
+        await endpoint.close()
+
+
 def _own_endpoint(sockets: Sequence[socket.socket], fingerprint: str | None) -> str:
     """Return an address at which this machine reaches the server."""
-    import socket
-
     for sock in sockets:
         if sock.family == socket.AF_UNIX:
             return f"unix://{sock.getsockname()}"

@@ -14,13 +14,16 @@ def main() -> int:
     for name in ("--endpoint", "--host"):
         parser.add_argument(name, required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--allow", action="append", default=[])
     parser.add_argument("--tls-cert")
     parser.add_argument("--tls-key")
     options = parser.parse_args()
     try:
         from union.sandbox.adapters import mcp
 
+        network = {"network_mode": "allowlist", "network_allowlist": options.allow}
         mcp.serve_gateway(
+            **(network if options.allow else {}),
             endpoint=options.endpoint,
             host=options.host,
             port=options.port,

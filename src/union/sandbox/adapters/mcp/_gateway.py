@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import re
-import signal
 import socket
 import sys
 import time
@@ -105,11 +104,11 @@ class Gateway:
             client = self._clients.get(name)
             if client is None or time.monotonic() - client.checked > CHECKED_FOR_S:
                 await self._check(key)
-            if client is None:
-                if len(self._clients) >= MAX_KEYS:
-                    raise _RefusedError(429, f"too many keys ({MAX_KEYS})")
-                client = self._clients[name] = _Client(self._make(key), self._host)
-            client.checked = time.monotonic()
+                if client is None:
+                    if len(self._clients) >= MAX_KEYS:
+                        raise _RefusedError(429, f"too many keys ({MAX_KEYS})")
+                    client = self._clients[name] = _Client(self._make(key), self._host)
+                client.checked = time.monotonic()
         await client.ready()
         return client
 
@@ -202,7 +201,6 @@ async def serve(app: Any, sock: socket.socket, *, is_child: bool, tls: Mapping[s
     if is_child:
         await _follow_stdin(server)
         print(json.dumps({"ready": url}), flush=True)  # noqa: T201 - to the server that started it
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server that started it ends it
     else:
         sys.stderr.write(f"sbx: serving MCP at {url}\n")
     await server.serve(sockets=[sock])

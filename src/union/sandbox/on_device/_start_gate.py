@@ -1,0 +1,51 @@
+"""Hold back the commands and file calls of a session for a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = ["StartGate"]
+
+
+class StartGate:
+    """Entered by ``async with`` around each call that it may hold back."""
+
+    __slots__ = ("_opened", "_passed", "_users")
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._opened: asyncio.Event | None = None
+        """Set when the gate opens again; None while it is open."""
+        self._passed: asyncio.Event | None = None
+        """Set when the last call that had entered has left."""
+
+    @property
+    def is_closed(self) -> bool:
+        return self._opened is not None
+
+    async def __aenter__(self) -> None:
+        while self._opened is not None:
+            await self._opened.wait()
+        self._users += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._users -= 1
+        if self._users == 0 and self._passed is not None:
+            self._passed.set()
+
+    @contextlib.asynccontextmanager
+    async def closed(self) -> AsyncIterator[None]:
+        """Close the gate; begins when no call is under way. Not for two callers at once."""
+        self._opened, self._passed = opened, passed = asyncio.Event(), asyncio.Event()
+        try:
+            if self._users:
+                await passed.wait()
+            yield
+        finally:
+            self._opened = self._passed = None
+            opened.set()
