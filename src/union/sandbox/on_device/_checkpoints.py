@@ -105,14 +105,17 @@ class LocalCheckpoints:
         old = self._find(checkpoint_id).layers
         hold(old)
         try:
-            touched = None
-            if self._layers is not None:
-                new = self._layers.present
-                touched = [layer.path for layer in _not_common(old, new)]
             view = await self._open(old)
             try:
                 tree = self._transport.work.tree
                 with contextlib.ExitStack() as opened:
+                    # Without a pause in between: a checkpoint would add a layer.
+                    touched = None
+                    if self._layers is not None:
+                        new = self._layers.present
+                        touched = [layer.path for layer in _not_common(old, new)]
+                        hold(new)
+                        opened.callback(self._release, new)
                     now = tree.dup_root()
                     opened.callback(os.close, now)
                     comparison = TreeComparison(
@@ -297,7 +300,7 @@ class LocalCheckpoints:
     def _can_layer(self, posture: Posture) -> bool:
         work = self._transport.work
         pool = self._transport.pool
-        if not IS_LINUX or pool.uses_host_root or not work.is_private:
+        if not IS_LINUX or pool.uses_host_root or pool.is_machine or not work.is_private:
             return False
         if self._disk is not None:
             return False  # its tmpfs cannot be a layer of directories of the host
