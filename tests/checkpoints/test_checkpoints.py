@@ -301,6 +301,15 @@ async def test_a_pinned_work_dir_stays_the_truth(outside_tmp: Path, place: str) 
 
 
 @pytest.mark.spec("L4")
+async def test_without_a_checkpoint_the_work_dir_is_a_plain_directory(layered: sb.Session) -> None:
+    kind = "stat -f -c %T .; grep -c ' overlay ' /proc/self/mountinfo"
+    plain = await text(layered, f"({kind}) || true")
+    assert "checkpoint_calls" not in vars(layered._transport)
+    await layered.checkpoint()
+    assert await text(layered, f"({kind}) || true") != plain  # the control
+
+
+@pytest.mark.spec("L1")
 async def test_names_and_arguments_are_checked(layered: sb.Session) -> None:
     for name in ("a\nb", "x" * 201, 5):
         with pytest.raises(sb.SandboxUsageError) as error:
