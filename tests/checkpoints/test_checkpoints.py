@@ -327,6 +327,20 @@ async def test_names_and_arguments_are_checked(layered: sb.Session) -> None:
 
 
 @pytest.mark.spec("L1")
+async def test_the_first_state_can_be_given_up(layered: sb.Session) -> None:
+    """No layer of the session's own directory is left, but it carries the mount."""
+    await layered.put_bytes("a", b"1")
+    first = await layered.checkpoint()
+    async with first.fork() as other:
+        await other.put_bytes("a", b"2")
+        await layered.adopt(other)
+    await first.drop()
+    await asyncio.sleep(0.2)  # layers are removed in a thread
+    for _ in range(3):
+        assert await text(layered, "pwd; cat a") == f"{layered.work_dir}\n2"
+
+
+@pytest.mark.spec("L1")
 async def test_a_machine_has_no_checkpoints() -> None:
     async with session_of("machine-userns") as session:
         await session.exec("echo 1 > a", check=True)

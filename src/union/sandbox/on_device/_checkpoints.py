@@ -76,6 +76,9 @@ class LocalCheckpoints:
         self._kind: LayerKind = "plain"
         self._lock = asyncio.Lock()
         self._removals: set[asyncio.Future[None]] = set()
+        self._plain: tuple[Layer, ...] = ()
+        """The session's own directory, below the mount of its layers. It is held until the end: the
+        kernel unmounts everything from a directory that is removed."""
         self._disk: HeldMount | None = None
         """The tmpfs that limits the work dir."""
 
@@ -335,6 +338,8 @@ class LocalCheckpoints:
     def _use_layers(self, layers: WorkLayers) -> None:
         transport = self._transport
         self._layers = layers
+        self._plain = layers.lower
+        hold(self._plain)
         transport.work.keep_as_layer()
         transport.postures.layers = layers
         self._set_kind("overlay")
@@ -495,6 +500,7 @@ class LocalCheckpoints:
     def _remove_all(self) -> None:
         """Release everything at the end of the session; blocks."""
         held = [layer for kept in self._kept.values() for layer in kept.layers]
+        held += self._plain
         self._kept.clear()
         if self._origin is not None:
             held += self._origin.layers

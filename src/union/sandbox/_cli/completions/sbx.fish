@@ -61,7 +61,7 @@ complete -c sbx -n _shtab_sbx_using -s V -l version -d 'show program'"'"'s versi
 complete -c sbx -n '_shtab_sbx_using; and test $_shtab_sbx_npos -eq 0' -a run -d 'Run one command in a sandbox.'
 complete -c sbx -n '_shtab_sbx_using run' -s h -l help -d 'show this help message and exit'
 complete -c sbx -n '_shtab_sbx_using run' -s c -l shell -x -d 'run shell text instead of CMD'
-complete -c sbx -n '_shtab_sbx_using run' -l python -xka "(__fish_complete_path (commandline -ct))" -d 'run Python source, a Python file, or stdin if -'
+complete -c sbx -n '_shtab_sbx_using run' -l python -xka "(__fish_complete_path (commandline -ct))" -d 'run Python source, a Python file, or stdin if -; CMD are its arguments'
 complete -c sbx -n '_shtab_sbx_using run' -s t -l tty -d 'give the command a terminal'
 complete -c sbx -n '_shtab_sbx_using run' -l json -d 'print the result as JSON when the command has ended'
 complete -c sbx -n '_shtab_sbx_using run' -l backend -xka "bubblewrap userns landlock sandbox-exec none" -d 'isolation backend; no fallback to another (default: bubblewrap)'

@@ -110,7 +110,7 @@ _shtab_sbx_repl_defaults_added=0
 _shtab_sbx_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {-c,--shell}"[run shell text instead of CMD]:TEXT:"
-  "--python[run Python source, a Python file, or stdin if -]:SOURCE:_files"
+  "--python[run Python source, a Python file, or stdin if -\; CMD are its arguments]:SOURCE:_files"
   {-t,--tty}"[give the command a terminal]"
   "--json[print the result as JSON when the command has ended]"
   "--backend[isolation backend\; no fallback to another (default\: bubblewrap)]:backend:(bubblewrap userns landlock sandbox-exec none)"
