@@ -4,7 +4,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Prerequisites are steps in order here, also under -j.
 .NOTPARALLEL:
-.PHONY: help setup demo check test test-adapters test-gvisor test-pods fuzz soak lint types format bench bench-peers clean dist docs system-packages other-systems
+.PHONY: help setup demo check test test-adapters test-gvisor test-pods fuzz soak lint types format bench bench-peers clean dist docs release-check test-pythons system-packages other-systems
 
 venv    := .venv
 bin     := $(venv)/bin
@@ -80,6 +80,7 @@ format: setup ## rewrite to the house format, with the safe fixes
 
 bench: setup ## the numbers, on this machine; also for docs/benchmarks.md
 	@$(bin)/python -m bench
+	@$(bin)/python -m bench.targets
 
 bench-peers: setup ## what `make bench` compares with, from the package index, in .cache/peers
 	@$(bin)/python -m bench.peers.install
@@ -89,10 +90,18 @@ docs: setup ## the documentation, in site/; first writes the generated pages ane
 	@$(bin)/python -m scripts.sync_stubs
 	@$(bin)/python -m scripts.import_graph
 	@$(bin)/python -m scripts.completion
+	@$(bin)/python -m scripts.manual
+	@$(bin)/python -m scripts.badges
 	@$(bin)/python -m scripts.docs
 
 dist: $(venv)/.group-dist ## what is published, built and checked: source, and a wheel per kind of machine
 	@$(bin)/python -m scripts.dist
+
+release-check: $(venv)/.group-dist ## prove a release: build twice, compare bytes, SBOM, checksums; DRAFT=1 before the changelog entry
+	@$(bin)/python -m scripts.release $(if $(DRAFT),--draft)
+
+test-pythons: setup ## unit tests and the contract on every Python from 3.11 that is found; VERSIONS="3.12 3.13"
+	@$(bin)/python -m scripts.pythons $(VERSIONS)
 
 clean: ## remove everything that was built or cached here
 	@rm -rf $(venv) build dist site src/union/sandbox/_linux/bin .cache .hypothesis .import_linter_cache \

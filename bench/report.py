@@ -163,8 +163,13 @@ def _processes(state: Results) -> str:
 
 def put_in(page: Path, results: Results) -> None:
     """Write the tables between the marks of the page."""
+    put_between(page, BEGIN, END, markdown(results))
+
+
+def put_between(page: Path, begin: str, end: str, content: str) -> None:
+    """Replace what the page has between two marks."""
     text = page.read_text(encoding="utf-8")
-    marked = re.compile(f"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
+    marked = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
     if len(marked.findall(text)) != 1:
-        raise ValueError(f"{page} must have {BEGIN} and {END} once")
-    page.write_text(marked.sub(lambda _: f"\n{markdown(results)}\n\n", text), encoding="utf-8")
+        raise ValueError(f"{page} must have {begin} and {end} once")
+    page.write_text(marked.sub(lambda _: f"\n{content}\n\n", text), encoding="utf-8")

@@ -14,11 +14,11 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from scripts.steps import STATIC, Step, report, wait
+from scripts.steps import NO_PLUGIN, STATIC, Step, report, wait
 
 BACKEND = "userns"
 TESTS = [
-    *("-m", "pytest", "-q", "-n", "3", "--dist", "loadgroup", "-p", "no:cacheprovider"),
+    *("-m", "pytest", "-q", *NO_PLUGIN, "-n", "3", "--dist", "loadgroup", "-p", "no:cacheprovider"),
     *("-m", "not alone and not elsewhere and not slow and not sync_face"),
     f"--only-way={BACKEND}",
     *("tests/unit", "tests/house", "tests/contract"),

@@ -24,6 +24,7 @@ MAC_MACHINES = {"macos-arm64": 0x0100000C, "macos-x86_64": 0x01000007}
 """Mach-O machine numbers."""
 MAC_LAUNCHER = "union/sandbox/_macos/bin/sandbox-launcher"
 MAC_VERSION = (13, 0)
+MANUAL = "share/man/man1/sbx.1"
 _MACH_O = 0xFEEDFACF
 _LOAD_LIBRARY, _SIGNATURE, _BUILD_VERSION = 0xC, 0x1D, 0x32
 _SYSTEM_LIBRARY = "/usr/lib/libSystem.B.dylib"
@@ -84,7 +85,10 @@ def check_wheel(wheel: Path, *, architecture: str, source: Path) -> None:
     info = f"{name}-{version}.dist-info"
     _check_tags(wheel, contents[f"{info}/WHEEL"].decode(), architecture)
     _check_record(contents, f"{info}/RECORD")
-    shipped = {n for n in entries if not n.startswith(f"{info}/")}
+    data = f"{name}-{version}.data/data"
+    if f"{data}/{MANUAL}" not in entries:
+        raise DistError(f"{wheel.name}: no manual page")
+    shipped = {n for n in entries if not n.startswith((f"{info}/", f"{data}/"))}
     shipped -= {LAUNCHER, LIBRARY, MAC_LAUNCHER}
     compiled = {os.path.basename(one) for one in (LAUNCHER, LIBRARY)}
     wanted = {

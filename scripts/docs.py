@@ -122,6 +122,7 @@ def _stage_examples(target: Path) -> None:
         page.parent.mkdir(exist_ok=True)
         page.write_text(f"# {name}\n\n{about}```python\n{source}```\n", encoding="utf-8")
         lines.append(f"- [{name}]({page.name}): {summary}")
+    (target / EXAMPLES).mkdir(exist_ok=True)
     (target / EXAMPLES / "index.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -140,7 +140,7 @@ PLAY = """\
 _TYPING_S = 0.05
 """Per character of a command: the speed of a quick typist."""
 _PAUSE_S = 0.7
-PROMPT = re.compile(r"(\[sbx\] \S*)?\$$")
+PROMPT = re.compile(r"(\[sbx\] \S*)?\$( |$)")
 
 
 def delays(rows: list[list[Piece]], taken: list[float]) -> list[float]:
@@ -154,9 +154,9 @@ def delays(rows: list[list[Piece]], taken: list[float]) -> list[float]:
     found, now, end = [], 0.0, 0.0
     spans = iter(taken)
     for row in rows:
-        words = [piece.text for piece in row]
-        if words and any(PROMPT.match(word.partition(" ")[0]) for word in words[:2]):
-            now = end + _TYPING_S * sum(map(len, words))
+        text = " ".join(piece.text for piece in row)
+        if PROMPT.match(text):
+            now = end + _TYPING_S * len(text)
             found.append(now)
             now += next(spans, 0.0)
             end = now + _PAUSE_S

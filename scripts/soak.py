@@ -133,6 +133,10 @@ def main() -> int:
     sys.stdout.write(text)
     if options.output is not None:
         options.output.write_text(text)
+    # At the end, where the reader of a log finds it.
+    for problem in summary["problems"]:
+        lines = problem.strip().splitlines()
+        sys.stdout.write(f"wrong: {lines[0][:300]} ... {lines[-1][:300]}\n")
     if options.record:
         PAGE.write_text(page.render(summary))
     return 0 if summary["ok"] else 1

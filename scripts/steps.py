@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 POLL_S = 0.1
+NO_PLUGIN = ("-p", "no:anyio")
+"""A plugin of pytest that no test uses: it loads another event loop in every worker."""
 
 
 def tool(name: str) -> str:
@@ -50,7 +52,7 @@ class Step:
         limit_s: float | None = None,
     ) -> None:
         self.name = name
-        self._log = log
+        self.log = log
         self._good = good
         self._verbose = verbose
         self._limit_s = limit_s
@@ -86,8 +88,8 @@ class Step:
             self._process.kill()
         if self._code is None and (code := self._process.poll()) is not None:
             self._code = code
-            if self._log is not None and (self._verbose or self.failed):
-                print(f"\n{self._log.read_text(errors='replace')}", end="", flush=True)
+            if self.log is not None and (self._verbose or self.failed):
+                print(f"\n{self.log.read_text(errors='replace')}", end="", flush=True)
             end = f"FAILED, exit code {code}," if self.failed else "done"
             report(f"{self.name}: {end} in {taken:.0f}s")
         return self._code

@@ -1,17 +1,19 @@
 """`make test`: the complete run. Arguments are passed to pytest; then there is no soak.
 
-First come all tests that can share the machine. In parallel: style, layers and types; and a soak,
-whose result a later test checks. Then the suite is repeated as other users and in containers, two
-files at a time. Last come the tests that need the machine for themselves. A test that fails in a
-parallel run is repeated alone, to distinguish a flaky test from a broken one: either fails the run,
-and is named. The last lines summarise all runs: how many rows of the attack catalogue were blocked,
-and pytest's counts.
+First come all tests that can share the machine. In parallel: style, layers and types; a soak, whose
+result a later test checks; and repetitions of the suite as other users and in containers, one file
+at a time, because all of them mostly wait. The rest of these follows, two files at a time. Last
+come the tests that need the machine for themselves. A test that fails in a parallel run is repeated
+alone, to distinguish a flaky test from a broken one: either fails the run, and is named. The last
+lines summarise all runs: each failure with its reason, also those inside a repetition, how many
+rows of the attack catalogue were blocked, and pytest's counts.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -24,14 +26,14 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.steps import POLL_S, STATIC, Step, wait  # noqa: E402 - the path comes first
+from scripts.steps import NO_PLUGIN, POLL_S, STATIC, Step, wait  # noqa: E402 - the path comes first
 from tests.escape.catalogue import NOT_APPLICABLE, ROWS  # noqa: E402 - the path comes first
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-# Most tests wait for a process or a clock. More workers than this were slower on two cores.
-WORKERS = "4"
+# Most tests wait for a process or a clock: a worker uses a quarter of a core.
+WORKERS = "5"
 ELSEWHERE = "tests in other environments"
 PARALLEL = "tests in parallel"
 ALONE = "tests alone"
@@ -46,13 +48,23 @@ RUNS = {
     ALONE: ["-m", "alone", "-p", "no:cacheprovider"],
     AGAIN: ["--last-failed", "--last-failed-no-failures=none"],
 }
-# Each of these repetitions has workers of its own.
+# Most of these repetitions have workers of their own.
 ELSEWHERE_AT_ONCE = 2
+LONG_ELSEWHERE = (
+    "tests/environments/test_suite_elsewhere.py",
+    "tests/environments/test_aarch64.py",
+)
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
-SOAK = ["--minutes", "1.5", "--most-minutes", "6", "--kills", "40", "--workers", "2"]
+SOAK = ["--minutes", "1", "--most-minutes", "6", "--kills", "40", "--workers", "2"]
 SOAK_LIMIT_S = 900.0
 SUMMARY = "SOAK_SUMMARY"
 """The variable that names the summary of the soak to tests/faults/test_soak.py."""
+REASON_LINES = 12
+REASON_CHARACTERS = 400
+MAX_FAILURES = 8
+"""Failures with a reason at the end of the output; of more, the names."""
+MAX_NAMES = 40
+INNER = re.compile(r"(FAILED|ERROR|flaky:|wrong:|left:) ?\S")
 # The exit code of pytest after a failed test.
 SOME_FAILED = 1
 # The exit code of pytest when no test was selected.
@@ -116,6 +128,37 @@ class Attacks:
         return line
 
 
+def failures(report: Path) -> list[str]:
+    """Return the failed tests of a report, each with its reason in a few lines."""
+    if not report.exists():
+        return []
+    found = []
+    for case in ET.parse(report).getroot().iter("testcase"):
+        for end in (*case.iter("failure"), *case.iter("error")):
+            name = f"{case.get('classname', '')}::{case.get('name', '')}"
+            found.append(f"FAILED {name}\n{_reason(end)}")
+    return found
+
+
+def _reason(end: ET.Element) -> str:
+    """Return the lines of a failure that name its cause, the last ones if there are many."""
+    text = [line.rstrip() for line in (end.text or "").splitlines() if line.strip()]
+    # pytest marks the lines of an error with E. Those of a repeated suite name its own failures.
+    marked = [line for line in text if line.startswith("E ")]
+    inner = [line for line in text if INNER.match(line.removeprefix("E").strip())]
+    chosen = list(dict.fromkeys((*marked[:REASON_LINES], *inner[:REASON_LINES])))
+    chosen = chosen or (end.get("message", "") or "no reason").splitlines()[-REASON_LINES:]
+    return "\n".join(f"    {line[:REASON_CHARACTERS]}" for line in chosen)
+
+
+def tail(log: Path | None) -> list[str]:
+    """Return the last lines of a step that is no pytest."""
+    if log is None or not log.exists():
+        return []
+    lines = log.read_text(errors="replace").splitlines()
+    return [f"    {line[:REASON_CHARACTERS]}" for line in lines[-REASON_LINES:]]
+
+
 def _ranges(rows: list[int]) -> str:
     """Return rows in short form: 1, 4-9."""
     runs: list[list[int]] = []
@@ -152,7 +195,8 @@ def pytest_step(
     """Start one run of pytest; return it and the path of its report. ``part`` is added to names."""
     base = f"{name} {part}".strip().replace("/", "-")
     report = scratch / f"{base}.xml"
-    command = [sys.executable, "-m", "pytest", "-q", *RUNS[name], f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-q", *NO_PLUGIN, *RUNS[name]]
+    command.append(f"--junitxml={report}")
     step = Step(
         f"{name}: {part}" if part else name,
         [*command, *arguments],
@@ -184,16 +228,31 @@ def flaky(scratch: Path) -> list[str]:
     return sorted(before - last_failed())
 
 
-def elsewhere(scratch: Path, arguments: list[str], stack: ExitStack) -> Iterator[tuple[Step, Path]]:
-    """Repeat tests in other environments; yield each run when it has begun."""
+def elsewhere(
+    scratch: Path, arguments: list[str], stack: ExitStack, beside: Sequence[Step] = ()
+) -> Iterator[tuple[Step, Path]]:
+    """Repeat tests in other environments; yield each run when it has begun.
+
+    As long as one of ``beside`` runs, there is one of them at a time.
+    """
     running: list[Step] = []
-    for part in [""] if arguments else files_with("elsewhere"):
-        while sum(step.code() is None for step in running) >= ELSEWHERE_AT_ONCE:
+    for part in [""] if arguments else sorted(files_with("elsewhere"), key=_order):
+        while True:
+            is_shared = None in [step.code() for step in beside]
+            at_once = 1 if is_shared else ELSEWHERE_AT_ONCE
+            if sum(step.code() is None for step in running) < at_once:
+                break
             time.sleep(POLL_S)
         chosen = arguments or [part]
         step, report = pytest_step(ELSEWHERE, scratch, chosen, part=part, to_log=True)
         running.append(stack.enter_context(step))
         yield step, report
+
+
+def _order(path: str) -> tuple[int, str]:
+    """Begin with those that take longest."""
+    known = path in LONG_ELSEWHERE
+    return LONG_ELSEWHERE.index(path) if known else len(LONG_ELSEWHERE), path
 
 
 def soak(scratch: Path) -> tuple[Step, dict[str, str]]:
@@ -205,6 +264,21 @@ def soak(scratch: Path) -> tuple[Step, dict[str, str]]:
     return step, {SUMMARY: str(summary)}
 
 
+def explain(steps: list[Step], reports: Mapping[Step, Path]) -> None:
+    """Print what failed and why: a reader has only the end of the output."""
+    found: list[str] = []
+    for step in steps:
+        if step.failed:
+            named = failures(reports[step]) if step in reports else []
+            found += named or ["\n".join((f"FAILED {step.name}", *tail(step.log)))]
+    if found:
+        print("\n=== failures ===", flush=True)
+        print("\n".join(found[:MAX_FAILURES]), flush=True)
+    if len(found) > MAX_FAILURES:
+        names = [text.partition("\n")[0] for text in found[MAX_FAILURES:]]
+        print("\n".join(names[:MAX_NAMES]), flush=True)
+
+
 def main(arguments: list[str]) -> int:
     """Run everything; return 0 on success, else 1."""
     # Without a bytecode cache, each of thousands of Pythons would compile this project again.
@@ -212,6 +286,7 @@ def main(arguments: list[str]) -> int:
     begun = time.monotonic()
     attacks, total, unstable = Attacks(), Counter[str](), list[str]()
     steps: list[Step] = []
+    reports: dict[Step, Path] = {}
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sbx-reports-")))
         env: dict[str, str] = {}
@@ -220,23 +295,22 @@ def main(arguments: list[str]) -> int:
                 steps.append(stack.enter_context(Step(name, command, log=scratch / name)))
             soaking, env = soak(scratch)
             steps.append(stack.enter_context(soaking))
-        parallel, *reports = pytest_step(PARALLEL, scratch, arguments)
+        parallel, reports[parallel] = pytest_step(PARALLEL, scratch, arguments)
         steps.append(stack.enter_context(parallel))
+        for step, reports[step] in elsewhere(scratch, arguments, stack, beside=list(steps)):
+            steps.append(step)
         wait(steps)
         if parallel.code() == SOME_FAILED:
             unstable = flaky(scratch)
-        # Not beside the others: both are bound by the processor, and tests with deadlines suffer.
-        for step, report in elsewhere(scratch, arguments, stack):
-            reports.append(report)
-            steps.append(step)
-        wait(steps)
-        alone, report = pytest_step(ALONE, scratch, arguments or files_with("alone"), env=env)
-        reports.append(report)
+        alone, reports[alone] = pytest_step(
+            ALONE, scratch, arguments or files_with("alone"), env=env
+        )
         steps.append(stack.enter_context(alone))
         wait(steps)
-        for report in reports:
+        for report in reports.values():
             total += counted(report)
             attacks.read(report)
+        explain(steps, reports)
     for name in unstable:
         print(f"flaky: {name}: failed in a parallel run, passed alone", flush=True)
     bad = [step.name for step in steps if step.failed]

@@ -51,8 +51,11 @@ CONTEXT_WAYS = (
     *(REMOTE + way for way in ISOLATED if way == "userns" or os.environ.get("EVERYWHERE") == "1"),
 )
 """Where the contract of contexts runs: the wire is the same for every backend."""
+REMOTE_MACHINE_WAYS = tuple(REMOTE + way for way in MACHINE_WAYS)
 REMOTE_WITHOUT = tuple(REMOTE + way for way in SERVED if way not in WAYS)
-EVERY_WAY = (*WAYS, *WITHOUT_NAMESPACES, *MACHINE_WAYS, *REMOTE_WAYS, *REMOTE_WITHOUT)
+EVERY_WAY = (
+    *WAYS, *WITHOUT_NAMESPACES, *MACHINE_WAYS, *REMOTE_WAYS, *REMOTE_WITHOUT, *REMOTE_MACHINE_WAYS,
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -68,36 +71,55 @@ def what_was_loaded_stays() -> None:
 LONG = tuple(
     f"tests/{name}.py"
     for name in (
-        "typing/test_types",
-        "cluster/test_plane_programs",
-        "confined/test_attacks",
-        "escape/test_remote",
-        "environments/test_matrix",
-        "contract/test_streams",
-        "faults/test_steps",
-        "contract/test_timeouts_and_ends",
-        "cluster/test_plane_bringup",
-        "cluster/test_plane_lifetime",
-        "cluster/test_plane_guests",
-        "plane/test_plane",
         "packaging/test_dist",
-        "docs/test_site",
-        "cluster/test_examples",
-        "escape/test_networks_used_again",
-        "native/test_static_analysis",
+        "contract/test_timeouts_and_ends",
+        "cluster/test_plane_lifetime",
+        "environments/test_matrix",
+        "docs/test_site_browser",
         "contract/test_lifecycle",
-        "cli/test_run",
-        "remote/test_access",
-        "contract/test_venv",
-        "network/test_clients",
+        "confined/test_attacks",
+        "cluster/test_plane_bringup",
+        "contract/test_contexts",
+        "cluster/test_plane_programs",
+        "native/test_static_analysis",
+        "escape/test_remote",
+        "remote/test_hostile_clients",
+        "cluster/test_plane_guests",
+        "escape/test_networks_used_again",
+        "docs/test_example_programs",
+        "fuzz/test_fuzz",
+        "network/test_load",
+        "adapters/test_adapters",
         "cluster/test_attach",
-        "cluster/test_plane_pods",
-        "portable/test_sandbox_exec",
-        "remote/test_client_proxies",
-        "environments/test_places",
+        "spares/test_waiting_pythons",
+        "contract/test_venv",
+        "faults/test_steps",
+        "cluster/test_examples",
+        "faults/test_unkillable",
+        "contract/test_contexts_hostile",
+        "contract/test_streams",
+        "contract/test_run",
+        "cluster/test_local",
+        "contract/test_machine",
+        "escape/test_lifecycle",
+        "remote/test_resume",
+        "docs/test_site",
+        "escape/test_call_paths",
+        "remote/test_network_cut",
+        "sync/test_process",
         "remote/test_lifecycle",
+        "environments/test_floor",
+        "contract/test_files",
+        "cluster/test_plane_pods",
+        "unit/test_tree_attacks",
+        "remote/test_hostile_server",
+        "cluster/test_documents_elsewhere",
+        "cluster/test_local_line",
+        "contract/test_contexts_saved",
+        "typing/test_types",
         "faults/test_killed",
-        "escape/test_venv_supply",
+        "remote/test_back_off",
+        "contract/test_call_posture",
     )
 )
 """Modules that take long, the longest first. They begin first, so that the workers end together."""
@@ -193,6 +215,9 @@ def session_of(way: str, **options: object) -> sb.Session:
     """A session of one way; warnings of the way itself are expected."""
     if way.startswith(MACHINE):
         return session_of(way.removeprefix(MACHINE), **{"persist": "machine", **options})
+    if way.startswith(REMOTE + MACHINE):
+        inner = REMOTE + way.removeprefix(REMOTE + MACHINE)
+        return session_of(inner, **{"persist": "machine", **options})
     if way.startswith(REMOTE):
         server = shared_server(SERVED)
         reach = {"endpoint": server.endpoint, "token": server.token, "lazy": False}
@@ -386,6 +411,11 @@ How fast something is belongs into the benchmark; no test fails for it.
 
 START = 6.0 if IS_LINUX and kernel.is_gvisor() else 1.0
 """How much longer a program takes to start than elsewhere: a time limit must not come before."""
+
+
+RACE = 1.0 if os.environ.get("EVERYWHERE") == "1" else 0.35
+"""The part of its full time that an attack by exchanging names gets; each also goes on until it has
+seen both outcomes. Every second of it keeps two cores busy."""
 
 
 def eventually(check: Callable[[], bool], *, within_s: float = SOON_S) -> bool:

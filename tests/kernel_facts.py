@@ -115,6 +115,15 @@ FACTS: dict[str, tuple[str, Callable[[], bool]]] = {
         "the file of /proc that the test reads does not exist, or reads differently",
         lambda: not os.path.exists("/proc/sysvipc"),
     ),
+    "id-mapped mounts": (
+        "mount_setattr does not exist: root's sessions, which have their own id, lack the caller's",
+        lambda: os.geteuid() == 0 and not kernel.features().mount_trees,
+    ),
+    "machines": (
+        "persist='machine' is refused there; of these modules, tests without a machine pass",
+        kernel.is_gvisor,
+    ),
+    "arguments": ("execve has no limit on the size of all arguments", kernel.is_gvisor),
     "errno": (
         "the call is refused with another error, or by a time-out",
         kernel.is_gvisor,
@@ -209,7 +218,25 @@ _EXCEPTIONS: tuple[tuple[str, _Tests], ...] = (
     ("errno", _Tests("network/test_refused", "test_no_datagram_leaves")),
     ("errno", _Tests("network/test_refused", "test_no_raw_packet_or_ping")),
     ("errno", _Tests("network/test_names", "test_names_that_are_not_allowed")),
-    ("errno", _Tests("contract/test_results_errors", "test_arguments_larger_than")),
+    ("id-mapped mounts", _Tests("contract/test_env_cwd", "test_a_path_of_the_call_can_be_its_cwd")),
+    (
+        "id-mapped mounts",
+        _Tests("contract/test_call_posture", "test_a_path_is_visible_to_its_call_alone"),
+    ),
+    (
+        "id-mapped mounts",
+        _Tests("contract/test_call_posture", "test_a_writable_path_can_be_made_read_only"),
+    ),
+    (
+        "id-mapped mounts",
+        _Tests("contract/test_call_posture", "test_a_missing_path*read_write_paths"),
+    ),
+    ("machines", _Tests("contract/test_machine", "*", sometimes=True)),
+    ("machines", _Tests("contract/test_machine_files", "*", sometimes=True)),
+    ("machines", _Tests("escape/test_machine_commands", "*", sometimes=True)),
+    ("machines", _Tests("escape/test_machine_lifetime", "*", sometimes=True)),
+    ("arguments", _Tests("contract/test_results_errors", "test_arguments_larger_than")),
+    ("arguments", _Tests("contract/test_documents", "test_errors_versus_non_zero_exits")),
 )
 
 
@@ -228,6 +255,16 @@ def exception(nodeid: str) -> pytest.MarkDecorator | None:
                 strict=not tests.sometimes,
             )
     return None
+
+
+def table() -> str:
+    """Return the exceptions as a table for docs/reference/portability.md."""
+    lines = ["| fact | cause | tests |", "|---|---|---|"]
+    for fact, (cause, _) in FACTS.items():
+        tests = [one for name, one in _EXCEPTIONS if name == fact]
+        names = sorted({f"`{one.module}`: `{one.names}`" for one in tests})
+        lines += [f"| {fact} | {cause} | {'; '.join(names)} |"] if names else []
+    return "\n".join(lines)
 
 
 class Exceptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +50,13 @@ async def kernels() -> AsyncIterator[dict[str, Operation]]:
             started.append(await start())
         await run(started[0][1])
 
-    async def context() -> None:
+    async def context() -> float:
+        begun = time.perf_counter()
         manager, client = await start()
         await run(client)
+        taken = time.perf_counter() - begun
         await stop(manager, client)
+        return taken
 
     async def hold() -> None:
         started.append(await start())
@@ -80,9 +84,11 @@ async def contexts(make: Callable[..., Any]) -> AsyncIterator[dict[str, Operatio
             held.append(await session.context().open())
         await run(held[0])
 
-    async def context() -> None:
+    async def context() -> float:
+        begun = time.perf_counter()
         async with session.context() as opened:
             await run(opened)
+            return time.perf_counter() - begun
 
     async def hold() -> None:
         held.append(await session.context().open())

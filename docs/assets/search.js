@@ -14,7 +14,7 @@ function words(text) {
   return text.toLowerCase().match(/[\p{L}\p{N}_]+/gu) || [];
 }
 
-/** Points of one section for the words of a query; 0 unless it contains all of them. */
+/** Points of one section for all words in a query; 0 unless it contains all of them. */
 function score(section, wanted) {
   const title = words(section.title), path = words(section.path), text = section.text.toLowerCase();
   let points = 0;

@@ -1,10 +1,11 @@
 r"""A complete agent: a model decides, its tools run in a sandbox, errors are returned to the model.
 
-    python examples/agent/agent.py [--backend userns] [--allow HOST]... [TASK]
+    python examples/agent/agent.py [--backend B] [--allow HOST]... [--secret NAME@HOST]... [TASK]
 
 The program calls the model from the host. Tool calls run in one session that lasts for the whole
-task. A call has no network unless it requests it, and then only the allowed hosts. Turns, time and
-output are limited.
+task. A call has no network unless it requests it, and then only the allowed hosts. With
+``--secret``, code can use the credential in your variable NAME at HOST, and cannot read it. Turns,
+time and output are limited.
 
 By default the model is the recording in ``model_server.py``, which fails, replies in fragments,
 writes wrong code and requests a host that is not allowed. For a real model, set
@@ -129,7 +130,13 @@ async def solve(task: str, url: str, tools: Tools) -> str:
     raise ModelError(f"no answer in {MAX_TURNS} turns")
 
 
-async def main(task: str, allow: list[str], backend: str) -> int:
+def entry(secret: str) -> sb.Http:
+    """Return the allow-list entry for NAME@HOST: programs inside find a placeholder in NAME."""
+    name, _, host = secret.partition("@")
+    return sb.Http(host, auth=sb.Bearer(sb.Secret(os.environ[name])), env=name, max_requests=100)
+
+
+async def main(task: str, allow: list[str | sb.Http], backend: str) -> int:
     """Open the session, stage the file, and run the loop."""
     # Refusals are sent to the model and printed below, so the library's own log is redundant.
     logging.getLogger("union.sandbox.network").setLevel(logging.ERROR)
@@ -157,6 +164,10 @@ if __name__ == "__main__":
     parser.add_argument(
         "--allow", action="append", default=[], help="a host for calls with network access"
     )
+    parser.add_argument(
+        "--secret", action="append", default=[], type=entry, metavar="NAME@HOST",
+        help="a credential in your environment that code may use at HOST",
+    )  # fmt: skip
     parser.add_argument("task", nargs="?", default=TASK)
     args = parser.parse_args()
-    sys.exit(asyncio.run(main(args.task, args.allow, args.backend)))
+    sys.exit(asyncio.run(main(args.task, [*args.allow, *args.secret], args.backend)))

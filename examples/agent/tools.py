@@ -54,7 +54,7 @@ class Tools:
     """The tools over one open session. ``allow`` lists the hosts that a call may reach."""
 
     sbx: sb.Session
-    allow: Sequence[str] = ()
+    allow: Sequence[str | sb.Http] = ()
 
     async def call(self, name: str, arguments: str) -> tuple[bool, str]:
         """Execute a tool call; return whether it succeeded, and the reply for the model."""
@@ -99,6 +99,12 @@ class Tools:
             reply.append("the output was cut")
         # Programs often hide the reason of a refusal; the sandbox records it.
         refused = dict.fromkeys(d.host for d in proc.network if not d.allowed)
-        reply += [f"{host} was refused; allowed are: {', '.join(self.allow)}" for host in refused]
+        allowed = ", ".join(e.host if isinstance(e, sb.Http) else e for e in self.allow)
+        reply += [f"{host} was refused; allowed are: {allowed}" for host in refused]
+        reply += [
+            f"{r.method} {r.host}{r.path} was refused: {r.reason}"
+            for r in proc.requests
+            if not r.allowed
+        ]
         reply += [clipped(text) for text in (result.stdout, result.stderr) if text]
         return result.ok, "\n".join(reply)

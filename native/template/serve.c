@@ -192,21 +192,24 @@ EXPORTED int template_serve(int launcher, int host)
     }
 }
 
-static void end_rehearsal(void)
+/* This library was loaded before the modules that the template has imported, so theirs end before. */
+__attribute__((destructor)) static void end_rehearsal(void)
 {
+    if (rehearsal < 0)
+        return;
     if (write(rehearsal, "", 1) < 0)
         _exit(EXIT_SANDBOX);
     for (;;)
         pause(); /* the template looks at our memory, and ends us */
 }
 
-/* In a fork of the template that runs a script as a rehearsal: it writes a byte to `fd` when Python has ended, and stops. */
+/* In a fork of the template that runs a script as a rehearsal: it writes a byte to `fd` at the end of its exit, and stops. */
 EXPORTED void template_rehearse(int fd)
 {
     rehearsal = fd;
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0 || atexit(end_rehearsal) != 0)
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0 || signal(SIGALRM, SIG_DFL) == SIG_ERR)
         _exit(EXIT_SANDBOX);
-    alarm(REHEARSAL_S);
+    alarm(REHEARSAL_S); /* an exit handler of a module may never return */
 }
 
 /* Sets the memory to copy ahead: `written` ranges that a script writes, and then those that it reads. */

@@ -43,6 +43,16 @@ GROUPS = {
         "Transfer",
         "Skipped",
     ],
+    "Credentials": [
+        "Http",
+        "Secret",
+        "Bearer",
+        "Header",
+        "Basic",
+        "Query",
+        "SigV4",
+        "HttpRequest",
+    ],
     "Limits": ["Resources"],
     "Host features": [
         "doctor",
@@ -71,7 +81,7 @@ GROUPS = {
         "testing.Reply",
     ],
 }
-WITH_CONSTRUCTOR = {"ScriptedTransport"}
+WITH_CONSTRUCTOR = {"Http", "ScriptedTransport", "Secret"}
 MODULES = {"constants", "errors", "on_device", "remote"}
 
 INTRO = """\

@@ -12,7 +12,7 @@ from union import sandbox as sb
 
 __all__ = ["Excuses", "Kill", "Target"]
 
-LATER_S: Final = 5.0
+LATER_S: Final = 20.0
 """A call that starts within this time after a kill may still fail because of it."""
 ENGINE: Final = frozenset(
     {

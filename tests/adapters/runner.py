@@ -27,7 +27,10 @@ from tests.docs.blocks import blocks_in  # noqa: E402 - the path comes first
 
 SUITES = ROOT / "tests" / "adapters" / "suites"
 CACHE = ROOT / ".cache" / "adapters"
-TOOLS = ("pytest==9.1.1", "pytest-asyncio==1.4.0", "pytest-timeout==2.4.0", "uv")
+TOOLS = (
+    *("pytest==9.1.1", "pytest-asyncio==1.4.0", "pytest-timeout==2.4.0", "uv"),
+    *("aiohttp>=3.12", "cryptography>=42"),  # for sessions on a server
+)
 BACKENDS = tuple(os.environ.get("BACKENDS", "userns bubblewrap").split())
 LIMIT_S = 900
 
@@ -55,6 +58,12 @@ class Framework:
     """The distribution whose source contains the tests."""
     files: tuple[str, ...] = ()
     """Files of ``source`` to run, with the suite as a plugin."""
+    own: str = ""
+    """A further file of ``suites`` with own tests."""
+    needs_conftest: bool = False
+    """Whether ``files`` use fixtures of the source's conftest.py."""
+    mode: str = "auto"
+    """The mode of pytest-asyncio."""
     known: dict[str, str] = field(default_factory=dict)
     """Ends of names of tests that fail for every backend, with the reason."""
     at_least: int = 1
@@ -71,6 +80,13 @@ _GLOB_TESTS = (
 _GLOB = "deepagents 0.7 returns absolute paths, langchain-tests 1.1.9 expects relative ones"
 _WRITE = "deepagents 0.7 overwrites, langchain-tests 1.1.9 expects a refusal"
 
+_OPENAI_FILES = (
+    *("test_unix_local", "test_unix_local_file_io", "test_unix_local_create", "test_extract"),
+    *("test_run_cwd", "test_session_manager", "test_exposed_ports", "test_posix_tool_paths"),
+    *("test_recursive_removal_compatibility", "capabilities/test_filesystem_capability"),
+    "test_runtime",
+)
+
 FRAMEWORKS: dict[str, Framework] = {
     "mcp": Framework(
         title="MCP clients",
@@ -78,9 +94,10 @@ FRAMEWORKS: dict[str, Framework] = {
         classes="sbx mcp",
         needs=("mcp==2.3.0",),
         suite="mcp_tools.py",
-        what="own tests through the SDK's client, SDK 2.x",
+        what="own tests through the SDK's client, SDK 2.x; of sandbox-server --mcp",
         page="mcp.md",
-        at_least=15,
+        own="mcp_gateway.py",
+        at_least=20,
         is_quick=True,
     ),
     "mcp1": Framework(
@@ -90,7 +107,8 @@ FRAMEWORKS: dict[str, Framework] = {
         needs=("mcp==1.30.0",),
         suite="mcp_tools.py",
         what="the same, SDK 1.x",
-        at_least=15,
+        own="mcp_gateway.py",
+        at_least=20,
     ),
     "pydantic-ai": Framework(
         title="Pydantic AI",
@@ -101,6 +119,7 @@ FRAMEWORKS: dict[str, Framework] = {
         what="Pydantic AI's WorkspaceBackendSuite, and own tests",
         page="pydantic-ai.md",
         extra="pydantic-ai",
+        own="over_server.py",
         at_least=38,
     ),
     "deepagents": Framework(
@@ -113,7 +132,39 @@ FRAMEWORKS: dict[str, Framework] = {
         page="deepagents.md",
         known={f"::{name}": _GLOB for name in _GLOB_TESTS}
         | {"::test_write_existing_file_fails": _WRITE},
+        own="over_server.py",
         at_least=160,
+    ),
+    "deepagents-code": Framework(
+        title="Deep Agents Code",
+        module="deepagents",
+        classes="UnionSandboxProvider",
+        needs=("deepagents-code==0.1.88",),
+        suite="dcode_provider.py",
+        what="own tests of the provider, found by its entry point",
+        extra="deepagents-code",
+        at_least=3,
+    ),
+    "openai-agents": Framework(
+        title="OpenAI Agents SDK",
+        module="openai_agents",
+        classes="UnionSandboxClient",
+        needs=("openai-agents==0.24.0", "inline-snapshot", "pytest-mock", "docker"),
+        suite="openai_swap.py",
+        what="the SDK's tests of its local sandbox client, those that use ours; own tests",
+        page="openai-agents.md",
+        extra="openai-agents",
+        source="openai-agents",
+        files=tuple(f"tests/sandbox/{name}.py" for name in _OPENAI_FILES),
+        own="openai_client.py",
+        needs_conftest=True,
+        mode="strict",
+        known={
+            "::test_recursive_removal_keeps_worker_owned_until_cancelled_io_finishes": (
+                "replaces os.scandir of this process; here a command inside removes the tree"
+            )
+        },
+        at_least=100,
     ),
     "langchain": Framework(
         title="LangChain shell",
@@ -135,6 +186,7 @@ FRAMEWORKS: dict[str, Framework] = {
         page="inspect.md",
         extra="inspect-ai",
         known={"::test_exec_as_user": "requests root and adduser; Inspect's local provider fails"},
+        own="over_server.py",
         at_least=43,
     ),
     "smolagents": Framework(
@@ -146,6 +198,7 @@ FRAMEWORKS: dict[str, Framework] = {
         what="smolagents' tests of its Docker executor, own tests",
         page="smolagents.md",
         source="smolagents",
+        own="over_server.py",
         at_least=13,
     ),
     "anthropic": Framework(
@@ -158,6 +211,7 @@ FRAMEWORKS: dict[str, Framework] = {
         page="anthropic.md",
         source="anthropic",
         files=("tests/lib/tools/test_agent_toolset.py",),
+        own="over_server.py",
         at_least=80,
     ),
     "strands-agents": Framework(
@@ -172,6 +226,7 @@ FRAMEWORKS: dict[str, Framework] = {
         source="strands-agents",
         files=("tests/strands/sandbox/test_not_a_sandbox_local_environment.py",),
         known={"::test_relative_path_resolves_against_cwd": "the directory of the host process"},
+        own="over_server.py",
         at_least=18,
     ),
     "mini-swe-agent": Framework(
@@ -183,7 +238,39 @@ FRAMEWORKS: dict[str, Framework] = {
         what="own tests of its environment protocol",
         page="mini-swe-agent.md",
         extra="mini-swe-agent",
+        own="over_server.py",
         at_least=7,
+    ),
+    "ag2": Framework(
+        title="AG2",
+        module="ag2",
+        classes="UnionEnvironment, UnionSandbox",
+        needs=("ag2==1.2.1",),
+        suite="ag2_environment.py",
+        what="own tests of its sandbox protocol and its tools",
+        page="ag2.md",
+        at_least=7,
+    ),
+    "google-adk": Framework(
+        title="Google ADK",
+        module="google_adk",
+        classes="UnionEnvironment, UnionCodeExecutor",
+        needs=("google-adk==2.13.0",),
+        suite="google_adk_environment.py",
+        what="own tests of its environment and code executor interfaces",
+        page="google-adk.md",
+        extra="google-adk",
+        at_least=7,
+    ),
+    "crewai": Framework(
+        title="CrewAI",
+        module="crewai",
+        classes="sandbox_tools, UnionExecTool, UnionPythonTool, UnionFileTool",
+        needs=("crewai==1.15.30",),
+        suite="crewai_tools.py",
+        what="own tests of the tools",
+        page="crewai.md",
+        at_least=6,
     ),
     "e2b": Framework(
         title="Code written for E2B",
@@ -193,6 +280,7 @@ FRAMEWORKS: dict[str, Framework] = {
         suite="e2b_shape.py",
         what="own tests; names and arguments compared with the SDK",
         page="e2b.md",
+        own="over_server.py",
         at_least=17,
     ),
 }
@@ -277,7 +365,7 @@ def _source(python: Path, distribution: str) -> Path:
                 done = subprocess.run(
                     [
                         *(sys.executable, "-m", "pip", "download", "-q", "--no-deps"),
-                        *("--no-build-isolation", "--no-binary", distribution, "-d", fresh),
+                        *("--no-binary", distribution, "-d", fresh),
                         f"{distribution}=={version}",
                     ],
                     check=False,
@@ -316,13 +404,17 @@ def _run_suite(framework: Framework, python: Path, backend: str, scratch: Path) 
         where = _source(python, framework.source)
         paths.append(str(where))
         if framework.files:
-            tests = ["-p", suite.stem, "--noconftest", *framework.files]
+            tests = ["-p", suite.stem, *framework.files]
+            if not framework.needs_conftest:
+                tests.append("--noconftest")
+    if framework.own:
+        tests.append(str(SUITES / framework.own))
     done = subprocess.run(
         [
             *(str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull),
             *("--rootdir", str(where), "--confcutdir", str(SUITES), "--timeout", "150"),
             *("--junitxml", str(report)),
-            *("-o", "asyncio_mode=auto", "-o", "python_files=*.py", "--tb=short"),
+            *("-o", f"asyncio_mode={framework.mode}", "-o", "python_files=*.py", "--tb=short"),
             *("--basetemp", str(scratch / "t"), *tests),
         ],
         check=False,
@@ -336,6 +428,7 @@ def _run_suite(framework: Framework, python: Path, backend: str, scratch: Path) 
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": os.pathsep.join(paths),
             "ADAPTER_BACKEND": backend,
+            "ADAPTER_MODULE": framework.module,
             "MSWEA_SILENT_STARTUP": "1",
             "ADAPTER_SCRATCH": str(scratch),
         },

@@ -1,4 +1,4 @@
-"""What a person at a terminal meets first: files, arguments, and hints that name options."""
+"""First steps at a terminal: files, arguments, and hints that name options."""
 
 from __future__ import annotations
 

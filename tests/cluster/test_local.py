@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.cluster.local import LONG_S, all_gone, family, home_of, is_alive, server_of
-from tests.conftest import eventually
+from tests.conftest import SOON_S, eventually
 
 from union import sandbox as sb
 from union.sandbox.cluster import _local
@@ -261,7 +261,7 @@ async def test_cancelling_at_any_moment_leaves_nothing_behind(servers, after_s):
     await asyncio.sleep(after_s)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(SOON_S):
         while not nothing_left(servers):  # Cancelled during close(), which continues.
             await asyncio.sleep(0.01)
 

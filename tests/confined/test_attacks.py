@@ -55,7 +55,7 @@ def outcomes(found: dict[str, Any], outcome: str) -> dict[str, str]:
 CASES = tuple(f"landlock/{network}" for network in NETWORKS)
 
 
-@pytest.mark.spec("B9")
+@pytest.mark.spec("P2", "B9")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -75,7 +75,7 @@ def test_attacks_are_held(shape: str, network: str) -> None:
     assert not found["changed"]
 
 
-@pytest.mark.spec("B9")
+@pytest.mark.spec("P2", "B9")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_of_the_catalogue_are_held(shape: str, capsys: pytest.CaptureFixture[str]) -> None:

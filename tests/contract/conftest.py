@@ -16,6 +16,7 @@ from tests.conftest import (
     ISOLATED,
     MACHINE_WAYS,
     REMOTE,
+    REMOTE_MACHINE_WAYS,
     Face,
     leave_out,
     marked,
@@ -57,10 +58,13 @@ REPEATED = {
     "none": _OVER_A_SERVER | {"test_files", "test_run", "test_timeouts_and_ends"},
     "remote-bubblewrap": _OVER_A_SERVER,
     "remote-none": _OVER_A_SERVER,
-    "landlock": _BEGIN_AND_END | {"test_files", "test_pty", "test_run"},
+    "landlock": _BEGIN_AND_END | {"test_files", "test_pty", "test_run", "test_shell"},
     "remote-landlock": frozenset({"test_basics", "test_network_rule", "test_timeouts_and_ends"}),
     "machine-userns": frozenset({"test_basics", "test_run", "test_timeouts_and_ends"}),
-    "machine-bubblewrap": frozenset[str](),
+    "machine-bubblewrap": frozenset({"test_basics"}),
+    # The wire is that of other sessions; test_machine and test_machine_files have the rest.
+    "remote-machine-userns": frozenset({"test_basics"}),
+    "remote-machine-bubblewrap": frozenset[str](),
 }
 """The modules of these ways; all modules of every other way."""
 SYNC_WAY = "userns"
@@ -73,6 +77,7 @@ NOT_OVER_SYNC = {
     "test_documents": "the documents' own programs, which await",
     "test_env_cwd": _INSIDE,
     "test_network_rule": _INSIDE,
+    "test_shell": _INSIDE,
     "test_venv": _INSIDE,
     "test_work_dir_name": _INSIDE,
 }
@@ -111,7 +116,14 @@ ONLY_ASYNC = {
 
 _GO_ON = "processes that a command leaves behind go on in a machine: row R1 instead of C8"
 _MEASURED = "the control group is the machine's, so the memory of one command is not measured"
+_OF_ONE_CALL = "paths and limits of one call are refused; test_machine has the test of that"
+_HELPER = "counts all processes, and a machine has a helper for files; see test_machine"
 ONLY_WITHOUT_MACHINE = {
+    "test_a_missing_path_is_an_error_before_anything_starts": _OF_ONE_CALL,
+    "test_limits_of_one_call": _OF_ONE_CALL,
+    "test_limits_that_are_not_named_stay_the_sessions": _OF_ONE_CALL,
+    "test_memory_of_one_call": _OF_ONE_CALL,
+    "test_cancelling_a_call_from_another_loop_kills_the_command": _HELPER,
     "test_a_daemon_ends_with_its_command": _GO_ON,
     "test_background_processes_end_with_their_command": _GO_ON,
     "test_memory_is_that_of_the_tree": _MEASURED,
@@ -167,7 +179,7 @@ def _is_repetition(item: pytest.Item) -> bool:
 def _is_dropped(item: pytest.Item, *, alone: bool) -> bool:
     call = getattr(item, "callspec", None)
     params = {} if call is None else call.params
-    if params.get("way") in MACHINE_WAYS and (
+    if params.get("way") in (*MACHINE_WAYS, *REMOTE_MACHINE_WAYS) and (
         item.originalname in ONLY_WITHOUT_MACHINE  # type: ignore[attr-defined]
         or item.path.stem in FILES_OF_A_WORK_DIR
     ):

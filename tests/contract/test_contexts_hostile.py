@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import textwrap
 from typing import TYPE_CHECKING
@@ -182,3 +183,20 @@ async def test_replaced_streams_do_not_hide_the_end_of_a_cell(ctx):
     assert (await ctx.run("1 + 1")).text == "2"
     await ctx.run("sys.stdout = sys.__stdout__; import os; os.close(1)")
     assert (await ctx.run("2 + 2")).text == "4"
+
+
+@pytest.mark.spec("K8")
+async def test_a_process_cannot_forge_its_number(ctx):
+    """The kernel escapes a newline in a name, and a command line is data."""
+    result = await ctx.run("""
+        import ctypes, os, subprocess
+        libc = ctypes.CDLL(None)
+        libc.prctl(15, b'a)\\nNSpid:\\t1', 0, 0, 0)
+        p = subprocess.Popen(['sh', '-c', 'read x', 'y' * 100_000], stdin=subprocess.PIPE)
+        [os.getpid(), p.pid]
+        """)
+    listed = {process.pid: process for process in await ctx.processes()}
+    assert list(listed) == json.loads(result.text)
+    own, child = listed.values()
+    assert own.name.startswith("a)")
+    assert sum(map(len, child.command)) <= 4096

@@ -158,5 +158,10 @@ def attached(way: str, session_id: str) -> sb.Session:
 def test_what_is_no_id(value: Any) -> None:
     with pytest.raises((sb.SandboxUsageError, sb.SessionClosedError)):
         sb.on_device.attach(value)
+
+
+@pytest.mark.spec("R3", "C10")
+@pytest.mark.parametrize("value", [None, 3, b"x", "../x", ""])
+def test_what_is_no_id_of_a_remote_session(value: Any) -> None:
     with pytest.raises(sb.SandboxUsageError):
         sb.remote.attach(value, endpoint="http://127.0.0.1:1")

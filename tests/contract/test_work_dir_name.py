@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,6 +34,21 @@ async def test_the_venv_is_not_in_listings(sbx: sb.Session) -> None:
 
 
 @pytest.mark.spec("R4")
+async def test_git_ignores_the_venv_of_a_pinned_work_dir(
+    open_session: OpenSession, outside_tmp: Path
+) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed: apt-get install git")
+    status = "git -c safe.directory='*' status --porcelain --untracked-files=all"
+    async with open_session(host_work_dir=str(outside_tmp)) as session:
+        await session.put_bytes("mine", b"")
+        done = await session.exec(f"git init -q . && {status}")
+        assert (done.stdout, done.returncode) == ("?? mine\n", 0), done.stderr
+        ignored = await session.exec(f"{status} --ignored")
+        assert ".sandbox-venv/pyvenv.cfg" in ignored.stdout, "control: the venv is there"
+
+
+@pytest.mark.spec("R4")
 async def test_commands_and_file_calls_see_the_name(open_session: OpenSession, way: str) -> None:
     if not isolates(way):
         with pytest.raises(sb.SandboxUsageError, match="cannot show the work dir") as caught:
@@ -48,7 +64,8 @@ async def test_commands_and_file_calls_see_the_name(open_session: OpenSession, w
         code = "import sys; print(sys.prefix, open('/workspace/f').read())"
         for _ in range(2):  # also where a Python waits
             assert await sbx.run_code(code) == f"{NAME}/.sandbox-venv by name\n"
-        with pytest.raises(sb.SandboxPathError):
+        # File calls of a machine see all that is visible inside, where there is no such file.
+        with pytest.raises((sb.SandboxPathError, FileNotFoundError)):
             await sbx.get_bytes("/workspace2/f")
 
 

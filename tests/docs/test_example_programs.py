@@ -240,7 +240,11 @@ def test_live_output_is_redrawn_on_a_terminal(tmp_path: Path):
 
 
 def test_ctrl_c_ends_all_commands_of_live_output(tmp_path: Path):
-    arguments = ("live_output.py", "echo begun; setsid sleep 600", "trap '' INT TERM; sleep 600")
+    arguments = (
+        "live_output.py",
+        "echo begun; setsid sleep 600; :",
+        "trap '' INT TERM; sleep 600",
+    )
     code, seen = at_a_terminal(*arguments, where=tmp_path, keys=b"\x03", after="  begun")
     assert code == 130
     assert len(re.findall("ended  ", seen.rpartition("\x1b[2F")[2])) == 2

@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree as ET
 
 import pytest
-from scripts import pictures
+from scripts import badges, pictures
 from scripts.pictures import BRIGHT, COLOURS, INK, Look, Piece
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -82,3 +82,36 @@ def test_the_shipped_pictures_are_whole_and_ours(name: str):
     shown = [element.text for element in ET.fromstring(text).iter(f"{SVG}text")]
     assert shown[:2] == ["$", pictures.DIALOGUES[name][0]]
     assert not re.search(r"href|url\(|<script|<image", text), "it stands alone"
+
+
+def test_a_recording_shows_commands_as_typed_and_output_when_it_came():
+    rows = pictures.pieces("\x1b[1m$\x1b[0m one\nout\nmore\n[sbx] ~$ two\nlast")
+    first, out, more, second, last = pictures.delays(rows, [2.0, 1.0])
+    assert first > 0
+    assert out == more == pytest.approx(first + 2.0)
+    assert second > out
+    assert last == pytest.approx(second + 1.0)
+    root = ET.fromstring(pictures.drawn(rows, columns=20, title="t", taken=[2.0, 1.0]))
+    groups = root.findall(f"{SVG}g")
+    assert [group.get("class") for group in groups] == ["r"] * 5
+    assert groups[1].get("style") == f"animation-delay:{out:.2f}s"
+
+
+def test_the_readme_has_the_recording_and_current_badges():
+    readme = (pictures.ROOT / "README.md").read_text(encoding="utf-8")
+    shell = (pictures.TARGET / "shell.svg").read_text(encoding="utf-8")
+    assert "docs/images/shell.svg" in readme
+    assert "prefers-reduced-motion" in shell, "it is animated, and can be still"
+    for path, text in badges.badges().items():
+        assert path.read_text(encoding="utf-8") == text, "run `make docs`"
+        assert f"docs/images/{path.name}" in readme
+
+
+@pytest.mark.spec("H")
+def test_the_readme_is_short_and_begins_with_the_product():
+    readme = (pictures.ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.split()) < 600
+    opening = (
+        "Run AI-generated code in an isolated sandbox in about a millisecond. No Docker, no root."
+    )
+    assert readme.index(opening) < readme.index("## Install") < readme.index("```python")

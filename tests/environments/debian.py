@@ -97,6 +97,7 @@ class Unpacked:
                 shutil.rmtree(fresh / name, ignore_errors=True)
             if self.wheels:
                 _add_wheels(fresh, self.wheels)
+                _compile_library(fresh)
             fresh.chmod(0o755)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(f".partial-{os.getpid()}")
@@ -148,6 +149,17 @@ def _add_wheels(root: Path, wheels: tuple[str, ...]) -> None:
         options += ["--platform", name.format(machine="aarch64")]
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     _run([*pip, *options, *wheels], cwd=Path("/"), env=os.environ)
+
+
+def _compile_library(root: Path) -> None:
+    """Compile the standard library of `root` with this Python, if both have the same format.
+
+    Debian does it when a package is configured, and here nothing is. An emulated Python would
+    compile every module anew at each start.
+    """
+    (library,) = (root / "usr" / "lib").glob("python3.*")
+    if library.name == "python{}.{}".format(*sys.version_info[:2]):
+        _run([sys.executable, "-m", "compileall", "-q", str(library)], cwd=root, env=os.environ)
 
 
 def _run(command: list[str], *, cwd: Path, env: os._Environ[str] | dict[str, str]) -> str:

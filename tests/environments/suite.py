@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import tomllib
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).resolve().parents[2]
 SYSTEM_PYTHON = Path("/usr/bin/python3")
+UV = (sys.executable, "-m", "uv")
+"""A third of the processor time of pip and venv."""
 OLDEST_PYTHON = (3, 11)
 TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "trio")
 SUITES = ("tests/contract", "tests/escape", "tests/posture")
@@ -147,10 +150,10 @@ def _refresh(project: Path, venv: Path) -> None:
     base_stamp, project_stamp = venv / "base.stamp", venv / "project.stamp"
     if not _holds(base_stamp, base_key):
         shutil.rmtree(venv, ignore_errors=True)
-        _step([str(SYSTEM_PYTHON), "-m", "venv", str(venv)], hint="apt-get install python3-venv")
+        _step([*UV, "venv", "--quiet", "--python", str(SYSTEM_PYTHON), str(venv)])
         needed = tomllib.loads((project / "pyproject.toml").read_text("utf-8"))
         packages = [*TEST_PACKAGES, *needed["project"].get("dependencies", [])]
-        _step([str(venv / "bin/pip"), "install", "--quiet", *packages])
+        _pip_install(venv, *packages)
         base_stamp.write_text(base_key)
     project_key = _digest(_sources(project), project)
     if _holds(project_stamp, project_key):
@@ -163,14 +166,22 @@ def _refresh(project: Path, venv: Path) -> None:
 
 def _install(project: Path, venv: Path) -> None:
     """Build from a copy: build tools leave directories beside the sources they work on."""
-    pip = str(venv / "bin/pip")
     with tempfile.TemporaryDirectory(prefix="sbx-wheel-") as scratch:
         copy, wheels = Path(scratch) / "project", Path(scratch) / "wheels"
         shutil.copytree(project, copy, ignore=_ignored, symlinks=True)
-        _step([pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels), str(copy)])
+        # With the build tools of the development environment: none are downloaded for it.
+        tools = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        build = ("build", "--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable)
+        _step([*UV, *build, "--out-dir", str(wheels), str(copy)], env={**os.environ, **tools})
         built = [str(wheel) for wheel in wheels.glob("*.whl")]
         # What it depends on is there. An equal version is no reason to keep the old one.
-        _step([pip, "install", "--quiet", "--no-deps", "--force-reinstall", *built])
+        _pip_install(venv, "--no-deps", "--reinstall", *built)
+
+
+def _pip_install(venv: Path, *arguments: str) -> None:
+    """Install and compile: nobody who uses it can write there."""
+    how = ("--quiet", "--compile-bytecode", "--link-mode=copy")
+    _step([*UV, "pip", "install", *how, "--python", str(venv / "bin" / "python"), *arguments])
 
 
 def _ignored(directory: str, names: list[str]) -> set[str]:

@@ -92,7 +92,7 @@ def test_part_of_the_contract_holds() -> None:
 
 @pytest.mark.elsewhere
 @pytest.mark.slow
-@pytest.mark.spec("G1", "B9")
+@pytest.mark.spec("P4", "G1", "B9")
 @pytest.mark.threat(114)
 @pytest.mark.timeout(LIMIT_S)
 def test_no_sandbox_opens_without_its_layers() -> None:

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import kernel_facts
 from tests.environments import pod, runsc
 from tests.environments.gvisor_suites import OPTIONS, PLACES, inside
 from tests.environments.places import open_pod
-from tests.environments.suite import BUILD_LIMIT_S, staged_suite, user_venv
+from tests.environments.suite import BUILD_LIMIT_S, PROJECT, staged_suite, user_venv
 from tests.environments.test_suite_elsewhere import counts
 
 LIMIT_S = 240.0
+PAGE = PROJECT / "docs" / "reference" / "portability.md"
+BEGIN, END = "<!-- gvisor: begin -->", "<!-- gvisor: end -->"
 
 # Everything in one container, because starting it takes most of the time.
 ATTACKS = r"""
@@ -200,6 +203,16 @@ def test_part_of_the_contract_holds_inside_gvisor() -> None:
     assert counts(done.stdout)["passed"] > 30
 
 
+def test_the_page_lists_every_exception() -> None:
+    """To write it: python -m tests.environments.test_gvisor."""
+    assert _with_exceptions(PAGE.read_text("utf-8")) == PAGE.read_text("utf-8")
+
+
+def _with_exceptions(page: str) -> str:
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{kernel_facts.table()}\n{END}{rest.split(END)[1]}"
+
+
 def test_a_missing_runsc_is_named_with_the_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -213,3 +226,7 @@ def test_a_missing_runsc_is_named_with_the_variable(
     (tmp_path / "a" / "shared" / "tools").mkdir(parents=True)
     (tmp_path / "a" / "shared" / "tools" / "runsc.xz").touch()
     assert runsc.lacking() is None
+
+
+if __name__ == "__main__":
+    PAGE.write_text(_with_exceptions(PAGE.read_text("utf-8")), encoding="utf-8")

@@ -50,7 +50,7 @@ OWN_ID = (
 )
 
 
-@pytest.mark.spec("G1", "G5", "B9")
+@pytest.mark.spec("P4", "G1", "G5", "B9")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", matrix.ROWS)
 def test_place(name: str) -> None:

@@ -47,8 +47,6 @@ CHOSEN = {
         "tests/contract/test_basics.py",
         "tests/contract/test_lifecycle.py",
         "tests/contract/test_files.py",
-        "tests/contract/test_call_posture.py",
-        "tests/contract/test_venv.py",
         "tests/contract/test_pty.py",
         "tests/checkpoints",
         "tests/escape",
@@ -73,21 +71,33 @@ CHOSEN = {
         "tests/escape/test_network.py",
         "tests/escape/test_process_budgets.py",
     ),
-    # Root with a container's default capabilities differs in who it becomes inside.
-    "pod-default-caps": SET_UP,
+    # Root with a container's default capabilities differs in who it becomes inside, and so in whose
+    # files it reaches.
+    "pod-default-caps": (
+        "tests/contract/test_basics.py",
+        "tests/contract/test_lifecycle.py",
+        "tests/escape/test_filesystem.py",
+        "tests/escape/test_ids_stay.py",
+        "tests/escape/test_shared_root_id.py",
+        "tests/escape/test_read_only_below_writable.py",
+        "tests/escape/test_shown_read_only.py",
+        "tests/escape/test_downgrade.py",
+        "tests/escape/test_one_root.py",
+        "tests/posture",
+    ),
 }
 # Tests marked slow put load on this machine rather than on the place, so once is enough.
-# A server's engine is the one that is tested here; the wire to it is the same everywhere. So is a
-# process that nothing isolates.
+# A server's engine is the one that is tested here; the wire to it is the same everywhere. So are a
+# process that nothing isolates, and the synchronous face, which is a thread of the host.
 OPTIONS = (
     *("-q", "-ra", "-p", "no:cacheprovider"),
-    *("-k", "not remote", "-m", "not slow and not bare"),
+    *("-k", "not remote", "-m", "not slow and not bare and not sync_face"),
 )
 # A machine needs a /proc of its own, which a container that masks /proc rules out: it is refused.
 NO_MACHINE = ("-k", "not remote and not machine")
 MASKED = ("pod-user", "pod-default-caps")
-# The places run beside each other, so each has few workers.
-BESIDE = ("-n", "2")
+# The places run beside each other and beside the other tests, so each has one worker.
+BESIDE = ("-n", "1") if not EVERYTHING else ("-n", "2")
 # Root without any capability may map no id into a namespace, so nothing can be opened there.
 REFUSING = "pod-root"
 SOME_FAILED = 1
@@ -158,15 +168,14 @@ def test_suite_passes_in(
         sys.stdout.write(f"\n  {name}: {found}\n")
     assert found.get("passed", 0) > 0, _summary(name, done)
     assert done.left_behind == 0, _summary(name, done)
+    flaky: list[str] = []
     if done.returncode == SOME_FAILED:
         # Once more, alone, to tell a flaky test from one that does not hold in this place.
         failed = set(FAILED.findall(done.stdout))
         again = _run_in(name, suite, sorted(failed))
         flaky = sorted(failed - set(FAILED.findall(again.stdout)))
-        with capsys.disabled():
-            for test in flaky:
-                sys.stdout.write(f"flaky: {name}: {test}: failed beside others, passed alone\n")
-    assert done.returncode == 0, _summary(name, done)
+    lines = [f"flaky: {name}: {test}: failed beside others, passed alone" for test in flaky]
+    assert done.returncode == 0, "\n".join((*lines, _summary(name, done)))
 
 
 def _summary(name: str, done: Outcome) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import ISOLATED, SOON_S
+from tests.conftest import ISOLATED, RACE, SOON_S
 from tests.escape.inside import attack, program
 from tests.escape.plants import SECRET, snapshot
 
@@ -27,8 +27,8 @@ _REFUSED = (sb.SandboxError, OSError)
 # Once for long, where the caller has the most to lose; a moment in every other place, and for every
 # other way to open a session: what is raced is the host's side, which they share.
 _AT_HOME_AS_ROOT = os.geteuid() == 0 and "SBX_PLACE" not in os.environ
-_LONG_RACE_S = 10
-_SHORT_RACE_S = 2
+_LONG_RACE_S = 10 * RACE
+_SHORT_RACE_S = 2 * RACE
 
 _FLIP = """
 print("flipping", flush=True)
@@ -185,7 +185,7 @@ async def test_special_files_are_refused_at_once(jail: sb.Session, kind: str) ->
     """
     await attack(jail, code)
     begun = time.monotonic()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(SOON_S):
         with pytest.raises(_REFUSED):
             await jail.get_bytes(kind, max_bytes=100)
         with pytest.raises(_REFUSED):

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spec("G3")
 MIB = 1 << 20
 LIMIT = sb.Resources(memory="48Mi")
-# Long enough for the watch to look on a busy machine.
-_HELD = "\ntime.sleep(4)\nprint('held', flush=True)\n"
+_HOLD_S = 4.0
+"""Long enough for the watch to look on a busy machine."""
+_HELD = "\ntime.sleep(HOLD_S)\nprint('held', flush=True)\n"
 _WAYS = {
     "private": "b = bytearray(SIZE)\nfor i in range(0, SIZE, 4096): b[i] = 1",
     "shared": "import mmap\nm = mmap.mmap(-1, SIZE)\nfor i in range(0, SIZE, 4096): m[i] = 1",
@@ -47,7 +48,7 @@ def hold():
     time.sleep(0.2)
     b = bytearray(SIZE)
     for i in range(0, SIZE, 4096): b[i] = 1
-    time.sleep(4); os.write(1, b"held\\n"); os._exit(0)
+    time.sleep(HOLD_S); os.write(1, b"held\\n"); os._exit(0)
 if os.fork() == 0:
     threading.Thread(target=hold).start()
     ctypes.CDLL(None).pthread_exit(None)
@@ -69,8 +70,8 @@ def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _sandboxes.cgroup is cgroup
 
 
-def _program(name: str) -> str:
-    return f"import os, time\nSIZE = 160 << 20\n{_WAYS[name]}{_HELD}"
+def _program(name: str, hold_s: float = _HOLD_S) -> str:
+    return f"import os, time\nSIZE, HOLD_S = 160 << 20, {hold_s}\n{_WAYS[name]}{_HELD}"
 
 
 @pytest.mark.usefixtures("no_groups")
@@ -89,7 +90,7 @@ async def test_the_watch_counts_all_memory(jailed: OpenSession, name: str) -> No
         assert proc.termination_reason == "oom"
         assert proc.usage.peak_memory_bytes > 48 * MIB
     async with jailed() as session:
-        proc = await session.run(_program(name), script_type="python", timeout_s=60)
+        proc = await session.run(_program(name, hold_s=0), script_type="python", timeout_s=60)
         out, error = await proc.communicate()
     assert b"held" in out, error
 

@@ -34,7 +34,7 @@ print([name for place in places for name in os.listdir(place) if name.startswith
 @pytest.mark.spec("B2", "G4")
 @pytest.mark.parametrize("backend", ISOLATED)
 def test_no_work_dir_is_left(backend: str) -> None:
-    for _ in range(4):
+    for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, backend],
             check=False,

@@ -10,7 +10,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.conftest import descriptors, eventually, held_by_launcher, session_of
+from tests.conftest import SOON_S, descriptors, eventually, held_by_launcher, session_of
 
 from union.sandbox._core.events import Exited, Failed
 from union.sandbox._linux import channel as channels
@@ -346,7 +346,7 @@ async def test_a_channel_is_lost_when_its_socket_reports_a_reset_for_ever(
         pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         channel._pids[1] = pid
         theirs.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SOON_S):
             assert await pid == 77
             await channel.drain()
         assert channel.lost
@@ -396,7 +396,7 @@ async def test_a_malformed_message_closes_the_channel_and_wakes_every_waiter(
         if data:
             theirs.send(data)
         theirs.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SOON_S):
             with pytest.raises(OSError):
                 await pid
             await channel.drain()

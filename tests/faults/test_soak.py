@@ -44,8 +44,11 @@ def soaked(tmp_path: Path) -> Path:
 @pytest.mark.spec("B2", "D8", "G4")
 @pytest.mark.timeout(300)
 def test_a_soak_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    report = json.loads(soaked(tmp_path).read_text())
+    summary = soaked(tmp_path)
+    assert summary.exists(), "the soak ended without a summary: `make test` shows its log"
+    report = json.loads(summary.read_text())
     print({name: report[name] for name in ("seconds", "runs", "sessions", "kills", "errors")})
+    assert report["problems"] == []
     assert (report["ok"], report["wrong"], report["left"]) == (True, [], [])
     assert report["kills"] >= KILLS
     assert report["runs"] > 100

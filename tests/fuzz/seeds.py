@@ -448,6 +448,18 @@ def seeds() -> dict[str, list[bytes]]:
         ],
         "addresses": [b"127.0.0.1", b"0x7f.1", b"017700000001", b"2130706433", b"::ffff:1.2.3.4"],
         "http": [*_http(), b"allowed.test:443", b"[::1]:80"],
+        "http_requests": [
+            b"GET /v1/x HTTP/1.1\r\nHost: allowed.test\r\nCookie: a\r\n\r\n" * 2,
+            b"POST /v1/x?a=b HTTP/1.1\r\nHost: allowed.test\r\nContent-Length: 2\r\n\r\nok",
+            b"POST /v1/x HTTP/1.1\r\nhost: allowed.test\r\ntransfer-encoding: chunked\r\n\r\n0\r\n",
+            b"GET /v1/%2e%2e/x HTTP/1.1\r\nHost: allowed.test\r\nAuthorization: a\r\n\r\n",
+        ],
+        "http_responses": [
+            b"HTTP/1.1 200 OK\r\nx: <TOKEN>\r\ncontent-length: 7\r\n\r\n<TOKEN>",
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n7\r\n<TOKEN>\r\n0\r\n\r\n",
+            b"HTTP/1.1 204 <TOKEN>\r\n\r\nHTTP/1.0 200 OK\r\n\r\n<TOKEN><TOKEN>",
+        ],
+        "http_scrubbing": [b"\x03before <TOKEN> after", b"\x00<TOKEN>", b"\x28sk-<TOKEN>sk-proj"],
         "chunked": [
             b"\1" + b"3\r\nabcXY0\r\n\r\n",
             b"\1" + b"3;x=y\r\nabc\r\n0\r\nT: u\r\n\r\nrest",

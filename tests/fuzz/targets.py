@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.fuzz import targets_contexts as contexts
 from tests.fuzz import targets_files as files
+from tests.fuzz import targets_http as intercepted
 from tests.fuzz import targets_net as net
 from tests.fuzz import targets_text as text
 from tests.fuzz import targets_wire as wire
@@ -19,6 +20,9 @@ PYTHON: Final[dict[str, Callable[[bytes], None]]] = {
     "http": net.http,
     "chunked": net.chunked,
     "http_proxy": net.http_proxy,
+    "http_requests": intercepted.requests,
+    "http_responses": intercepted.responses,
+    "http_scrubbing": intercepted.scrubbing,
     "socks": net.socks,
     "dns": net.dns_query,
     "tls": net.tls_hello,

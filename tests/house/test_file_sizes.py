@@ -23,6 +23,7 @@ ORCHESTRATORS = [
     "on_device/_transport.py",
     "on_device/_bring_up.py",
     "on_device/_pool.py",
+    "on_device/_posture.py",
     "on_device/_runner.py",
     "_linux/run.py",
     "_linux/channel.py",

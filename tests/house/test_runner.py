@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GOOD = "def test_good(): ...\n"
-BAD = "def test_bad():\n    raise AssertionError\n"
+BAD = "def test_bad():\n    raise AssertionError('the reason')\n"
 FLAKY = """
 from pathlib import Path
 
@@ -81,7 +81,56 @@ def test_a_test_that_passes_only_alone_fails_the_run_and_is_named(project: Path,
         "flaky: test_b.py::test_flaky: failed in a parallel run, passed alone"
     ]
     assert f"failed: {runner.PARALLEL}" in lines
+    end = "\n".join(lines[lines.index("=== failures ===") :])
+    assert "FAILED test_c::test_bad\n    E       AssertionError: the reason\n" in end
+    assert "FAILED test_b::test_flaky\n" in end
     assert re.fullmatch(r"=== 2 failed, 1 passed in \d+s ===", last_line(shown))
+
+
+REPEATED = """<testsuites><testsuite><testcase classname="tests.e" name="test_in[user]">
+<failure message="AssertionError: user: exit code 1&#10;...">
+name = 'user'
+&gt;       assert done.returncode == 0, _summary(name, done)
+E       AssertionError: user: exit code 1
+E         ....F
+E         FAILED tests/contract/test_a.py::test_x[userns] - assert 1 == 2
+E         1 failed, 986 passed
+more</failure></testcase>
+<testcase classname="tests.e" name="test_good"/></testsuite></testsuites>"""
+
+
+def test_the_failures_inside_a_repetition_are_named(tmp_path: Path):
+    report = tmp_path / "report.xml"
+    report.write_text(REPEATED)
+    (found,) = runner.failures(report)
+    assert found.startswith("FAILED tests.e::test_in[user]\n    E       AssertionError: user: exit")
+    assert "FAILED tests/contract/test_a.py::test_x[userns] - assert 1 == 2" in found
+    assert "986 passed" in found
+    many = "".join(f"E  line {number}\n" for number in range(500))
+    many += "E  FAILED tests/contract/test_b.py::test_y - why\n"
+    report.write_text(REPEATED.replace("more", many))
+    (found,) = runner.failures(report)
+    assert "test_y - why" in found
+    assert len(found.splitlines()) <= 1 + 2 * runner.REASON_LINES
+    assert runner.failures(tmp_path / "missing.xml") == []
+
+
+def test_a_step_that_writes_no_report_is_explained_by_its_last_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    code = "for n in range(99): print('line', n)\nprint('wrong: x' * 999)\nraise SystemExit(3)"
+    with (
+        steps.Step("soak", [sys.executable, "-c", code], log=tmp_path / "soak.log") as bad,
+        steps.Step("types", [sys.executable, "-c", "pass"], log=tmp_path / "types") as good,
+    ):
+        steps.wait([bad, good])
+    capfd.readouterr()
+    runner.explain([bad, good], {bad: tmp_path / "missing.xml"})
+    shown = capfd.readouterr().out.strip().splitlines()
+    assert shown[:2] == ["=== failures ===", "FAILED soak"]
+    assert shown[-1].startswith("    wrong: x")
+    assert len(shown) == 2 + runner.REASON_LINES
+    assert max(map(len, shown)) <= 4 + runner.REASON_CHARACTERS
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
+import datetime as dt
 import ssl
 import tempfile
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ TOKEN = "sk-proj-" + "Tr0ub4dor+3/staple=" + "x" * 20
 
 def make_certificate(names, directory):
     """Make an authority and a server certificate; return the paths of both."""
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     issuer_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "stub authority")])
 
@@ -35,8 +35,8 @@ def make_certificate(names, directory):
             .issuer_name(issuer)
             .public_key(public)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=2))
+            .not_valid_before(now - dt.timedelta(days=1))
+            .not_valid_after(now + dt.timedelta(days=2))
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         )
 
@@ -68,9 +68,7 @@ def make_certificate(names, directory):
     ca.write_bytes(authority.public_bytes(pem))
     chain.write_bytes(
         leaf.public_bytes(pem)
-        + key.private_bytes(
-            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     ca.chmod(0o644)
     return ca, chain
@@ -170,7 +168,7 @@ class Gate:
         self.harness = EgressHarness(
             rules([self.http, "127.0.0.1", *more], deny),
             table={HOST: ["127.0.0.1"], "front.test": ["127.0.0.1"]},
-            interception=self.interception,
+            interception=lambda: self.interception,
         )
         self.requests = self.harness.requests
         self.decisions = self.harness.decisions

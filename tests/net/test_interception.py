@@ -49,7 +49,7 @@ async def test_the_credential_is_put_in_place_of_the_clients(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("auth", "expected"),
+    "auth, expected",
     [
         (sb.Header("x-api-key", sb.Secret(TOKEN)), ("x-api-key", TOKEN)),
         (
@@ -143,10 +143,14 @@ async def test_a_path_that_servers_read_differently_is_refused(monkeypatch, path
         "GET /v1/x HTTP/1.1\r\nHost: {host}\r\nX : a\r\n\r\n",
         "GET /v1/x HTTP/1.1\nHost: {host}\r\n\r\n",
         "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\n",
-        "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\n"
-        "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n"
-        "Transfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+        (
+            "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        ),
+        (
+            "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n"
+            "Transfer-Encoding: identity\r\n\r\n0\r\n\r\n"
+        ),
         "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: xchunked\r\n\r\n",
         "POST /v1/x HTTP/1.1\r\nHost: {host}\r\nContent-Length: +4\r\n\r\nabcd",
         "GET /v1/x HTTP/2.0\r\nHost: {host}\r\n\r\n",
@@ -205,7 +209,9 @@ async def test_a_hidden_request_in_a_body_is_a_body(monkeypatch):
 @pytest.mark.parametrize("body", [b"zz\r\n", b"5\r\nabc\r\n0\r\n\r\n", b"-1\r\n\r\n"])
 async def test_malformed_chunks_end_the_request(monkeypatch, body):
     async with gate(monkeypatch) as g:
-        head = f"POST / HTTP/1.1\r\nHost: {HOST}:{g.stub.port}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = (
+            f"POST / HTTP/1.1\r\nHost: {HOST}:{g.stub.port}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         response = await g.send(head.encode() + body)
         assert not response or status(response) == 400
         assert not any(seen.body for seen in g.stub.seen)
@@ -229,7 +235,7 @@ def echoes(value):
 async def test_a_secret_in_a_response_is_replaced(monkeypatch, number):
     body = b"before " + echoes(TOKEN)[number] + b" after"
     async with gate(monkeypatch) as g:
-        g.stub.respond = lambda seen: ok(body, ("x-echo", body.decode()))
+        g.stub.respond = lambda _: ok(body, ("x-echo", body.decode()))
         response = await g.get()
         assert TOKEN.encode() not in response
         assert echoes(TOKEN)[number] not in response
@@ -256,7 +262,9 @@ async def test_a_secret_that_is_split_into_pieces_is_replaced(monkeypatch):
         g.stub.respond = respond
         response = await g.get()
         body = b"".join(
-            line for at, line in enumerate(response.partition(b"\r\n\r\n")[2].split(b"\r\n")) if at % 2
+            line
+            for at, line in enumerate(response.partition(b"\r\n\r\n")[2].split(b"\r\n"))
+            if at % 2
         )
         assert body == f"<{g.token.placeholder}>{TOKEN[:9]}".encode()
 
@@ -297,19 +305,19 @@ async def test_a_response_is_neither_compressed_nor_partial(monkeypatch):
         assert not seen.values("range")
         assert not seen.values("if-range")
         echo = gzip.compress(TOKEN.encode())
-        g.stub.respond = lambda seen: ok(echo, ("content-encoding", "gzip"))
+        g.stub.respond = lambda _: ok(echo, ("content-encoding", "gzip"))
         response = await g.get()
         assert status(response) == 502
         assert echo not in response
         assert "scrub=False" in g.requests[-1].error
     async with gate(monkeypatch, scrub=False) as g:  # the positive control
-        g.stub.respond = lambda seen: ok(echo, ("content-encoding", "gzip"))
+        g.stub.respond = lambda _: ok(echo, ("content-encoding", "gzip"))
         assert (await g.get()).endswith(echo)
 
 
 async def test_cookies_and_other_protocols_of_the_server_are_not_passed_on(monkeypatch):
     async with gate(monkeypatch) as g:
-        g.stub.respond = lambda seen: ok(
+        g.stub.respond = lambda _: ok(
             b"x", ("set-cookie", "session=1"), ("alt-svc", 'h3=":443"'), ("x-kept", "1")
         )
         response = await g.get()
@@ -329,7 +337,9 @@ async def test_budgets_of_requests_and_bytes(monkeypatch):
     async with gate(monkeypatch, max_bytes_up=10) as g:
         assert status(await g.get("/", method="POST", body=b"x" * 10)) == 200
         assert status(await g.get("/", method="POST", body=b"x")) == 403
-        head = f"POST / HTTP/1.1\r\nHost: {HOST}:{g.stub.port}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = (
+            f"POST / HTTP/1.1\r\nHost: {HOST}:{g.stub.port}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         response = await g.send(f"{head}5\r\nabcde\r\n0\r\n\r\n".encode())
         assert not response or status(response) == 403
         assert sum(len(seen.body) for seen in g.stub.seen) == 10
@@ -419,7 +429,9 @@ async def test_http2_is_refused_with_the_setting_to_change(monkeypatch):
 async def test_plain_http_is_upgraded(monkeypatch):
     async with gate(monkeypatch) as g:
         host = f"{HOST}:{g.stub.port}"
-        request = f"GET http://{host}/plain?x=1 HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        request = (
+            f"GET http://{host}/plain?x=1 HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        )
         response = await g.harness.http(request.encode(), end=False)
         assert status(response) == 200
         assert g.stub.seen[0].value("authorization") == f"Bearer {TOKEN}"
@@ -460,7 +472,7 @@ async def test_a_websocket_needs_permission(monkeypatch):
         g.stub.respond = lambda seen: switch if seen.values("upgrade") else ok(b"no")
         assert b"101" not in await g.get("/ws", *fields)
     async with gate(monkeypatch, websockets=True) as g:
-        g.stub.respond = lambda seen: switch
+        g.stub.respond = lambda _: switch
         reader, writer = await g.connect()
         writer.write((request.format(HOST, g.stub.port) + "\r\n").encode())
         async with asyncio.timeout(10):
@@ -477,7 +489,7 @@ async def test_a_websocket_needs_permission(monkeypatch):
 
 async def test_a_switch_without_a_request_is_an_error(monkeypatch):
     async with gate(monkeypatch) as g:
-        g.stub.respond = lambda seen: b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
+        g.stub.respond = lambda _: b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
         assert status(await g.get()) == 502
 
 
@@ -492,7 +504,7 @@ async def test_a_switch_without_a_request_is_an_error(monkeypatch):
 )
 async def test_an_ambiguous_response_is_not_passed_on(monkeypatch, response):
     async with gate(monkeypatch) as g:
-        g.stub.respond = lambda seen: response
+        g.stub.respond = lambda _: response
         answer = await g.get()
         assert status(answer.rpartition(b"HTTP/1.1 100 \r\n\r\n")[2] or answer) in {100, 502}
         assert b"abcd" not in answer
@@ -508,9 +520,7 @@ async def test_bytes_after_a_response_are_not_the_next_response(monkeypatch):
         async with asyncio.timeout(10):
             writer.write(f"GET /one HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
-            writer.write(
-                f"GET /two HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
-            )
+            writer.write(f"GET /two HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
             answer = await read_all(reader)
         writer.close()
         assert answer.endswith(b"real")
@@ -568,10 +578,12 @@ async def test_the_secret_is_in_no_log_and_no_record(monkeypatch, caplog):
     async with gate(monkeypatch, allow=["GET /ok"]) as g:
         for path in ("/ok", "/bad", "/%2e"):
             await g.get(path, ("Authorization", f"Bearer {g.token.placeholder}"))
-        g.stub.respond = lambda seen: b"HTTP/1.1 200 " + TOKEN.encode() + b"\r\nbroken\r\n\r\n"
+        g.stub.respond = lambda _: b"HTTP/1.1 200 " + TOKEN.encode() + b"\r\nbroken\r\n\r\n"
         await g.get("/ok")
         await eventually(lambda: len(g.requests) == 4)
-        shown = f"{g.requests} {g.decisions} {caplog.text} {g.http} {g.http.auth} {g.harness.egress}"
+        shown = (
+            f"{g.requests} {g.decisions} {caplog.text} {g.http} {g.http.auth} {g.harness.egress}"
+        )
         assert TOKEN not in shown
         assert hashlib.sha256(TOKEN.encode()).hexdigest() not in shown
         assert "refused GET /bad" in caplog.text

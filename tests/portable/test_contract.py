@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CONTRACT = Path(__file__).parents[1] / "contract"
 SUITE = ("test_basics", "test_pty", "test_run", "test_stdin", "test_timeouts_and_ends")
+EVERYWHERE = os.environ.get("EVERYWHERE") == "1"
+"""Run all modules, with the exceptions of ``differences``."""
 
 TAKEN = """\
 import os, select, socket, fcntl
@@ -51,10 +53,12 @@ def test_the_calls_are_really_gone(engine: Engine) -> None:
 
 @pytest.mark.elsewhere
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.spec("G1")
+@pytest.mark.timeout(900 if EVERYWHERE else 300)
+@pytest.mark.spec("P3", "G1")
 def test_the_contract_of_none(engine: Engine) -> None:
     files = [f"tests/contract/{name}.py" for name in SUITE]
+    if EVERYWHERE:
+        files = ["-p", "tests.portable.differences", "tests/contract"]
     done = engine.pytest("-n", "2", "--only-way", "none", *files)
     passed = re.search(r"(\d+) passed", done.stdout)
     assert done.returncode == 0, done.stdout[-4000:]

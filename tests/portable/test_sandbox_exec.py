@@ -52,7 +52,7 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.spec("G1", "G5")
+@pytest.mark.spec("P3", "G1", "G5")
 def test_a_session_reads_writes_and_reports(engine: Engine, secret: Path) -> None:
     found = run(
         engine,

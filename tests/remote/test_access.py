@@ -38,7 +38,7 @@ ROUTES = [
     ("PUT", f"/v1/sessions/{NAME}/file?path=x"),
     ("POST", f"/v1/sessions/{NAME}/files/list"),
     ("POST", f"/v1/sessions/{NAME}/capability"),
-    ("GET", "/"),
+    ("POST", "/"),
     ("GET", "/v1/nothing"),
 ]
 WEBSOCKET = {

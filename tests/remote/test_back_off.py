@@ -153,9 +153,9 @@ async def test_closing_a_session_leaves_no_call_waiting():
 
 
 @pytest.mark.parametrize("most", ["256", "4"])
-async def test_two_thousand_commands_at_once_all_end(most: str):
+async def test_many_commands_at_once_all_end(most: str):
     with ServerProcess("--max-runs", most) as server:
-        count = 2000 if most == "256" else 100
+        count = 800 if most == "256" else 100
         async with remote(server) as session:
             done = await asyncio.gather(*(session.exec(f"echo {i}") for i in range(count)))
         assert [result.stdout for result in done] == [f"{i}\n" for i in range(count)]

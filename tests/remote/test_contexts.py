@@ -477,7 +477,9 @@ async def test_hostile_messages_are_a_protocol_error(what):
 
 @pytest.mark.threat(160)
 @pytest.mark.timeout(60)
-async def test_a_cell_without_a_reported_end_has_no_result():
+async def test_a_cell_without_a_reported_end_has_no_result(monkeypatch):
+    monkeypatch.setattr(_context, "_CLOSE_S", 0.3)  # the server does not reply to it
+
     async with Contexts(display()) as server, server.open() as session:
         ctx = await session.context().open()
         with pytest.raises(SandboxConnectionError, match="without a report of its end"):
@@ -526,6 +528,7 @@ async def test_hostile_changes_of_a_context_are_a_protocol_error(what):
 async def test_a_server_that_never_replies_is_given_up(monkeypatch):
     monkeypatch.setattr(_context, "_REPLY_S", 0.3)
     monkeypatch.setattr(_context, "_CLOSE_S", 0.3)
+    monkeypatch.setattr(_transport, "_CLOSE_S", 0.3)
 
     class Silent(Contexts):
         async def frame(self, ws: web.WebSocketResponse, frame: wire.Frame) -> None:

@@ -358,20 +358,23 @@ async def test_output_that_is_not_read_stays_within_the_window():
         assert server.sent * server.size < 200 * MIB
 
 
+DRIPS = 200_000
+
+
 async def test_output_byte_by_byte_uses_no_more_memory_than_its_size():
     """One object for each byte would use forty times the limit."""
 
     class Drips(HostileServer):
         async def run(self, ws: web.WebSocketResponse, run: int) -> None:
             await ws.send_bytes(event(run, 0, {"started": {"pid": 2}}))
-            for start in range(0, 600_000, 20_000):
+            for start in range(0, DRIPS, 20_000):
                 frames = (
                     wire.encode_output_head(run, 1, at, 1) + b"x"
                     for at in range(start, start + 20_000)
                 )
                 await ws.send_bytes(b"".join(frames))
             await ws.send_bytes(
-                wire.encode_end_of_output(run, 1, 600_000) + wire.encode_end_of_output(run, 2, 0)
+                wire.encode_end_of_output(run, 1, DRIPS) + wire.encode_end_of_output(run, 2, 0)
             )
             await ws.send_bytes(event(run, 1, EXITED))
 
@@ -379,11 +382,11 @@ async def test_output_byte_by_byte_uses_no_more_memory_than_its_size():
         proc = await session.run("true")
         collector = proc._sink.collected[1]
         assert len(collector._chunks) < 200
-        assert (await proc.communicate())[0] == b"x" * 600_000
+        assert (await proc.communicate())[0] == b"x" * DRIPS
         proc = await session.run("true", stdout=True)
         await proc.wait()
         assert len(proc._sink.buffers[1]._chunks) < 1000
-        assert (await proc.communicate())[0] == b"x" * 600_000
+        assert (await proc.communicate())[0] == b"x" * DRIPS
 
 
 @pytest.mark.parametrize("size", [10, 60_000])

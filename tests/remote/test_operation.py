@@ -1,4 +1,4 @@
-"""What an operator meets: the printed endpoint, the console at /, metrics and their own token."""
+"""Operation of a server: the printed endpoint, the console at /, metrics and their own token."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 async def one_waits(sbx: sb.Session) -> None:
     """Returns when a Python waits: it is started a moment after the last script has begun."""
     pythons = sbx._transport.pool.pythons  # type: ignore[union-attr]  # a session on this machine
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(25):
         while not any(pythons._waiting.values()):
             await asyncio.sleep(0.002)
 

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
         SandboxPathError,
     )
     from union.sandbox._core.optional_deps import MissingExtraError
+    from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox._session.result import ExecResult
 
 __all__ = [
@@ -237,20 +239,34 @@ class SandboxBusyError(SandboxError):
 
 
 class SandboxCommandError(SandboxError):
-    """A checked command ended with a non-zero exit code; has ``cmd`` and ``result``."""
+    """A checked command ended with a non-zero exit code; has ``cmd`` and ``result``.
+
+    ``network`` and ``requests`` are those of the result. If the network policy refused something,
+    the hint says how to allow it.
+    """
 
     code = "command"
 
-    def __init__(self, cmd: str | Sequence[str], result: ExecResult) -> None:
+    def __init__(self, cmd: str | Sequence[str], result: ExecResult, *, hint: str = "") -> None:
         shown = cmd if isinstance(cmd, str) else " ".join(cmd)
         if len(shown) > _MAX_SHOWN_CMD:
             shown = shown[:_MAX_SHOWN_CMD] + "..."
         tail = result.stderr.strip()[-_MAX_SHOWN_STDERR:]
         why = f" ({result.termination_reason})" if result.termination_reason else ""
         message = f"command ended with {result.returncode}{why}: {shown}"
-        super().__init__(f"{message}\n{tail}" if tail else message)
+        super().__init__(f"{message}\n{tail}" if tail else message, hint=hint)
         self.cmd = cmd
         self.result = result
+
+    @property
+    def network(self) -> tuple[Decision, ...]:
+        """The network policy decisions for the command, in order."""
+        return self.result.network
+
+    @property
+    def requests(self) -> tuple[HttpRequest, ...]:
+        """The HTTP requests of the command to hosts of ``Http`` entries, in order."""
+        return self.result.requests
 
 
 class SandboxCellError(SandboxError):

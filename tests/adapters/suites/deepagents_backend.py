@@ -51,7 +51,7 @@ def test_large_edits_go_by_files_in_tmp(box):
 def test_a_server_left_behind_is_there_for_the_next_command(box):
     box.execute("nohup sh -c 'while :; do date +%s > beat; sleep 0.2; done' >/dev/null 2>&1 &")
     first = box.execute("until test -s beat; do sleep 0.1; done; cat beat", timeout=30).output
-    changed = f'until test "$(cat beat)" -gt {int(first)}; do sleep 0.1; done; echo more'
+    changed = f'until test "0$(cat beat)" -gt {int(first)}; do sleep 0.1; done; echo more'
     assert box.execute(changed, timeout=30).output == "more\n"
 
 

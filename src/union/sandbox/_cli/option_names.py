@@ -1,4 +1,4 @@
-"""Errors and hints of the API, in the words of the command line."""
+"""Errors and hints of the API, with the names of command-line options."""
 
 from __future__ import annotations
 

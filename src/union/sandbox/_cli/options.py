@@ -11,6 +11,7 @@ from union.sandbox.errors import SandboxUsageError
 if TYPE_CHECKING:
     import argparse
 
+    from union.sandbox._policy.http_entries import Http
     from union.sandbox._session.session import Session
 
 __all__ = ["open_session", "run_arguments", "session_arguments", "variables"]
@@ -60,11 +61,12 @@ def _absolute(path: str | None) -> str | None:
 
 
 def _network(options: argparse.Namespace) -> dict[str, Any]:
-    allowed = [*options.allow, *(PYPI_HOSTS if options.allow_pypi else ())]
+    secrets = [_secret(item) for item in options.secret]
+    allowed = [*options.allow, *(PYPI_HOSTS if options.allow_pypi else ()), *secrets]
     mode = options.network or ("allowlist" if allowed else "blocked")
     if allowed and mode != "allowlist":
         raise SandboxUsageError(
-            f"--allow and --allow-pypi need --network allowlist, not --network {mode}",
+            f"--allow, --allow-pypi and --secret need --network allowlist, not --network {mode}",
             argument="--allow",
             hint="leave --network out: they imply it",
         )
@@ -75,6 +77,41 @@ def _network(options: argparse.Namespace) -> dict[str, Any]:
             hint="add --allow HOST or --allow-pypi",
         )
     return {"network_mode": mode, "network_allowlist": allowed or None}
+
+
+def _secret(item: str) -> Http:
+    """Return the entry of ``--secret NAME@HOST``, with settings after commas."""
+    from union.sandbox import Basic, Bearer, Header, Http, Query, Secret
+
+    hint = "write --secret NAME@HOST, such as --secret OPENAI_API_KEY@api.openai.com"
+    place, *settings = item.split(",")
+    name, at, host = place.partition("@")
+    if not at or not name or not host:
+        raise SandboxUsageError(
+            f"--secret {place!r} is not NAME@HOST", argument="--secret", hint=hint
+        )
+    if not os.environ.get(name):
+        raise SandboxUsageError(
+            f"--secret {name}: the variable is not set in this environment",
+            argument="--secret",
+            hint="the value comes from your environment, never from the command line",
+        )
+    secret = Secret(os.environ[name])
+    auth: Bearer | Header | Basic | Query = Bearer(secret)
+    rules: list[str] = []
+    for setting in settings:
+        kind, _, value = setting.partition("=")
+        if kind == "allow":
+            rules.append(value)
+        elif kind in {"header", "basic", "query"}:
+            auth = {"header": Header, "basic": Basic, "query": Query}[kind](value, secret)
+        else:
+            raise SandboxUsageError(
+                f"--secret: unknown setting {kind!r}; accepted: header, basic, query, allow",
+                argument="--secret",
+                hint=hint,
+            )
+    return Http(host, auth=auth, env=name, allow=rules or None)
 
 
 def _resources(options: argparse.Namespace) -> object:

@@ -301,6 +301,14 @@ def _session_options(
         "--allow-pypi", action="store_true", help="allow the hosts of the public Python index"
     )
     network.add_argument(
+        "--secret",
+        action="append",
+        default=[],
+        metavar="NAME@HOST",
+        help="let the command use the credential in your variable NAME for requests to HOST, "
+        "without reading it; settings after it: ,header=NAME ,basic=USER ,query=NAME ,allow=RULE",
+    )
+    network.add_argument(
         "--deny",
         action="append",
         default=[],

@@ -79,6 +79,7 @@ def _with_arguments(source: str, name: str, arguments: list[str]) -> str:
     )
 
 
+_TAIL_BYTES: Final = 16 * 1024
 _FILE_NAME: Final = re.compile(r"[^\s()=\"']*(?:\.py|/[^\s()=\"'/]+)")
 """Text that can only be meant as a file: no statement of Python looks like it."""
 
@@ -120,10 +121,11 @@ async def _forward_stdin(process: SandboxProcess) -> AsyncIterator[None]:
 async def _streamed(sbx: Session, ending: Ending, arguments: dict[str, Any]) -> int:
     process = await sbx.run(**arguments, stdin=has_input(0), stdout=True, stderr=True)
     ending.process = process
+    tail = bytearray()
     async with _forward_stdin(process):
         try:
             await asyncio.gather(
-                forward(process.iter_stdout(), 1), forward(process.iter_stderr(), 2)
+                forward(process.iter_stdout(), 1), forward(_keep_tail(process, tail), 2)
             )
         except BrokenPipeError:
             process.kill()
@@ -131,7 +133,23 @@ async def _streamed(sbx: Session, ending: Ending, arguments: dict[str, Any]) -> 
             return 128 + signal.SIGPIPE
         code = await process.wait()
     _print_remarks(process)
+    if code and process._spec.network.mode == "blocked":  # noqa: SLF001 - one package
+        from union.sandbox._policy.hints import is_network_failure
+
+        if is_network_failure(tail.decode("utf-8", "replace")):
+            sys.stderr.write(
+                "sbx: the network is blocked, which is the default; use --allow HOST to allow a "
+                "host, or --network open\n"
+            )
     return code
+
+
+async def _keep_tail(process: SandboxProcess, tail: bytearray) -> AsyncIterator[bytes]:
+    """Yield stderr as it arrives, and keep its end."""
+    async for data in process.iter_stderr():
+        tail += data
+        del tail[:-_TAIL_BYTES]
+        yield data
 
 
 async def _as_json(sbx: Session, ending: Ending, arguments: dict[str, Any]) -> int:
@@ -141,7 +159,6 @@ async def _as_json(sbx: Session, ending: Ending, arguments: dict[str, Any]) -> i
         code = await process.wait()
     await process.communicate()
     result = dataclasses.asdict(process.result())
-    result["network"] = [dataclasses.asdict(decision) for decision in process.network]
     sys.stdout.write(json.dumps(result, ensure_ascii=False) + "\n")
     return code
 
@@ -171,6 +188,10 @@ def _print_remarks(process: SandboxProcess) -> None:
     """Print what the exit code does not show: the termination reason and denied connections."""
     if process.termination_reason in {"timeout", "oom", "limit"}:
         sys.stderr.write(f"sbx: ended by the sandbox: {process.termination_reason}\n")
+    for request in process.requests:
+        if not request.allowed:
+            where = f"{request.method} {request.host}{request.path}".strip()
+            sys.stderr.write(f"sbx: denied {where}: {request.reason}\n")
     refused = {d.suggestion: d for d in process.network if not d.allowed}
     for decision in refused.values():
         where = f"{decision.host}:{decision.port}" if decision.port else decision.host

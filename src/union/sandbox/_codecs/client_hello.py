@@ -114,7 +114,7 @@ def _parse(message: bytes) -> ClientHello:
 
 
 def _protocols(body: bytes) -> tuple[str, ...]:
-    """Return the offered protocols. The server, which alone acts on them, rejects malformed ones."""
+    """Return the offered protocols; none if they are malformed, which the server rejects."""
     found = []
     try:
         names = _Cursor(_Cursor(body).vector(2))

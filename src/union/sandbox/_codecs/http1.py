@@ -256,8 +256,7 @@ class ChunkedBody:
             if self._buffer[:2] != b"\r\n":
                 raise HttpFormatError("a chunk is longer than its declared size")
             del self._buffer[:2]
-            if self._encode:
-                out += b"\r\n"
+            self._frame(out, b"\r\n")
             self._state = "size"
             return True
         line = self._take_line()
@@ -271,10 +270,13 @@ class ChunkedBody:
             if self._trailers > _MAX_TRAILER_BYTES:
                 raise HttpFormatError(f"the trailers exceed {_MAX_TRAILER_BYTES} bytes")
         else:
-            if self._encode:
-                out += b"0\r\n\r\n"
+            self._frame(out, b"0\r\n\r\n")
             self.done = True
         return True
+
+    def _frame(self, out: bytearray, data: bytes) -> None:
+        if self._encode:
+            out += data
 
     def _parse_size(self, line: bytes, out: bytearray) -> None:
         match = _CHUNK_LINE.fullmatch(line)
@@ -282,8 +284,7 @@ class ChunkedBody:
             raise HttpFormatError("a chunk size is malformed")
         self._remaining = int(match[1], 16)
         if self._remaining:
-            if self._encode:
-                out += b"%x\r\n" % self._remaining
+            self._frame(out, b"%x\r\n" % self._remaining)
             self._state = "data"
         else:
             self._state = "trailers"

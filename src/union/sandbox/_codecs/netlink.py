@@ -18,6 +18,7 @@ values inside nf_tables attributes are big-endian.
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Final, NamedTuple
 
@@ -102,6 +103,7 @@ class NetlinkStep(NamedTuple):
     description: str
 
 
+@functools.cache
 def loopback_setup() -> tuple[NetlinkStep, ...]:
     """Return the step that brings loopback up, for a namespace without a way out."""
     body = struct.pack("=BxHiII", _AF_UNSPEC, 0, _LOOPBACK_INDEX, _IFF_UP, _IFF_UP)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.literals import NetworkMode
     from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import SessionSpec
+    from union.sandbox._policy.http_entries import Http
 
     Opener = Callable[[ContextSpec], Coroutine[Any, Any, LiveContext]]
 
@@ -184,7 +185,7 @@ class Context:
         *,
         timeout_s: float | None = None,
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         env: Mapping[str, str] | None = None,
         check: bool = False,
         wait: bool = True,
@@ -241,7 +242,7 @@ class Context:
         *,
         timeout_s: float | None = None,
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         env: Mapping[str, str] | None = None,
         wait: bool = True,
         max_output_bytes: int | None = None,
@@ -459,7 +460,7 @@ class Context:
 
     async def _finish(self, recorder: CellRecorder) -> CellRecorder:
         try:
-            await asyncio.shield(recorder.ended)
+            await recorder.wait()
         except asyncio.CancelledError:
             if not recorder.ended.done():
                 self._opened().interrupt()

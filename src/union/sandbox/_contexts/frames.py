@@ -51,6 +51,7 @@ _MAX_NUMBER: Final = 2**53
 MAX_PID: Final = 2**22
 _PACKET: Final = struct.Struct("=BI")
 _LENGTH: Final = struct.Struct("=I")
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 _FIRST: Final = 1
 
 
@@ -97,7 +98,7 @@ Event = Ready | Display | Done | Restored
 
 def encode(head: dict[str, Any], raw: bytes = b"") -> Iterator[bytes]:
     """Yield the packets of one message."""
-    text = json.dumps(head, separators=(",", ":")).encode("ascii")
+    text = _ENCODER.encode(head).encode("ascii")
     body = _LENGTH.pack(len(text)) + text + raw
     room = MAX_PACKET - _PACKET.size
     for start in range(0, len(body), room):

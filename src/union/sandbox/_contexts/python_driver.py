@@ -5,6 +5,7 @@ library only. Output of a cell does not pass through here: it is written to desc
 that C code and child processes are included. The messages are those of ``frames``.
 """
 
+import _signal
 import ast
 import builtins
 import contextlib
@@ -14,7 +15,6 @@ import json
 import linecache
 import os
 import resource
-import signal
 import socket
 import struct
 import sys
@@ -37,6 +37,8 @@ MAX_JSON_TEXT = 64 * 1024
 MAX_SOURCES = 1000
 SIGNAL_WAIT_S = 0.05
 PACKET = struct.Struct("=BI")
+DECODER = json.JSONDecoder()
+ENCODER = json.JSONEncoder(separators=(",", ":"))
 LENGTH = struct.Struct("=I")
 FIRST = 1
 CO_COROUTINE = 0x80
@@ -69,6 +71,7 @@ class Driver:
         # Only the signal handler changes the first, and only the main program the second.
         self.signals_idle = 0
         self.signals_used = 0
+        self.on_interrupt = self._on_interrupt
         self.loop: Any = None
         self.snapshots: dict[str, Any] | None = None
         self.successor: bytes | None = None
@@ -88,7 +91,7 @@ class Driver:
     # Messages.
 
     def send(self, head: Head, raw: bytes = b"") -> None:
-        text = json.dumps(head, separators=(",", ":")).encode("ascii")
+        text = ENCODER.encode(head).encode("ascii")
         body = LENGTH.pack(len(text)) + text + raw
         room = MAX_PACKET - PACKET.size
         with self.sending:
@@ -110,7 +113,7 @@ class Driver:
             body = (b"" if flags & FIRST else body) + packet[PACKET.size :]
         (size,) = LENGTH.unpack_from(body)
         end = LENGTH.size + size
-        return json.loads(body[LENGTH.size : end]), body[end:]
+        return DECODER.decode(body[LENGTH.size : end].decode("ascii")), body[end:]
 
     def _run_loop(self) -> None:
         """Run the tasks that cells left on the event loop until a message arrives."""
@@ -140,7 +143,8 @@ class Driver:
     # Interrupts.
 
     def _handle_signals(self) -> None:
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        # The functions of `signal` also convert to enumerations, for every cell.
+        _signal.signal(_signal.SIGINT, self.on_interrupt)
 
     def _on_interrupt(self, _signum: int, _frame: FrameType | None) -> None:
         # Once for each cell: its clean-up is not interrupted again.
@@ -299,7 +303,7 @@ class Driver:
         if len(self.sources) > MAX_SOURCES:
             linecache.cache.pop(self.sources.pop(0), None)
         try:
-            tree = ast.parse(code, name)
+            tree: Any = compile(code, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
         except SyntaxError as exc:
             explain_magic(exc)
             raise

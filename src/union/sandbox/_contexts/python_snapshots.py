@@ -62,6 +62,20 @@ def name_of(pid: int) -> bytes:
     return b"\0union-sandbox-snapshot-%d" % pid
 
 
+def send_to(mailbox: socket.socket, data: bytes, address: bytes) -> None:
+    """Send a datagram without waiting until the socket is writable.
+
+    A socket with a timeout is polled first, and gVisor reports a socket without a peer as not
+    writable.
+    """
+    limit_s = mailbox.gettimeout()
+    mailbox.setblocking(False)
+    try:
+        mailbox.sendto(data, address)
+    finally:
+        mailbox.settimeout(limit_s)
+
+
 def answer_of(mailbox: socket.socket, why: str) -> tuple[int, bytes]:
     """Wait for a datagram; return the process that it names, and the address of its sender."""
     try:
@@ -88,7 +102,7 @@ def sleep(saver: bytes) -> None:
                 break
         own.close()
         with contextlib.closing(open_mailbox()) as mailbox:
-            mailbox.sendto(b"%d" % os.getpid(), replaced)
+            send_to(mailbox, b"%d" % os.getpid(), replaced)
             mailbox.recv(64)
     except BaseException:  # noqa: BLE001 - another interpreter continues, so this process must not
         os._exit(1)
@@ -100,7 +114,7 @@ def hand_over(driver: Any, mailbox: socket.socket, snapshot: int) -> None:
     end = time.monotonic() + HAND_OVER_S
     answer = None
     try:
-        mailbox.sendto(b"wake", name_of(snapshot))
+        send_to(mailbox, b"wake", name_of(snapshot))
         while answer is None:
             try:
                 answer = answer_of(mailbox, "the snapshot could not start a process")

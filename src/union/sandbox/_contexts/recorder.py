@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from union.sandbox._contexts.specs import LiveContext
     from union.sandbox._contexts.values import MimeBundle
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox.errors import SandboxError
 
 __all__ = ["CellRecorder"]
@@ -45,12 +46,15 @@ class CellRecorder:
         self._truncated: dict[str, None] = {}
         self._results: list[MimeBundle] = []
         self._decisions: list[Decision] = []
+        self._requests: list[HttpRequest] = []
         self._is_streamed = is_streamed
         self._events: deque[tuple[CellOutput | MimeBundle, int]] = deque()
         self._queued = 0
         self._is_paused = False
         self._arrived: asyncio.Event | None = asyncio.Event() if is_streamed else None
-        self.ended: asyncio.Future[CellEnd] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[CellEnd] = self._loop.create_future()
+        self._waiter: asyncio.Future[None] | None = None
         self._duration_s = 0.0
 
     # The CellSink protocol.
@@ -75,20 +79,38 @@ class CellRecorder:
     def decision(self, decision: Decision) -> None:
         self._decisions.append(decision)
 
+    def request(self, request: HttpRequest) -> None:
+        self._requests.append(request)
+
     def done(self, end: CellEnd) -> None:
         self._duration_s = time.perf_counter() - self._begun
         if end.dropped:
             self._truncated["results"] = None
         if not self.ended.done():
             self.ended.set_result(end)
-        if self._arrived is not None:
-            self._arrived.set()
+        self._wake()
 
     def failed(self, error: SandboxError) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
         if self._arrived is not None:
             self._arrived.set()
+
+    async def wait(self) -> None:
+        """Wait until the cell has ended, and raise if it failed. One task waits.
+
+        Cancelling this call leaves ``ended`` as it is, like ``asyncio.shield()``, which takes one
+        more turn of the event loop.
+        """
+        if not self.ended.done():
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self.ended.result()
 
     # The reader of a stream.
 
@@ -139,6 +161,7 @@ class CellRecorder:
             reason=end.reason,
             state=end.state,
             network=tuple(self._decisions),
+            requests=tuple(self._requests),
             usage=end.usage,
             duration_s=self._duration_s,
             truncated=tuple(self._truncated),

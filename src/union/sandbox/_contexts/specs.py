@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox.errors import SandboxError
 
 __all__ = [
@@ -83,6 +84,9 @@ class CellSink(Protocol):
 
     def decision(self, decision: Decision) -> None:
         """Receive the decision about one connection or name lookup."""
+
+    def request(self, request: HttpRequest) -> None:
+        """Receive the record of one request to the host of an ``Http`` entry."""
 
     def done(self, end: CellEnd) -> None:
         """Receive the end of the cell; nothing follows."""
@@ -175,7 +179,7 @@ def resolve_cell(
         raise SandboxUsageError("code contains a NUL character", argument="code")
     spec = resolve_run(
         # The variables of the session are those of the interpreter already.
-        dataclasses.replace(session, env=()),
+        dataclasses.replace(session, env=()) if session.env else session,
         code if code.strip() else "0",
         env=env,
         script_type="python" if language == "python" else "shell",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
 
 __all__ = [
     "CellEnd",
@@ -172,6 +173,8 @@ class CellResult:
     """``lost`` if the interpreter has ended and its variables are gone."""
     network: tuple[Decision, ...] = ()
     """The network policy decisions during this cell, in order."""
+    requests: tuple[HttpRequest, ...] = ()
+    """The HTTP requests to hosts of ``Http`` entries during this cell, in order."""
     usage: Usage = field(default_factory=Usage)
     """CPU time and memory, as reported by the interpreter."""
     duration_s: float = 0.0

@@ -440,6 +440,27 @@ def _run_network(spec: SessionSpec, mode: object, allowlist: object) -> NetworkS
     )
 
 
+def _check_hidden(network: NetworkSpec, command: dict[str, Any], env: _Variables) -> None:
+    """Raise if a command or a variable contains a secret that an ``Http`` entry hides."""
+    for entry in network.allow:
+        if entry.http is None or entry.http.auth is None:
+            continue
+        value = entry.http.auth.secret.reveal()
+        for name, text in env:
+            if value in text:
+                raise PolicyError(
+                    f"env: {name!r} contains the secret of {entry.text}, which code inside must "
+                    "not read",
+                    argument="env",
+                    hint=f"leave it out; Http(..., env={name!r}) sets it to a placeholder",
+                )
+        if value in command.get("text", "") or any(value in a for a in command.get("argv", ())):
+            raise PolicyError(
+                f"cmd contains the secret of {entry.text}, which code inside must not read",
+                argument="cmd",
+            )
+
+
 def _check_enforceable(backend: str, **lists: object) -> None:
     """Raise ``PolicyError`` for a list that the backend would accept and not enforce."""
     if backend != "none":
@@ -493,14 +514,18 @@ def resolve_run(
     merged = stderr is Stream.STDOUT
     own_stderr = window is None and not merged
     output = _stream("stdout", stdout)
+    command = _command(cmd, script_type)
+    variables = session.env if env is None else _with(session.env, _environment(env))
+    network = _run_network(session, network_mode, network_allowlist)
+    _check_hidden(network, command, variables)
     return RunSpec(
-        **_command(cmd, script_type),
-        env=session.env if env is None else _with(session.env, _environment(env)),
+        **command,
+        env=variables,
         cwd=cwd,
         stdout=output,
         stderr=_stream("stderr", stderr) if own_stderr else "devnull",
         stdin=_stdin(stdin),
-        network=_run_network(session, network_mode, network_allowlist),
+        network=network,
         timeout_s=validate_timeout("timeout_s", timeout_s),
         background=_flag("background", background),
         pty=window,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.events import Event
     from union.sandbox._linux.reader_set import ReaderSet
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox._session.transport import Sink
 
 __all__ = ["UNATTACHED", "OutputPipes"]
@@ -54,6 +55,9 @@ class _Unattached:
 
     def decision(self, decision: Decision) -> None:
         raise RuntimeError(f"the run is not attached: {decision}")
+
+    def request(self, request: HttpRequest) -> None:
+        raise RuntimeError(f"the run is not attached: {request}")
 
 
 UNATTACHED: Final = _Unattached()

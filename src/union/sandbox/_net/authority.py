@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 import ssl
 import threading
@@ -13,14 +13,14 @@ from union.sandbox._core.optional_deps import require
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.x509 import Certificate, CertificateBuilder
+    from cryptography.x509 import Certificate, CertificateBuilder, ExtensionType, KeyUsage, Name
 
 __all__ = ["CertificateAuthority"]
 
 _AUTHORITY_DAYS: Final = 3650
 _LEAF_DAYS: Final = 90
 _RENEW_S: Final = 30 * 86400
-_CLOCK_SKEW: Final = datetime.timedelta(days=1)
+_CLOCK_SKEW: Final = dt.timedelta(days=1)
 _DESCRIPTORS: Final = "/dev/fd" if not os.path.isdir("/proc/self/fd") else "/proc/self/fd"
 
 
@@ -36,18 +36,20 @@ class CertificateAuthority:
         require("cryptography", extra="secrets", what="an Http entry")
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import NameOID
 
         self._key = ec.generate_private_key(ec.SECP256R1())
-        # One key for all leaves: whoever has one of them has the process.
+        # One key for all leaves: each of them is in the memory of this process anyway.
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
         self._contexts: dict[str, tuple[float, ssl.SSLContext]] = {}
         self._lock = threading.Lock()
         name = x509.Name(
-            [x509.NameAttribute(x509.NameOID.COMMON_NAME, f"sandbox {os.urandom(8).hex()}")]
+            [x509.NameAttribute(NameOID.COMMON_NAME, f"sandbox {os.urandom(8).hex()}")]
         )
         usage = _key_usage(signs_certificates=True)
+        limits = x509.BasicConstraints(ca=True, path_length=0)
         builder = _builder(name, name, self._key, days=_AUTHORITY_DAYS)
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(limits, critical=True)
         builder = builder.add_extension(usage, critical=True)
         self._certificate = _signed(builder, self._key, self._key)
 
@@ -70,15 +72,17 @@ class CertificateAuthority:
     def _new_context(self, host: str) -> ssl.SSLContext:
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
+        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host[:64])])
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64])])
         builder = _builder(subject, self._certificate.subject, self._leaf_key, days=_LEAF_DAYS)
-        for extension, critical in (
+        extensions: tuple[tuple[ExtensionType, bool], ...] = (
             (x509.SubjectAlternativeName([x509.DNSName(host)]), False),
             (x509.BasicConstraints(ca=False, path_length=None), True),
             (_key_usage(signs_certificates=False), True),
-            (x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        ):
+            (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        )
+        for extension, critical in extensions:
             builder = builder.add_extension(extension, critical=critical)
         leaf = _signed(builder, self._leaf_key, self._key)
         key = self._leaf_key.private_bytes(
@@ -110,7 +114,7 @@ def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
             os.close(reader)
 
 
-def _key_usage(*, signs_certificates: bool) -> object:
+def _key_usage(*, signs_certificates: bool) -> KeyUsage:
     from cryptography import x509
 
     return x509.KeyUsage(
@@ -127,11 +131,11 @@ def _key_usage(*, signs_certificates: bool) -> object:
 
 
 def _builder(
-    subject: object, issuer: object, key: EllipticCurvePrivateKey, *, days: int
+    subject: Name, issuer: Name, key: EllipticCurvePrivateKey, *, days: int
 ) -> CertificateBuilder:
     from cryptography import x509
 
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -139,7 +143,7 @@ def _builder(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 

@@ -12,6 +12,8 @@ from union.sandbox._policy.addresses import parse_address
 from union.sandbox._policy.rules import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from union.sandbox._net.dialer import OutboundConnection
     from union.sandbox._net.egress import Egress
     from union.sandbox._net.http_exchange import HttpExchange
@@ -33,6 +35,8 @@ class Connection:
         self._egress = egress
         self._server: Stream | None = None
         self._attempts: list[Attempt] = []
+        self.pending_request: Callable[[], None] | None = None
+        """Records the HTTP request in progress."""
         self.stream = stream
         self.policy = egress.policy
         self.upstream = egress.dialer.upstream
@@ -159,6 +163,11 @@ class Connection:
                     remaining -= len(data)
         except TimeoutError:
             return
+
+    def record_pending_request(self) -> None:
+        """Record the HTTP request in progress as it is now."""
+        if self.pending_request is not None:
+            self.pending_request()
 
     def end_attempts(self) -> None:
         """Record the attempts that have ended."""

@@ -87,7 +87,8 @@ class Egress:
         credentials: ``user:password`` that both proxies require. Default None: none.
         destination: returns the original destination of a redirected connection.
         ttl_s: how long a client may cache an address. Default: 60 s.
-        interception: serves the hosts of ``Http`` entries. Default None: a new one at first use.
+        interception: returns what serves the hosts of ``Http`` entries, at their first use.
+            Default None: the policy must have no such entry.
         on_request: called with each HTTP request that such an entry has handled. Default None:
             not recorded.
 
@@ -110,7 +111,7 @@ class Egress:
         credentials: str | None = None,
         destination: Destination = original_destination,
         ttl_s: int = TTL_S,
-        interception: Interception | None = None,
+        interception: Callable[[], Interception] | None = None,
         on_request: Callable[[HttpRequest], None] | None = None,
     ) -> None:
         self.policy = policy
@@ -203,6 +204,7 @@ class Egress:
                 connection.record_part()
             else:
                 connection.revoke("the network is suspended")
+                connection.record_pending_request()
                 connection.end_attempts()
                 task.cancel()
 
@@ -211,10 +213,8 @@ class Egress:
         from union.sandbox._net.http_exchange import HttpExchange
 
         if self._interception is None:
-            from union.sandbox._net.interception import Interception
-
-            self._interception = Interception()
-        return HttpExchange(connection, attempt, http, self._interception)
+            raise AssertionError("the policy has an Http entry, and nothing serves it")
+        return HttpExchange(connection, attempt, http, self._interception())
 
     @property
     def unrecorded(self) -> int:

@@ -13,8 +13,12 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._codecs.client_hello import TlsFormatError, looks_like_tls, parse_client_hello
-from union.sandbox._codecs.http1 import MAX_HEAD_BYTES, HttpFormatError, encode_head
-from union.sandbox._codecs.http1 import parse_request_head
+from union.sandbox._codecs.http1 import (
+    MAX_HEAD_BYTES,
+    HttpFormatError,
+    encode_head,
+    parse_request_head,
+)
 from union.sandbox._net import http_messages as messages
 from union.sandbox._net.dialer import DialError, RefusedError
 from union.sandbox._net.http_transfer import ClientBodyError, Transfer, TransferRefusedError
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from union.sandbox._net.interception import Interception
     from union.sandbox._net.ledger import Attempt
     from union.sandbox._net.stream import Stream
+    from union.sandbox._policy.credentials import Headers
     from union.sandbox._policy.http_entries import Http
 
 __all__ = ["HttpExchange"]
@@ -43,6 +48,7 @@ _IDLE_TIMEOUT_S: Final = 120.0
 _MAX_SIGNED_BODY: Final = 16 * 1024 * 1024
 """Limit on a body that is read whole, because its digest is part of the signature."""
 _MAX_SHOWN_PATH: Final = 1024
+_MAX_SHOWN_METHOD: Final = 32
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0"
 _HTTP2: Final = (
     "the client offers only HTTP/2, and an Http entry serves HTTP/1.1; use an HTTP/1.1 client, or "
@@ -137,7 +143,7 @@ class HttpExchange:
             raise RefusedError(
                 self._refused("the TLS server name differs from the host of the connection")
             )
-        if hello.protocols and "http/1.1" not in hello.protocols and "http/1.0" not in hello.protocols:
+        if hello.protocols and not {"http/1.1", "http/1.0"}.intersection(hello.protocols):
             raise RefusedError(self._refused(_HTTP2))
         tls = TlsStream(self._client, self._interception.server_context(self._http.host))
         try:
@@ -216,53 +222,33 @@ class HttpExchange:
             self._interception.spent(self._http),
             self._interception.scrub_table(self._http),
         )
-        started, requested_at = time.monotonic(), time.time()
-        path = target.partition("?")[0]
-        verdict = RequestVerdict(allowed=False, reason="not decided")
-        error = ""
+        record = _RequestRecord(self._connection, self._http.host, head, target, transfer)
+        self._connection.pending_request = record.finish
         try:
             length = messages.check_request(head, target, self._http)
-            verdict = self._decide(head, target, length)
-            if not verdict.allowed:
-                await self._refuse(verdict)
-                return False
+            record.verdict = self._decide(head, target, length)
+            if not record.verdict.allowed:
+                return await self._refuse(record)
             return await self._exchange(head, target, length, transfer)
         except (HttpFormatError, CredentialRefusedError) as exc:
-            verdict = RequestVerdict(allowed=False, reason=str(exc))
-            await self._respond(
-                400 if isinstance(exc, HttpFormatError) else 403, f"refused: {exc}"
-            )
-            return False
+            record.verdict = RequestVerdict(allowed=False, reason=str(exc))
+            status = 400 if isinstance(exc, HttpFormatError) else 403
+            return await self._refuse(record, status=status)
         except RefusedError as exc:
-            verdict = RequestVerdict(
+            record.verdict = RequestVerdict(
                 allowed=False, reason=exc.verdict.reason, suggestion=exc.verdict.suggestion
             )
-            await self._refuse(verdict)
-            return False
+            return await self._refuse(record)
         except (DialError, ClientBodyError, TransferRefusedError) as exc:
-            error = str(exc)
+            record.error = str(exc)
+            record.finish()
             return await self._fail(exc, transfer)
         except (EndOfStreamError, OSError) as exc:
-            error = str(exc) or "the connection ended before the end of the response"
+            record.error = str(exc) or "the connection ended before the end of the response"
             raise
         finally:
-            self._connection.record_request(
-                HttpRequest(
-                    time=requested_at,
-                    method=head.method[:32],
-                    host=self._http.host,
-                    path=path[:_MAX_SHOWN_PATH],
-                    allowed=verdict.allowed,
-                    reason=verdict.reason,
-                    suggestion=verdict.suggestion,
-                    status=transfer.status,
-                    error=error,
-                    has_credential=transfer.has_credential,
-                    bytes_up=transfer.bytes_up,
-                    bytes_down=transfer.bytes_down,
-                    duration_ms=(time.monotonic() - started) * 1000,
-                )
-            )
+            record.finish()
+            self._connection.pending_request = None
 
     async def _fail(self, exc: Exception, transfer: Transfer) -> bool:
         """Report an allowed request that failed, unless its response has begun."""
@@ -274,11 +260,14 @@ class HttpExchange:
         await self._respond(status, f"the request is allowed, but it failed: {exc}")
         return False
 
-    async def _refuse(self, verdict: RequestVerdict) -> None:
-        text = f"refused by the sandbox's network policy: {verdict.reason}"
-        if verdict.suggestion:
-            text += f"\nrule that would allow it: {verdict.suggestion}"
-        await self._respond(403, text)
+    async def _refuse(self, record: _RequestRecord, *, status: int = 403) -> bool:
+        """Record a refusal before the client knows of it, and respond; no request may follow."""
+        record.finish()
+        text = f"refused by the sandbox's network policy: {record.verdict.reason}"
+        if record.verdict.suggestion:
+            text += f"\nrule that would allow it: {record.verdict.suggestion}"
+        await self._respond(status, text)
+        return False
 
     def _decide(self, head: RequestHead, target: str, length: int | str | None) -> RequestVerdict:
         """Decide by the rules and the budgets of the entry; count an allowed request."""
@@ -306,24 +295,39 @@ class HttpExchange:
     async def _exchange(
         self, head: RequestHead, target: str, length: int | str | None, transfer: Transfer
     ) -> bool:
-        http, table = self._http, transfer.table
-        is_websocket = messages.requests_websocket(head, http)
-        fields = messages.request_fields(head, http, is_scrubbed=table is not None)
-        body, digest = b"", None
-        if isinstance(http.auth, SigV4) and http.auth.needs_digest(fields):
+        http = self._http
+        fields = messages.request_fields(head, http, is_scrubbed=transfer.table is not None)
+        if not (isinstance(http.auth, SigV4) and http.auth.needs_digest(fields)):
+            return await self._send(head, target, fields, length, transfer)
+        async with self._interception.buffering:
             body = await self._whole_body(length, transfer)
-            digest = hashlib.sha256(body).hexdigest()
+            return await self._send(head, target, fields, None, transfer, body=body)
+
+    async def _send(
+        self,
+        head: RequestHead,
+        target: str,
+        fields: Headers,
+        length: int | str | None,
+        transfer: Transfer,
+        *,
+        body: bytes | None = None,
+    ) -> bool:
+        """Put the credential in and forward both ways; ``body``: it was read whole."""
+        http = self._http
+        is_websocket = messages.requests_websocket(head, http)
         if http.auth is not None:
+            digest = None if body is None else hashlib.sha256(body).hexdigest()
             target, fields = http.auth.apply(head.method, target, fields, digest)
-        framing = (("transfer-encoding", "chunked"),) if length == "chunked" else ()
+        framing: Headers = (("transfer-encoding", "chunked"),) if length == "chunked" else ()
         if is_websocket:
             framing = (("connection", "Upgrade"), ("upgrade", "websocket"))
         data = encode_head(f"{head.method} {target} HTTP/1.1", (*fields, *framing))
         server = await self._connect()
         transfer.has_credential = http.auth is not None
-        if digest is not None:
-            data, length = data + body, None
+        if body is not None:
             transfer.count_up(len(body))
+            data += body
         try:
             keeps = await transfer.run(server, head, data, length, is_websocket=is_websocket)
         except (EndOfStreamError, HeadTooLongError, HttpFormatError, OSError) as exc:
@@ -372,5 +376,45 @@ class HttpExchange:
         return server
 
 
+class _RequestRecord:
+    """The record of a request in progress; ``finish`` reports it once."""
+
+    def __init__(
+        self, connection: Connection, host: str, head: RequestHead, target: str, transfer: Transfer
+    ) -> None:
+        self.verdict = RequestVerdict(allowed=False, reason="the request was not decided")
+        self.error = ""
+        self._connection = connection
+        self._host = host
+        self._method = head.method[:_MAX_SHOWN_METHOD]
+        self._path = target.partition("?")[0][:_MAX_SHOWN_PATH]
+        self._transfer = transfer
+        self._started, self._time = time.monotonic(), time.time()
+        self._is_finished = False
+
+    def finish(self) -> None:
+        if self._is_finished:
+            return
+        self._is_finished = True
+        transfer = self._transfer
+        self._connection.record_request(
+            HttpRequest(
+                time=self._time,
+                method=self._method,
+                host=self._host,
+                path=self._path,
+                allowed=self.verdict.allowed,
+                reason=self.verdict.reason,
+                suggestion=self.verdict.suggestion,
+                status=transfer.status,
+                error=self.error,
+                has_credential=transfer.has_credential,
+                bytes_up=transfer.bytes_up,
+                bytes_down=transfer.bytes_down,
+                duration_ms=(time.monotonic() - self._started) * 1000,
+            )
+        )
+
+
 def _reason(exc: BaseException) -> str:
-    return str(getattr(exc, "reason", None) or exc or type(exc).__name__)
+    return str(getattr(exc, "reason", None) or str(exc) or type(exc).__name__)

@@ -49,7 +49,7 @@ _OVERRIDES: Final = frozenset(
 )
 """Headers by which some servers replace the method, the path or the host that was checked."""
 _PARTIAL: Final = frozenset({"range", "if-range", "accept-encoding", "sec-websocket-extensions"})
-"""Headers that make a server split or compress its response, so that a secret in it is not found."""
+"""Headers that make a server split or compress its response: a secret would not be found."""
 _METHOD_PARAMETER: Final = "_method"
 _REASONS: Final = {
     400: "Bad Request",

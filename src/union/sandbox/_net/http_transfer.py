@@ -257,7 +257,7 @@ class Transfer:
         scrubber = None if self.table is None else Scrubber(self.table)
         while True:
             try:
-                # A message may end with a byte that could begin a secret: it must not wait for ever.
+                # A message may end with a byte that could begin a secret: it must not wait.
                 held = scrubber is not None and scrubber.is_holding
                 async with asyncio.timeout(_HELD_BACK_S if held else None):
                     data = await server.read_some(_READ_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 import threading
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Interception", "Spent"]
 
+_MAX_BUFFERED: Final = 4
 _UPSTREAM_VARIABLES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _upstream_contexts: dict[tuple[str | None, ...], ssl.SSLContext] = {}
 """TLS contexts for servers, by the variables that select the host's trust store. Reading a store
@@ -38,6 +40,8 @@ class Interception:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._authority: CertificateAuthority | None = None
+        self.buffering = asyncio.Semaphore(_MAX_BUFFERED)
+        """Held while a request body is in memory, so that a program cannot fill the host's."""
         self._spent: weakref.WeakKeyDictionary[Http, Spent] = weakref.WeakKeyDictionary()
         self._tables: weakref.WeakKeyDictionary[Http, ScrubTable] = weakref.WeakKeyDictionary()
 

@@ -129,7 +129,7 @@ class Policy:
             return Verdict(
                 allowed=False,
                 rule=bound.text,
-                reason=f"the TLS server name {server_name} has an Http entry; connect to it by name",
+                reason=f"the TLS server name {server_name} has an Http entry: connect by name",
             )
         return decide_server_name(self._rules, server_name, port, name=name)
 

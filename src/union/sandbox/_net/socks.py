@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ from union.sandbox._policy.rules import Verdict
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Awaitable, Callable
 
     from union.sandbox._net.connection import Connection
     from union.sandbox._net.stream import Stream
@@ -81,14 +83,16 @@ class SocksFrontend:
             return
         connection.begin_attempt(attempt)
         connection.request_received()
+        serve: Callable[[], Awaitable[None]]
         bound = connection.policy.binding(attempt.host, attempt.port)
         try:
             if bound is not None:
-                exchange = connection.intercept(attempt, bound)
-                await self._reply(stream, _GRANTED)
+                serve = connection.intercept(attempt, bound).serve
             else:
                 outbound = await connection.dial(attempt)
-                await self._reply(stream, _GRANTED)
+                serve = functools.partial(
+                    tunnel, stream, outbound, attempt, policy=connection.policy
+                )
         except RefusedError:
             await self._reply(stream, _NOT_ALLOWED)
             await connection.linger()
@@ -97,10 +101,8 @@ class SocksFrontend:
             await self._reply(stream, _CONNECTION_REFUSED if exc.refused else _UNREACHABLE)
             await connection.linger()
             return
-        if bound is not None:
-            await exchange.serve()
-        else:
-            await tunnel(stream, outbound, attempt, policy=connection.policy)
+        await self._reply(stream, _GRANTED)
+        await serve()
 
     async def _authenticate(self, stream: Stream) -> None:
         version, count = await stream.read_exactly(2)

@@ -74,10 +74,10 @@ class TlsStream(Stream):
         view = memoryview(data)
         while view:
             try:
-                self._tls.write(view[:_WRITE_BYTES])
+                size = self._tls.write(view[:_WRITE_BYTES])
             except ssl.SSLError as exc:
                 raise ConnectionResetError(errno.ECONNRESET, str(exc)) from exc
-            view = view[_WRITE_BYTES:]
+            view = view[size:]
             await self._flush()
 
     def finish(self) -> None:

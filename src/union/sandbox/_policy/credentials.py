@@ -131,9 +131,7 @@ class Header:
     def __post_init__(self) -> None:
         _header_value(_checked_secret(self.secret, "Header").reveal(), "Header")
         if not isinstance(self.name, str) or _TOKEN.fullmatch(self.name) is None:
-            raise PolicyError(
-                f"Header: {self.name!r} is not the name of a header", argument="name"
-            )
+            raise PolicyError(f"Header: {self.name!r} is not the name of a header", argument="name")
         if self.name.lower() in _REFUSED_NAMES:
             raise PolicyError(
                 f"Header: {self.name!r} frames the request and cannot hold a credential",
@@ -259,7 +257,7 @@ class SigV4:
         if self.session_token is not None:
             _checked_secret(self.session_token, "SigV4")
         if not isinstance(self.access_key, str) or _TOKEN.fullmatch(self.access_key) is None:
-            raise PolicyError("SigV4: the access key is not an access key id", argument="access_key")
+            raise PolicyError("SigV4: this is not an access key id", argument="access_key")
 
     @property
     def secrets(self) -> tuple[Secret, ...]:

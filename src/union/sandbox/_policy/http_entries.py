@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
 from union.sandbox._policy.addresses import format_host_port, looks_numeric
@@ -14,7 +14,18 @@ from union.sandbox._policy.credentials import Auth, Basic, Bearer, Header, Query
 from union.sandbox._policy.names import NameSyntaxError, normalise_name
 from union.sandbox.errors import PolicyError
 
-__all__ = ["Http", "HttpRule", "RequestVerdict", "covers", "decide_request", "path_problem"]
+if TYPE_CHECKING:
+    from union.sandbox._policy.entries import Entry
+
+__all__ = [
+    "Http",
+    "HttpRule",
+    "RequestVerdict",
+    "covers",
+    "decide_request",
+    "path_problem",
+    "texts_of",
+]
 
 _RULE: Final = re.compile(r"(\*|[A-Z]+) (/[\x21-\x7e]*)", re.ASCII)
 _METHOD: Final = re.compile(r"[A-Z]{1,32}", re.ASCII)
@@ -217,6 +228,26 @@ def path_problem(path: str) -> str:
     return ""
 
 
+def texts_of(entries: Iterable[Entry]) -> list[str]:
+    """Return the entries as text, for a place that cannot serve ``Http`` entries.
+
+    Raises:
+        PolicyError: there is one.
+
+    """
+    found = []
+    for entry in entries:
+        if entry.http is not None:
+            raise PolicyError(
+                f"network_allowlist: {entry.text} works in sessions on this machine only: a server "
+                "is not sent secrets",
+                argument="network_allowlist",
+                hint="use on_device.session(), or list the host by name and pass a limited secret",
+            )
+        found.append(entry.text)
+    return found
+
+
 def covers(wide: Http, narrow: Http) -> bool:
     """Return whether ``narrow`` allows nothing beyond ``wide``."""
     if wide is narrow:
@@ -295,7 +326,7 @@ def _rule(text: object) -> HttpRule:
     if method in NEVER_ALLOWED:
         raise PolicyError(f"Http: the method {method} is never forwarded", argument="allow")
     stem = path.removesuffix("**")
-    if "?" in path or any(segment.count("*") > 1 for segment in stem.split("/")):
+    if "?" in path or "***" in path or any(segment.count("*") > 1 for segment in stem.split("/")):
         # One wildcard per segment: matching stays linear in the length of a hostile path.
         raise PolicyError(
             f"Http: the rule {text!r} has a query, two '*' in one segment, or '**' before its end",

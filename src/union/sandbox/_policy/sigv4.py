@@ -89,10 +89,10 @@ def sign_again(
     to_sign = "\n".join(
         ("AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(canonical.encode("latin-1")).hexdigest())
     )
-    key = f"AWS4{secret_key}".encode()
+    signing = f"AWS4{secret_key}".encode()
     for part in (date, region, service, "aws4_request"):
-        key = hmac.digest(key, part.encode(), "sha256")
-    signature = hmac.digest(key, to_sign.encode(), "sha256").hex()
+        signing = hmac.digest(signing, part.encode(), "sha256")
+    signature = hmac.digest(signing, to_sign.encode(), "sha256").hex()
     value = (
         f"AWS4-HMAC-SHA256 Credential={access_key}/{scope}, SignedHeaders={ordered}, "
         f"Signature={signature}"

@@ -18,15 +18,16 @@ from union.sandbox._session.sink import ProcessSink
 from union.sandbox._session.stdin import ProcessStdin
 from union.sandbox._session.streams import StreamBuffer
 from union.sandbox.constants import MAX_LINE_BYTES
-from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
+from union.sandbox.errors import SandboxCommandError, SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.literals import TerminationReason
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox._session.transport import Run
 
 __all__ = ["SandboxProcess"]
@@ -138,6 +139,11 @@ class SandboxProcess:
     def network(self) -> tuple[Decision, ...]:
         """The network policy decisions for this command, in order."""
         return tuple(self._sink.decisions)
+
+    @property
+    def requests(self) -> tuple[HttpRequest, ...]:
+        """The HTTP requests of this command to hosts of ``Http`` entries, in order."""
+        return tuple(self._sink.requests)
 
     @property
     def truncated(self) -> tuple[str, ...]:
@@ -368,7 +374,15 @@ class SandboxProcess:
             truncated=bool(self.truncated),
             usage=self.usage,
             backend=self.backend,
+            network=self.network,
+            requests=self.requests,
         )
+
+    def _command_error(self, cmd: str | Sequence[str], result: ExecResult) -> SandboxCommandError:
+        from union.sandbox._policy.hints import network_hint
+
+        hint = network_hint(self._spec.network.mode, result)
+        return SandboxCommandError(cmd, result, hint=hint)
 
     def __repr__(self) -> str:
         state = f"ended {self.returncode}" if self._sink.has_ended else "running"

@@ -9,6 +9,8 @@ from union.sandbox._core.events import Usage
 
 if TYPE_CHECKING:
     from union.sandbox._core.literals import TerminationReason
+    from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
 
 __all__ = ["ExecResult"]
 
@@ -33,6 +35,10 @@ class ExecResult:
     """CPU time and memory of the command and its children."""
     backend: str = ""
     """The backend that isolated the command."""
+    network: tuple[Decision, ...] = ()
+    """The network policy decisions for the command, in order."""
+    requests: tuple[HttpRequest, ...] = ()
+    """The HTTP requests of the command to hosts of ``Http`` entries, in order."""
 
     @property
     def ok(self) -> bool:

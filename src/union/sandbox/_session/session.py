@@ -13,7 +13,6 @@ from union.sandbox._session.own_loop import carry, foreign_loop, in_own_loop
 from union.sandbox._session.process import SandboxProcess
 from union.sandbox._session.session_checkpoints import SessionCheckpoints
 from union.sandbox._session.session_processes import SessionProcesses
-from union.sandbox.errors import SandboxCommandError, UnknownArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -24,10 +23,12 @@ if TYPE_CHECKING:
     from union.sandbox._core.literals import BackendName, NetworkMode, ScriptType
     from union.sandbox._core.resources import AnyResources
     from union.sandbox._core.spec import RunSpec, SessionSpec
+    from union.sandbox._policy.http_entries import Http
     from union.sandbox._session.lifecycle import Lifecycle
     from union.sandbox._session.result import ExecResult
     from union.sandbox._session.transport import Transport
     from union.sandbox.constants import Stream
+    from union.sandbox.errors import UnknownArgumentError
 
     Paths = Sequence[str | os.PathLike[str]]
 
@@ -131,7 +132,7 @@ class Session(MachineFiles, SessionProcesses, SessionCheckpoints):
         cwd: str | os.PathLike[str] | None = None,
         script_type: ScriptType = "shell",
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         timeout_s: float | None = None,
         background: bool = False,
         pty: bool | tuple[int, int] = False,
@@ -162,7 +163,7 @@ class Session(MachineFiles, SessionProcesses, SessionCheckpoints):
             network_mode: ``"blocked"``, ``"allowlist"`` or ``"open"``, within what the session
                 allows. None (default) for the mode of the session.
             network_allowlist: hosts, addresses or ranges for mode ``"allowlist"``, each with an
-                optional ``:port``. None (default) for the list of the session.
+                optional ``:port``, and ``Http`` entries. None (default): the session's list.
             timeout_s: seconds until the command is ended; None (default) for no limit.
             background: whether to return as soon as the command has started; False by default.
             pty: True for a terminal of 24 rows and 80 columns, ``(rows, columns)`` for another
@@ -238,7 +239,7 @@ class Session(MachineFiles, SessionProcesses, SessionCheckpoints):
         cwd: str | os.PathLike[str] | None = None,
         script_type: ScriptType = "shell",
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
         resources: AnyResources | None = None,
@@ -289,7 +290,7 @@ class Session(MachineFiles, SessionProcesses, SessionCheckpoints):
         )
         result = process.result()
         if check and not result.ok:
-            raise SandboxCommandError(cmd, result)
+            raise process._command_error(cmd, result)  # noqa: SLF001 - one handle
         return result
 
     async def run_code(
@@ -300,7 +301,7 @@ class Session(MachineFiles, SessionProcesses, SessionCheckpoints):
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
         resources: AnyResources | None = None,
@@ -308,9 +309,7 @@ class Session(MachineFiles, SessionProcesses, SessionCheckpoints):
         read_write_paths: Paths = (),
         **unknown: Never,
     ) -> str:
-        """Run Python source and return its stdout.
-
-        Cancelling this call kills the command.
+        """Run Python source and return its stdout. Cancelling this call kills the command.
 
         Args:
             code: Python source; indentation shared by all lines is removed.

@@ -18,7 +18,8 @@ __all__ = ["SessionProcesses"]
 class SessionProcesses(SessionFiles):
     """Calls about processes. ``Session`` inherits them."""
 
-    _lifecycle: Lifecycle
+    if TYPE_CHECKING:
+        _lifecycle: Lifecycle
 
     @property
     def shell(self) -> str:

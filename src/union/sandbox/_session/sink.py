@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox._session.transport import Run
 
 __all__ = ["ProcessSink"]
@@ -38,6 +39,7 @@ class ProcessSink:
         "exited",
         "failed",
         "pid",
+        "requests",
         "run",
         "runtime_ms",
     )
@@ -50,6 +52,7 @@ class ProcessSink:
         self.exited: Exited | None = None
         self.failed: Failed | None = None
         self.decisions: list[Decision] = []
+        self.requests: list[HttpRequest] = []
         self.buffers: dict[int, StreamBuffer] = {}
         self.collected: dict[int, Collector] = {}
         self.exit_waiters: list[asyncio.Future[None]] = []
@@ -83,6 +86,9 @@ class ProcessSink:
 
     def decision(self, decision: Decision) -> None:
         self.decisions.append(decision)
+
+    def request(self, request: HttpRequest) -> None:
+        self.requests.append(request)
 
     def output(self, fd: int, data: bytes | memoryview) -> bool:
         # A piped stream goes through its buffer also while it is collected: earlier bytes may

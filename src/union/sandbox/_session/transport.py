@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
 
 __all__ = ["Files", "Run", "Sink", "Transport"]
 
@@ -33,6 +34,9 @@ class Sink(Protocol):
 
     def decision(self, decision: Decision) -> None:
         """Receive the decision about one connection or name lookup."""
+
+    def request(self, request: HttpRequest) -> None:
+        """Receive the record of one request to the host of an ``Http`` entry."""
 
 
 class Run(Protocol):

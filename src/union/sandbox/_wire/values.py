@@ -19,6 +19,8 @@ from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resolve_call import RESOURCE_OF
 from union.sandbox._core.resources import Resources
 from union.sandbox._policy.decision import Decision, FrontendName
+from union.sandbox._policy.http_entries import texts_of
+from union.sandbox._policy.http_request import HttpRequest
 from union.sandbox._wire.errors import clean_text
 from union.sandbox._wire.frames import WireError, parse_json, to_json
 from union.sandbox.constants import DEVNULL, PIPE, STDOUT, Stream
@@ -143,7 +145,7 @@ def encode_network(network: NetworkSpec) -> dict[str, Any]:
     """Encode mode and allow-list; the rest of a policy belongs to the session."""
     payload: dict[str, Any] = {"network_mode": network.mode}
     if network.mode == "allowlist":
-        payload["network_allowlist"] = [entry.text for entry in network.allow]
+        payload["network_allowlist"] = texts_of(network.allow)
     return payload
 
 
@@ -470,6 +472,10 @@ def encode_decision(decision: Decision) -> bytes:
     return to_json({"decision": dataclasses.asdict(decision)})
 
 
+def encode_request(request: HttpRequest) -> bytes:
+    return to_json({"request": dataclasses.asdict(request)})
+
+
 def decode_event(data: bytes) -> tuple[str, Any]:
     """Return the name of an event and its value: ``Event``, ``Decision`` or plain fields."""
     payload = parse_json(data, max_bytes=_MAX_EVENT)
@@ -492,6 +498,8 @@ def decode_event(data: bytes) -> tuple[str, Any]:
                 return name, Failed(*(clean_text(_checked(value[n], str, n)) for n in names))
             case "decision":
                 return name, decode_decision(value)
+            case "request":
+                return name, decode_request(value)
             case "refused" | "context":
                 return name, value
     except KeyError as exc:
@@ -524,7 +532,29 @@ def decode_decision(payload: dict[str, Any]) -> Decision:
         else:
             _number(value, name)
     known["door"] = cast("FrontendName", known["door"])
-    return Decision(allowed=_checked(payload["allowed"], bool, "allowed"), **known)
+    return Decision(
+        allowed=_checked(payload["allowed"], bool, "allowed"),
+        intercepted=payload.get("intercepted") is True,  # an older server does not send it
+        **known,
+    )
+
+
+_REQUEST: Final[dict[str, tuple[type, ...]]] = {
+    "time": (int, float), "method": (str,), "host": (str,), "path": (str,), "reason": (str,),
+    "suggestion": (str,), "status": (int,), "error": (str,), "bytes_up": (int,),
+    "bytes_down": (int,), "duration_ms": (int, float),
+}  # fmt: skip
+
+
+def decode_request(payload: dict[str, Any]) -> HttpRequest:
+    known = {name: _checked(payload[name], kind, name) for name, kind in _REQUEST.items()}
+    for name, value in known.items():
+        if isinstance(value, str):
+            known[name] = clean_text(value)
+        else:
+            _number(value, name)
+    flags = {name: _checked(payload[name], bool, name) for name in ("allowed", "has_credential")}
+    return HttpRequest(**known, **flags)
 
 
 # Files.

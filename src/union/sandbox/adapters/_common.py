@@ -70,7 +70,9 @@ def session_options(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None}
     if given.get("backend", registry.DEFAULT) in WITHOUT_NAMESPACES and "endpoint" not in given:
         return given
-    defaults = {"persist": "machine"}
+    defaults: dict[str, Any] = {"persist": "machine"}
+    if "endpoint" in given:
+        defaults["lazy"] = False  # what a server refuses is reported when the sandbox is opened
     if "host_work_dir" not in given:
         defaults["work_dir_name"] = WORK_DIR
     return {**defaults, **given}
@@ -203,6 +205,10 @@ class LazySession:
     def _attached(session_id: str) -> Session:
         from union.sandbox import on_device
 
+        with _lock:
+            face = _open_sessions.get(session_id)
+        if face is not None:  # also one on a server
+            return cast("Session", face._target)  # noqa: SLF001 - its asynchronous form
         return on_device.attach(session_id)
 
     async def _new(self) -> Session:

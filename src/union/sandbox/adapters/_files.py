@@ -146,9 +146,7 @@ class Entry:
         return self.target_kind == "d"
 
 
-async def script(
-    session: Session, text: str, *arguments: str, stdin: bytes | None = None
-) -> bytes:
+async def script(session: Session, text: str, *arguments: str, stdin: bytes | None = None) -> bytes:
     """Run a script inside; raise the builtin error that its exit code stands for."""
     path = arguments[0]
     if "\0" in path:

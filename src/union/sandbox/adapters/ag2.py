@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from union.sandbox.adapters._common import LazySession, require_framework
 
@@ -70,7 +70,7 @@ class UnionSandbox(SandboxBase):
         """None: no tool may touch the live work dir from the host."""
         return
 
-    async def __aenter__(self) -> UnionSandbox:
+    async def __aenter__(self) -> Self:
         await self._session.opened()
         return self
 

@@ -145,10 +145,10 @@ class UnionPythonTool(_Tool):
             del session
             result = await self._sandbox.run_cell(code, timeout)
             error = None
-            if result.error is not None:
-                error = f"{result.error.name}: {result.error.value}\n{result.error.traceback}"
-            elif result.ended:
+            if result.ended:
                 error = f"ended: {result.ended}: {result.reason}"
+            elif result.error is not None:
+                error = f"{result.error.name}: {result.error.value}\n{result.error.traceback}"
             return {
                 "stdout": result.stdout[-MAX_OUTPUT_BYTES:],
                 "stderr": result.stderr[-MAX_OUTPUT_BYTES:],

@@ -190,7 +190,7 @@ def _stderr(result: CellResult) -> str:
     text = result.stderr
     if result.error is not None:
         text += result.error.traceback or f"{result.error.name}: {result.error.value}"
-    elif result.ended:
+    if result.ended:
         text += f"The code was ended: {result.ended}: {result.reason}"
     return text
 

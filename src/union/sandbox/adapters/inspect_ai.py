@@ -25,7 +25,7 @@ from inspect_ai.util._sandbox.environment import (  # noqa: E402 - the check com
     SandboxUnavailableError,
     SandboxUserUnsupportedError,
 )
-from pydantic import BaseModel, ConfigDict  # noqa: E402 - a part of inspect_ai
+from pydantic import BaseModel, ConfigDict, Field  # noqa: E402 - a part of inspect_ai
 
 from union.sandbox.adapters import _files  # noqa: E402 - the check comes first
 from union.sandbox.constants import PIPE  # noqa: E402 - the check comes first
@@ -47,6 +47,9 @@ class UnionSandboxConfig(BaseModel):
     """Arguments of ``on_device.session()``, or of ``remote.session()`` with ``endpoint``."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
+
+    token: str | None = Field(default=None, exclude=True, repr=False)
+    """The token of a server, which no log contains; None (default) for none."""
 
 
 @sandboxenv(name="union")
@@ -171,6 +174,8 @@ class UnionSandboxEnvironment(SandboxEnvironment):
 def _options(config: Any) -> dict[str, Any]:
     if config is None:
         return {}
+    if isinstance(config, UnionSandboxConfig):
+        return {**config.model_dump(), "token": config.token}
     if isinstance(config, BaseModel):
         return config.model_dump()
     if isinstance(config, dict):

@@ -102,16 +102,21 @@ class UnionEnvironment:
     def get_template_vars(self, **variables: Any) -> dict[str, Any]:
         """Return the variables for the agent's prompts; none of this process's environment."""
         merged: dict[str, Any] = recursive_merge(
-            self.config.model_dump(), platform.uname()._asdict(), variables
+            self._shown(), platform.uname()._asdict(), variables
         )
         return merged
+
+    def _shown(self, **options: Any) -> dict[str, Any]:
+        """Return the configuration without the token of a server: prompts and files show it."""
+        shown: dict[str, Any] = self.config.model_dump(exclude={"token"}, **options)
+        return shown
 
     def serialize(self) -> dict[str, Any]:
         """Return the description of this environment for a trajectory."""
         return {
             "info": {
                 "config": {
-                    "environment": self.config.model_dump(mode="json"),
+                    "environment": self._shown(mode="json"),
                     "environment_type": f"{type(self).__module__}.{type(self).__name__}",
                 }
             }

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._core.optional_deps import require
+from union.sandbox._policy.http_entries import texts_of
 from union.sandbox.cluster import _plain_calls
 from union.sandbox.cluster._place import check_local, choose_place
 from union.sandbox.cluster._request import resolve_request
@@ -213,9 +214,7 @@ def _make_session(request: Request, created: datetime, handle: ServerHandle) -> 
         environment=request.environment,
         sandbox_mode=request.sandbox_mode,
         network_mode=network.mode if request.spec.network_is_ceiling else None,
-        network_allowlist=(
-            [entry.text for entry in network.allow] if network.mode == "allowlist" else None
-        ),
+        network_allowlist=(texts_of(network.allow) if network.mode == "allowlist" else None),
         network_denylist=[entry.text for entry in network.deny] or None,
         host_work_dir=request.spec.host_work_dir,
         verifier=handle.verifier,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.literals import BackendName, NetworkMode, Persist, Shell
     from union.sandbox._core.resources import AnyResources
     from union.sandbox._core.spec import SessionSpec
+    from union.sandbox._policy.http_entries import Http
 
 __all__ = ["attach", "available_backends", "default_fs_allowlist", "session"]
 
@@ -27,7 +28,7 @@ def session(
     host_work_dir: str | os.PathLike[str] | None = None,
     work_dir_name: str | None = None,
     network_mode: NetworkMode | None = None,
-    network_allowlist: Sequence[str] | None = None,
+    network_allowlist: Sequence[str | Http] | None = None,
     network_denylist: Sequence[str] | None = None,
     network_proxy_url: str | None = None,
     network_socks_url: str | None = None,

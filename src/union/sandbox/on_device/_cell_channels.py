@@ -72,7 +72,10 @@ class _Socket(abc.ABC):
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._is_reading = False
+        self._is_writing = False
         self._is_over = False
+        self._is_settled = False
+        """Whether the interpreter has reported an end, so that it sends nothing before a cell."""
         self._unsent: list[bytes] = []
         self.on_event: Callable[[Event], bool] = lambda _: True
         self.on_exit_code: Callable[[int], None] = lambda _: None
@@ -127,6 +130,9 @@ class _Socket(abc.ABC):
             except FrameError as exc:
                 self._lose(str(exc))
                 return
+            if self._is_settled:
+                self._is_settled = False
+                return  # anything beyond that is read in the next turn
 
     @abc.abstractmethod
     def _on_data(self, data: bytes) -> None:
@@ -150,6 +156,7 @@ class _Socket(abc.ABC):
             try:
                 sent = self._sock.send(part)
             except BlockingIOError:
+                self._is_writing = True
                 self._loop.add_writer(self._sock.fileno(), self._on_writable)
                 return
             except OSError:
@@ -160,7 +167,9 @@ class _Socket(abc.ABC):
                 del self._unsent[0]
             else:
                 self._unsent[0] = part[sent:]
-        self._loop.remove_writer(self._sock.fileno())
+        if self._is_writing:
+            self._is_writing = False
+            self._loop.remove_writer(self._sock.fileno())
 
 
 class FramedChannel(_Socket):
@@ -174,7 +183,11 @@ class FramedChannel(_Socket):
         if len(data) > MAX_PACKET:
             raise FrameError(f"a packet of more than {MAX_PACKET} bytes")
         body = self._reader.feed(data)
-        if body is not None and not self.on_event(decode(body)):
+        if body is None:
+            return
+        event = decode(body)
+        self._is_settled = isinstance(event, Done)
+        if not self.on_event(event):
             self._pause()
 
     def send(self, number: int, spec: CellSpec, *, signals: int) -> None:

@@ -16,6 +16,7 @@ from union.sandbox._plan.rootfs import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
 from union.sandbox._system import IS_LINUX
 from union.sandbox.on_device._network import proxy_variables, shape_of
 from union.sandbox.on_device._shell import SH, find_shell, means_the_same
+from union.sandbox.on_device._trust import http_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,6 +127,8 @@ class CommandBuilder:
 
     def _environment(self) -> dict[str, str]:
         own_bin = BIN_DIR if self._scratch is None else os.path.dirname(self._uv)
+        # Without a private root /etc/gitconfig exists and cannot be read, which is fatal for git.
+        of_git = {"GIT_CONFIG_NOSYSTEM": "1"} if self._tmp_dir is not None else {}
         return {
             "PATH": f"{self._venv}/bin:{own_bin}:{_SYSTEM_PATH}",
             "HOME": self._work_dir,
@@ -135,6 +138,7 @@ class CommandBuilder:
             "TMPDIR": self._tmp_dir or "/tmp",  # noqa: S108 - a name inside the sandbox
             "TERM": "dumb",
             "VIRTUAL_ENV": self._venv,
+            **of_git,
         }
 
     def _default_env(self, spec: RunSpec, host_env: Mapping[str, str]) -> _Variables:
@@ -142,6 +146,8 @@ class CommandBuilder:
         network, was_host_env, found = self._last
         if network is not spec.network or was_host_env is not host_env:
             usual = {**self._base, **self._proxies(spec), **host_env}
+            # The caller's authorities are part of the file that these variables name.
+            usual |= http_variables(spec.network, work_dir=self._work_dir)
             found = (usual, _env_strings(usual))
             self._last = (spec.network, host_env, found)
         return found

@@ -19,6 +19,7 @@ from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device._cell_channels import FramedChannel, NodeChannel, ShellChannel
 from union.sandbox.on_device._interpreter import Interpreter
 from union.sandbox.on_device._network import shape_of
+from union.sandbox.on_device._trust import has_http
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +97,7 @@ class LocalContext:
         }
 
         def on_listeners(fds: list[int]) -> None:
-            egress = self._network.open(self._run_spec.network, fds, interpreter.decision, ttl_s=0)
+            egress = self._network.open(self._run_spec.network, fds, interpreter, ttl_s=0)
             egress.suspend()
             interpreter.on_egress(egress)
             run.close_listeners = egress.aclose
@@ -174,6 +175,10 @@ class LocalContext:
         return self._opened().between
 
     def start(self, number: int, spec: CellSpec, sink: CellSink) -> None:
+        if has_http(spec.network):
+            self._runner.trust.ensure()
+            variables = self._runner.trust.variables(spec.network)
+            spec = spec._replace(env=tuple((variables | dict(spec.env)).items()))
         self._opened().start(number, spec, sink)
 
     def interrupt(self) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.events import Event
     from union.sandbox._linux.run import LocalRun
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox.on_device._runner import Runner
 
 __all__ = ["inside_files"]
@@ -68,4 +69,7 @@ class _Discard:
         """Do nothing."""
 
     def decision(self, decision: Decision) -> None:
+        """Do nothing: it has no network."""
+
+    def request(self, request: HttpRequest) -> None:
         """Do nothing: it has no network."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from union.sandbox._linux.run import LocalRun
     from union.sandbox._net.egress import Egress
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox.on_device._cell_channels import CellChannel
 
 __all__ = ["Interpreter"]
@@ -445,6 +446,10 @@ class Interpreter:
     def decision(self, decision: Decision) -> None:
         if self._cell is not None:
             self._cell.sink.decision(decision)
+
+    def request(self, request: HttpRequest) -> None:
+        if self._cell is not None:
+            self._cell.sink.request(request)
 
 
 _CAUSES: Final = {

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from union.sandbox._codecs.dns import TTL_S
 from union.sandbox._codecs.iptables import IPTABLES_REPLACE, iptables_redirect
@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from union.sandbox._backends.base import NetworkShape
     from union.sandbox._codecs.netlink import NetlinkStep
     from union.sandbox._core.spec import NetworkSpec
+    from union.sandbox._net.interception import Interception
     from union.sandbox._net.own_server import OwnServer
     from union.sandbox._policy.addresses import Address
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
 
 __all__ = [
     "DNS_PORT",
@@ -184,6 +186,16 @@ class ServerRules:
     proxies: NetworkRules | None
 
 
+class Records(Protocol):
+    """Receives what an egress records."""
+
+    def decision(self, decision: Decision) -> None:
+        """Receive the decision about one connection or name lookup."""
+
+    def request(self, request: HttpRequest) -> None:
+        """Receive the record of one request to the host of an ``Http`` entry."""
+
+
 class SessionNetwork:
     """The network state that all runs of one session share.
 
@@ -199,6 +211,7 @@ class SessionNetwork:
         self._server = server
         self._resolver = HostResolver(self)
         self._share = process_budget.share()
+        self._interception: Interception | None = None
         self._upstreams: dict[str, UpstreamDialer] = {}
 
     def forked(self) -> SessionNetwork:
@@ -209,7 +222,7 @@ class SessionNetwork:
         self,
         network: NetworkSpec,
         fds: list[int],
-        on_decision: Callable[[Decision], None],
+        records: Records,
         *,
         ttl_s: int = TTL_S,
     ) -> Egress:
@@ -218,7 +231,7 @@ class SessionNetwork:
         Args:
             network: the policy.
             fds: the listening sockets.
-            on_decision: called with each decision.
+            records: receives decisions and requests.
             ttl_s: how long a client may cache an address. Default: 60 s.
 
         Raises:
@@ -244,8 +257,10 @@ class SessionNetwork:
             upstream=self._upstream(network.proxy_url or network.socks_url),
             resolver=self._resolver,
             share=self._share,
-            on_decision=on_decision,
+            on_decision=records.decision,
             ttl_s=ttl_s,
+            interception=self.interception,
+            on_request=records.request,
         )
         egress.start()
         return egress
@@ -253,7 +268,7 @@ class SessionNetwork:
     def open_mediated(
         self,
         network: NetworkSpec,
-        on_decision: Callable[[Decision], None],
+        records: Records,
         destination: Callable[[socket.socket], tuple[Address, int]],
     ) -> Egress:
         """Return an egress without listening sockets; connections are handed to ``adopt``."""
@@ -264,8 +279,10 @@ class SessionNetwork:
             upstream=self._upstream(network.proxy_url or network.socks_url),
             resolver=self._resolver,
             share=self._share,
-            on_decision=on_decision,
+            on_decision=records.decision,
             destination=destination,
+            interception=self.interception,
+            on_request=records.request,
         )
 
     def open_proxies(
@@ -273,7 +290,7 @@ class SessionNetwork:
         network: NetworkSpec,
         listeners: tuple[socket.socket, ...],
         credentials: str,
-        on_decision: Callable[[Decision], None],
+        records: Records,
     ) -> Egress:
         """Start serving proxies on the host's loopback and take ownership of their sockets.
 
@@ -281,7 +298,7 @@ class SessionNetwork:
             network: the policy.
             listeners: the sockets of the HTTP proxy and of the SOCKS proxy.
             credentials: ``user:password`` that clients must send.
-            on_decision: called for each decision.
+            records: receives decisions and requests.
 
         """
         http, socks = listeners
@@ -294,11 +311,21 @@ class SessionNetwork:
             upstream=self._upstream(network.proxy_url or network.socks_url),
             resolver=self._resolver,
             share=self._share,
-            on_decision=on_decision,
+            on_decision=records.decision,
             credentials=credentials,
+            interception=self.interception,
+            on_request=records.request,
         )
         egress.start()
         return egress
+
+    def interception(self) -> Interception:
+        """Return the session's authority and the budgets of its ``Http`` entries."""
+        if self._interception is None:
+            from union.sandbox._net.interception import Interception
+
+            self._interception = Interception()
+        return self._interception
 
     def _policy(self, network: NetworkSpec) -> Policy:
         own = None if self._server is None else self._server.own_server

@@ -1,12 +1,26 @@
-"""pip, as a front for ``uv pip``; this file is copied into the session venv as the module ``pip``.
+"""pip, as a front for ``uv pip``.
+
+This file is copied into the session venv as the module ``pip``, with a first line that starts it as
+a program; ``bin/pip``, ``bin/pip3`` and ``bin/uv`` are links to it.
 
 ``pip install X``, ``python -m pip install X`` and ``uv pip install X`` do the same. An installed
-pip takes its place, because a package has precedence over a module of the same name.
+pip takes its place, because a package has precedence over a module of the same name. Called as
+``uv``, it calls uv, and explains a failed installation where the command has no network.
 """
 
 import os
+import re
+import subprocess
 import sys
 
+UV = "/run/tools/uv"
+"""Where a sandbox with a private root has it."""
+NOTE = """\
+note: this command has no network (network_mode='blocked'). To install from the package index:
+network_mode='allowlist', network_allowlist=PYPI_HOSTS; on the command line: sbx run --allow-pypi
+"""
+_INSTALLS = re.compile(r"(?:^| )(?:pip (?:install|sync|compile)|add|sync|lock|tool|run)(?: |$)")
+_LOCAL = re.compile(r"(?:^| )(?:--no-index|--offline|--help|-h)(?: |$)")
 COMMANDS = ("install", "uninstall", "list", "show", "freeze", "check")
 # Options that uv does not have and that change nothing here; True: with a value.
 WITHOUT_EFFECT = {
@@ -58,10 +72,32 @@ def main(arguments: list[str]) -> int:
             sys.stderr.write(f"pip: unknown command {command!r}\n")
         (sys.stdout if asked else sys.stderr).write(USAGE.format(commands=", ".join(COMMANDS)))
         return 0 if asked else 2
-    program = os.path.join(sys.prefix, "bin", "uv")
     os.environ["VIRTUAL_ENV"] = sys.prefix
-    return os.execv(program, ["uv", "pip", command, *options])  # noqa: S606 - inside a sandbox
+    return call_uv(["pip", command, *options])
+
+
+def find_uv() -> str:
+    """Return the path of uv itself: the first on PATH that is not this file."""
+    own = os.path.realpath(__file__)
+    for directory in os.environ.get("PATH", "").split(os.pathsep):
+        path = os.path.join(directory, "uv")
+        if os.access(path, os.X_OK) and os.path.realpath(path) != own:
+            return path
+    return UV
+
+
+def call_uv(arguments: list[str]) -> int:
+    """Run uv; after a failed installation without network, print how to allow it."""
+    program, words = find_uv(), " ".join(arguments)
+    explains = _INSTALLS.search(words) is not None and _LOCAL.search(words) is None
+    if os.environ.get("SANDBOX_NETWORK") != "blocked" or not explains:
+        os.execv(program, ["uv", *arguments])  # noqa: S606 - inside a sandbox
+    code = subprocess.call([program, *arguments])  # noqa: S603 - inside a sandbox
+    if code != 0:
+        sys.stderr.write(NOTE)
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    is_uv = os.path.basename(sys.argv[0]) == "uv"
+    sys.exit((call_uv if is_uv else main)(sys.argv[1:]))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._backends.base import Setting, Wrapper
 from union.sandbox._linux import cgroup, host, inherited, kernel
 from union.sandbox._linux.descriptors import sealed_memfd
-from union.sandbox._linux.ids import id_range
 from union.sandbox._linux.launcher import LIBRARY
 from union.sandbox._plan.adaptation import LINUX
 from union.sandbox._seccomp.filter import filter_program
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from union.sandbox._backends.base import Backend, NetworkShape
-    from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux import bwrap
     from union.sandbox._linux.channel import Channel
@@ -43,22 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Posture"]
 
-_NO_ID: Final = (
-    "keep the work dir and the named paths on a file system with id-mapped mounts and grant "
-    "SYS_ADMIN, or run as an ordinary user, or drop strict=True"
-)
-_NO_IDS: Final = (
-    "this user namespace has too few ids: map at least 65536 of them into the container, as "
-    "Kubernetes does with hostUsers: false, or run as an ordinary user, or drop strict=True"
-)
-_OTHER_RUNTIME: Final = (
-    "run the container with another runtime than gVisor (Kubernetes: another runtimeClassName), "
-    "or drop strict=True"
-)
-_LANDLOCK: Final = (
-    "run on Linux 5.13 or newer with Landlock among its security modules "
-    "(/sys/kernel/security/lsm) and a seccomp profile that allows it, or drop strict=True"
-)
 _EGRESS: Final = {"blocked": "kernel", "filtered": "kernel", "open": "none"}
 
 
@@ -96,11 +78,10 @@ def _can_fork(spec: SessionSpec, found: HostSetting) -> bool:
         return False
     python = host.interpreter()
     writable = [item.source for item in found.view.added if item.writable]
-    return not any(
-        os.path.commonpath((place, os.path.realpath(path))) == place
-        for path in (*python.paths, *python.site_dirs, *python.editable)
-        for place in writable
-    )
+    paths = {*python.paths, *python.site_dirs, *python.editable}
+    # Resolved for each session: sandboxed code may have changed a link since the last one.
+    places = [os.path.realpath(path) for path in paths]
+    return not any(os.path.commonpath((w, place)) == w for place in places for w in writable)
 
 
 def _needs_cgroup(spec: SessionSpec) -> bool:
@@ -230,36 +211,10 @@ class Posture:
         self._encoded = sealed_memfd("plan", self.plan.encode())
 
     def check_strict(self) -> None:
-        """Refuse a layer that is weaker than on Linux, and an id that others have too.
+        """Refuse what ``strict=True`` rules out."""
+        from union.sandbox.on_device import _strictness
 
-        With namespaces that is root's own id alone; without them, any id.
-        """
-        if self.isolation.root == "host" and self.isolation.ids != "unprivileged":
-            raise BackendUnavailableError(
-                f"the {self.isolation.backend!r} backend cannot give sandboxed code an id of its "
-                "own here, and strict=True rules out an id that owns other files and processes",
-                backend=self.isolation.backend,
-                missing=("unprivileged ids",),
-                hint="run as root with the capabilities that containers have by default and with a "
-                "private work dir, or use backend='userns', or drop strict=True",
-            )
-        weaker = _weaker_layers(self.isolation)
-        if weaker:
-            raise BackendUnavailableError(
-                f"the {self.isolation.backend!r} backend is weaker here, which strict=True rules "
-                f"out: {'; '.join(weaker.values())}",
-                backend=self.isolation.backend,
-                missing=tuple(weaker),
-                hint=_OTHER_RUNTIME if kernel.is_gvisor() else _LANDLOCK,
-            )
-        if self.isolation.ids == "caller" and kernel.is_root():
-            raise BackendUnavailableError(
-                f"the {self.isolation.backend!r} backend cannot give sandboxed code an id of its "
-                "own here, and strict=True rules out root's own",
-                backend=self.isolation.backend,
-                missing=("unprivileged ids",),
-                hint=_NO_ID if id_range() is not None else _NO_IDS,
-            )
+        _strictness.check(self.isolation)
 
     @property
     def forks_pythons(self) -> bool:
@@ -386,17 +341,3 @@ def _no_machine(setting: Setting, backend: str) -> BackendUnavailableError:
         missing=("machine",),
         hint=f"{hint}, or leave persist out",
     )
-
-
-def _weaker_layers(report: Isolation) -> dict[str, str]:
-    """Return the layers that gVisor or an old kernel lacks, each with its effect."""
-    found = {}
-    if not report.landlock_abi:
-        found["landlock"] = "without Landlock, the private root is the only layer around files"
-    if report.proc_net == "shared":
-        found["proc_net"] = "/proc/net shows the sockets of the whole container"
-    if report.read_only == "contents":
-        found["read_only"] = "the mode and times of read-only files on a tmpfs can be changed"
-    if "rlimit-shared" in dict(report.limits).values():
-        found["processes"] = "the limit on processes counts those of all sessions"
-    return found

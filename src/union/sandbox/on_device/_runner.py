@@ -16,7 +16,7 @@ from union.sandbox._linux.machine_run import MachineRun
 from union.sandbox._linux.prepared import NotBuiltError
 from union.sandbox._linux.protocol import FailurePlace, operation
 from union.sandbox._linux.removal import remove_tree
-from union.sandbox._plan.rootfs import BIN_DIR, RUN_DIR
+from union.sandbox._plan.rootfs import RUN_DIR
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
@@ -25,6 +25,7 @@ from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._mediated_network import MediatedNetwork
 from union.sandbox.on_device._network import shape_of
 from union.sandbox.on_device._start_gate import StartGate
+from union.sandbox.on_device._trust import Trust, has_http
 from union.sandbox.on_device._venv import Venv
 
 if TYPE_CHECKING:
@@ -97,9 +98,12 @@ class Runner:
 
     @functools.cached_property
     def _venv(self) -> Venv:
-        programs = self._postures.programs
-        uv = f"{BIN_DIR}/uv" if self._scratch is None or programs is None else programs.uv
-        return Venv(self._work.tree, host.interpreter(), run_dir=self._scratch or RUN_DIR, uv=uv)
+        return Venv(
+            self._work.tree,
+            host.interpreter(),
+            run_dir=self._scratch or RUN_DIR,
+            is_kept=not self._work.is_private,
+        )
 
     @functools.cached_property
     def _calls(self) -> CallPostures:
@@ -111,6 +115,11 @@ class Runner:
         if "_venv" in self.__dict__:
             self._venv.rest()
 
+    @functools.cached_property
+    def trust(self) -> Trust:
+        """The certificates that programs inside trust, for ``Http`` entries."""
+        return Trust(self._work, self._network.interception())
+
     def forget_venv(self) -> None:
         """Make the next command verify the venv, which the caller may have changed."""
         self._is_venv_verified = False
@@ -121,9 +130,7 @@ class Runner:
             return await self._start(spec, sink)
 
     async def _start(self, spec: RunSpec, sink: Sink) -> LocalRun:
-        if not self._is_venv_verified:
-            await self._ensure_venv()
-        self._is_venv_verified = False
+        await self._verify(spec)
         pool = self._pool
         shape = shape_of(spec.network)
         try:
@@ -172,7 +179,7 @@ class Runner:
         def connect(family: int, address: bytes, port: int) -> socket.socket:
             """Connect for the command; its egress is opened at the first connection."""
             network = MediatedNetwork(
-                functools.partial(self._network.open_mediated, spec.network, sink.decision)
+                functools.partial(self._network.open_mediated, spec.network, sink)
             )
             run.close_listeners = network.aclose
             run.on_connect = network.connect
@@ -188,7 +195,7 @@ class Runner:
             run.on_listeners = functools.partial(self._open_egress, run, spec, sink)
         elif sandbox.listeners:
             proxies = self._network.open_proxies(
-                spec.network, sandbox.listeners, sandbox.credentials, sink.decision
+                spec.network, sandbox.listeners, sandbox.credentials, sink
             )
             run.close_listeners = proxies.aclose
 
@@ -210,9 +217,7 @@ class Runner:
 
         """
         async with self.gate:
-            if not self._is_venv_verified:
-                await self._ensure_venv()
-            self._is_venv_verified = False
+            await self._verify(spec)
             shape = shape_of(spec.network)
             try:
                 posture = self._postures.get(shape)
@@ -279,7 +284,7 @@ class Runner:
         return self._pool
 
     def _open_egress(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
-        run.close_listeners = self._network.open(spec.network, fds, sink.decision).aclose
+        run.close_listeners = self._network.open(spec.network, fds, sink).aclose
 
     def _hand_over(self, posture: Posture, spec: RunSpec) -> LocalRun:
         machine = self._postures.machine
@@ -301,13 +306,17 @@ class Runner:
             hint=failed.hint,
         )
 
-    async def _ensure_venv(self) -> None:
+    async def _verify(self, spec: RunSpec) -> None:
         try:
-            if self._venv.is_new and self._work.is_private:
-                self._venv.ensure()  # a few small files, as nothing has run here yet
-            elif not self._venv.is_unchanged():
-                # Sandboxed code can make it large, so this must not block the event loop.
-                await threads.files.run(self._work.tree, self._venv.ensure)
+            if not self._is_venv_verified:
+                if self._venv.is_new and self._work.is_private:
+                    self._venv.ensure()  # a few small files, as nothing has run here yet
+                elif not self._venv.is_unchanged():
+                    # Sandboxed code can make it large, so this must not block the event loop.
+                    await threads.files.run(self._work.tree, self._venv.ensure)
+            self._is_venv_verified = False
+            if has_http(spec.network):
+                await self.trust.ready()
         except OSError as exc:
             raise self._pool.spawn_failed("the venv could not be made", exc) from exc
 

@@ -308,8 +308,8 @@ def _used_memory(pid: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]
             continue
         entries = memoryview(os.pread(table, (end - begin) * 8, begin * 8)).cast("Q")
         bit, found = (_EXCLUSIVE, written) if "w" in mode else (_OF_FILE, read)
-        pages = [begin + at for at, entry in enumerate(entries) if entry >= _PRESENT and entry & bit]
-        _add_ranges(found, pages)
+        used = _PRESENT | bit
+        _add_ranges(found, [begin + at for at, entry in enumerate(entries) if entry & used == used])
     os.close(table)
     return written, read
 

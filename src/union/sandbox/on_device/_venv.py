@@ -8,6 +8,7 @@ command.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.files import VENV_DIR
-from union.sandbox._plan.rootfs import BIN_DIR, RUN_DIR
+from union.sandbox._plan.rootfs import RUN_DIR
 from union.sandbox._system import IS_LINUX
 from union.sandbox.errors import SandboxError
 
@@ -59,41 +60,6 @@ def _files(python: Interpreter, run_dir: str) -> dict[str, str]:
     }
 
 
-_PIP: Final = """\
-#!/bin/sh
-# A front for `uv pip`; see the module `pip` beside it.
-exec "${0%/*}/python" -m pip "$@"
-"""
-_UV: Final = """\
-#!/bin/sh
-# uv, with an explanation where the command has no network.
-[ "$SANDBOX_NETWORK" = blocked ] || exec '{uv}' "$@"
-'{uv}' "$@"
-code=$?
-case "$code $*" in
-0\\ * | *--no-index* | *--offline* | *--help*) ;;
-*\\ pip\\ [ics]* | *\\ add\\ * | *\\ sync* | *\\ lock* | *\\ run\\ * | *\\ tool\\ *)
-    cat >&2 <<'END'
-note: this command has no network (network_mode='blocked'). To install from the package index:
-network_mode='allowlist', network_allowlist=PYPI_HOSTS; on the command line: sbx run --allow-pypi
-END
-    ;;
-esac
-exit "$code"
-"""
-
-
-def _tools(python: Interpreter, uv: str) -> dict[str, tuple[str, int]]:
-    """Return the programs of the venv, as relative path -> content and mode."""
-    front = PIP_FILE.read_text(encoding="utf-8")
-    return {
-        "bin/uv": (_UV.replace("{uv}", uv.replace("'", "'\\''")), 0o755),
-        "bin/pip": (_PIP, 0o755),
-        "bin/pip3": (_PIP, 0o755),
-        f"lib/python{python.version}/site-packages/pip.py": (front, 0o644),
-    }
-
-
 def _links(python: Interpreter) -> dict[str, str]:
     links = {
         "bin/python": python.executable,
@@ -101,6 +67,23 @@ def _links(python: Interpreter) -> dict[str, str]:
         f"bin/python{python.version}": "python",
     }
     return links | {"lib64": "lib"} if IS_LINUX else links
+
+
+_START: Final = b"""#!/bin/sh
+'''exec' "${0%/*}/python" "$0" "$@" #'''
+"""
+"""A shell starts the Python beside the program; for Python, the line is a text without effect."""
+
+
+@functools.cache
+def _pip_front() -> bytes:
+    return _START + PIP_FILE.read_bytes()
+
+
+def _tool_links(python: Interpreter) -> dict[str, str]:
+    """Return the programs that are one file: the front of pip, which also calls uv."""
+    target = f"../lib/python{python.version}/site-packages/pip.py"
+    return {f"bin/{name}": target for name in ("pip", "pip3", "uv")}
 
 
 class Venv:
@@ -112,14 +95,23 @@ class Venv:
         python: Interpreter,
         *,
         run_dir: str = RUN_DIR,
-        uv: str = f"{BIN_DIR}/uv",
+        is_kept: bool = False,
     ) -> None:
+        """Describe the venv in ``tree``.
+
+        Args:
+            tree: the work dir.
+            python: the owner's interpreter.
+            run_dir: the directory with the script of a command, as it is seen inside.
+            is_kept: the work dir is the caller's, and perhaps a repository: git ignores the venv.
+
+        """
         self._tree = tree
+        self._is_kept = is_kept
         self._lock = threading.Lock()
         self._python = python
         self._files = _files(python, run_dir)
         self._links = _links(python)
-        self._tools = _tools(python, uv)
         names = (*self._files, "bin/python")
         dirs = {"/".join(n.split("/")[:k]) for n in names for k in range(n.count("/") + 1)}
         self._dirs = tuple(sorted(f"{VENV_DIR}/{d}" if d else VENV_DIR for d in dirs))
@@ -215,11 +207,13 @@ class Venv:
 
     def _put_tools(self) -> None:
         """Write the programs once per session; code inside may replace or remove them."""
-        for name, (content, mode) in self._tools.items():
-            try:
-                self._tree.put(f"{VENV_DIR}/{name}", content.encode(), mode=mode)
-            except (OSError, SandboxError):
-                _log.debug("the venv has another %s", name, exc_info=True)
+        try:
+            name = f"lib/python{self._python.version}/site-packages/pip.py"
+            self._tree.put(f"{VENV_DIR}/{name}", _pip_front(), mode=0o755)
+            for name, target in _tool_links(self._python).items():
+                self._tree.put_link(f"{VENV_DIR}/{name}", target)
+        except (OSError, SandboxError):
+            _log.debug("the venv has other programs", exc_info=True)
 
     def _write(self) -> None:
         for name, content in self._files.items():
@@ -229,3 +223,6 @@ class Venv:
         self._tree.make_dir(cache, exist_ok=True)
         for name, target in self._links.items():
             self._tree.put_link(f"{VENV_DIR}/{name}", target)
+        if self._is_kept:
+            # Not verified before commands: sandboxed code may change what git ignores.
+            self._tree.put(f"{VENV_DIR}/.gitignore", b"*\n")

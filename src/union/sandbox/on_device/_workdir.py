@@ -45,6 +45,7 @@ _RESERVED: Final = (
 """Directories with a purpose inside; a work dir may lie below one, but not replace it."""
 TMP_NAME: Final = "tmp"
 """The directory for temporary files below a session's scratch directory."""
+_NO_TEMPORARY: Final = "no directory for temporary files can be written"
 _PREFERRED: Final = "/var/tmp"  # noqa: S108 - made private by mkdtemp
 """Preferred over the system's temporary directory, since /tmp is a private tmpfs inside."""
 
@@ -242,8 +243,10 @@ def make_private_dir(place: str | None) -> OwnedDir:
     except OSError as exc:
         if exc.errno in {errno.EMFILE, errno.ENFILE}:
             raise
+        # The text of ``tempfile`` is a list of all directories that it has tried.
+        is_missing = place is None and isinstance(exc, FileNotFoundError)
         raise SandboxUsageError(
-            f"no work dir could be created: {exc.strerror}",
+            f"no work dir could be created: {_NO_TEMPORARY if is_missing else exc.strerror}",
             argument="host_work_dir",
             hint="pass host_work_dir=, or set TMPDIR to a writable directory",
         ) from exc

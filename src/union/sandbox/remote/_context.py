@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox._wire.values import SessionInfo
     from union.sandbox.remote._admission import Slot
     from union.sandbox.remote._connection import ClientConnection
@@ -147,6 +148,9 @@ class RemoteContext:
 
     def decision(self, decision: Decision) -> None:
         """Decisions belong to cells."""
+
+    def request(self, request: HttpRequest) -> None:
+        """Requests belong to cells."""
 
     def on_change(self, change: ContextChange) -> None:
         """Receive a change of state, or a reply."""
@@ -376,6 +380,9 @@ class _CellReceiver:
 
     def decision(self, decision: Decision) -> None:
         self._sink.decision(decision)
+
+    def request(self, request: HttpRequest) -> None:
+        self._sink.request(request)
 
     def _show(self, *, everything: bool = False) -> None:
         while self._shown:

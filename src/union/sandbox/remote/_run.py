@@ -287,6 +287,8 @@ class RemoteRun:
                 self._on_started(*value)
             case "decision":
                 self._sink.decision(value)
+            case "request":
+                self._sink.request(value)
             case "refused":
                 self._refused(decode_error(value))
             case "context":

@@ -71,6 +71,10 @@ class Config:
     work_dir: str = DEFAULT_WORK_DIR
     allow_paths: tuple[str, ...] = ()
     """Paths that clients may mount into sandboxes or use as work dirs, and everything below."""
+    mcp: Bind | None = None
+    """Where MCP clients connect; None: nowhere."""
+    mcp_allow: tuple[str, ...] = ()
+    """Hosts that the sandboxes of MCP clients may reach, within the ceiling."""
     allow_hosts: tuple[str, ...] = ()
     """Accepted names in the Host header, besides the server's addresses."""
     ceiling: NetworkSpec
@@ -121,6 +125,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT|unix:PATH",
         help="address to listen on; port 0 selects a free port; may be repeated "
         "(default: 127.0.0.1:8080)",
+    )
+    add(
+        "--mcp",
+        metavar="HOST:PORT",
+        help="also serve MCP clients, at http://HOST:PORT/mcp; their bearer token is that of the "
+        "server; needs the extra mcp (default: no)",
+    )
+    add(
+        "--mcp-allow",
+        action="append",
+        default=[],
+        metavar="ENTRY",
+        help="host that the sandboxes of MCP clients may reach; may be repeated (default: none)",
     )
     add("--token-file", metavar="FILE", help="file with the token")
     add(
@@ -290,6 +307,8 @@ def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]
     config = Config(
         binds=tuple(_bind(text) for text in parsed.bind or ["127.0.0.1:8080"]),
         verifier=_verifier(parsed.token_file, parsed.token_sha256_file, environ),
+        mcp=None if parsed.mcp is None else _bind(parsed.mcp, "--mcp"),
+        mcp_allow=tuple(parsed.mcp_allow),
         scraper=_scraper(parsed.metrics_token_file),
         backends=backends,
         work_dir=_absolute("--work-dir", parsed.work_dir),
@@ -323,12 +342,22 @@ def _check_together(config: Config) -> None:
             argument="--supervised",
             hint=f"remove the token option and unset {TOKEN_VARIABLE}",
         )
+    if config.mcp_allow and config.mcp is None:
+        raise SandboxUsageError("--mcp-allow needs --mcp", argument="--mcp-allow")
+    if config.mcp is not None and config.supervised:
+        raise SandboxUsageError(
+            "--supervised serves one session to one client; it has no MCP endpoint",
+            argument="--mcp",
+        )
     if config.verifier is None and not config.supervised:
-        for bind in config.binds:
+        binds = [("--bind", bind) for bind in config.binds]
+        if config.mcp is not None:
+            binds.append(("--mcp", config.mcp))
+        for argument, bind in binds:
             if not bind.is_local:
                 raise SandboxUsageError(
-                    f"--bind {bind} is reachable from other machines and requires a token",
-                    argument="--bind",
+                    f"{argument} {bind} is reachable from other machines and requires a token",
+                    argument=argument,
                     hint=f"use --token-file, set {TOKEN_VARIABLE}, or bind to 127.0.0.1 or "
                     "unix:PATH",
                 )
@@ -357,15 +386,17 @@ def _absolute(argument: str, path: str) -> str:
     return os.path.normpath(path)
 
 
-def _bind(text: str) -> Bind:
-    if text.startswith("unix:"):
+def _bind(text: str, argument: str = "--bind") -> Bind:
+    if text.startswith("unix:") and argument == "--bind":
         return Bind(path=_absolute("--bind", text.removeprefix("unix:").removeprefix("//")))
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        accepted = "HOST:PORT or unix:PATH" if argument == "--bind" else "HOST:PORT"
         raise SandboxUsageError(
-            f"--bind must be HOST:PORT or unix:PATH, got {text!r}",
-            argument="--bind",
-            hint="for example 127.0.0.1:8080, [::1]:8080 or unix:/run/sandbox.sock",
+            f"{argument} must be {accepted}, got {text!r}",
+            argument=argument,
+            hint="for example 127.0.0.1:8080 or [::1]:8080"
+            + (", or unix:/run/sandbox.sock" if argument == "--bind" else ""),
         )
     return Bind(host=host.removeprefix("[").removesuffix("]"), port=int(port))
 
@@ -373,7 +404,8 @@ def _bind(text: str) -> Bind:
 def _scraper(file: str | None) -> Verifier | None:
     if file is None:
         return None
-    return Verifier.from_token(read_secret("--metrics-token-file", file, is_secret=True))
+    source = "--metrics-token-file"
+    return _token_verifier(read_secret(source, file, is_secret=True), source)
 
 
 def _verifier(
@@ -401,10 +433,15 @@ def _verifier(
         secret = read_secret(source, token_file or digest_file or "", is_secret=not is_digest)
     else:
         secret = given[source] or ""
-    # One line end, LF or CRLF, belongs to the file; the rest is the token.
-    secret = secret.removesuffix("\n").removesuffix("\r")
     if is_digest:
         return Verifier.from_digest(secret.strip(), argument=source)
+    return _token_verifier(secret, source)
+
+
+def _token_verifier(secret: str, source: str) -> Verifier:
+    """Return the verifier of a token; raise if it is too weak, or no header can carry it."""
+    # One line end, LF or CRLF, belongs to the file; the rest is the token.
+    secret = secret.removesuffix("\n").removesuffix("\r")
     if secret != secret.strip() or not secret.isprintable():
         raise SandboxUsageError(
             f"the token in {source} begins or ends with white space, has more than one line, or "

@@ -234,4 +234,8 @@ def _detail(session: ServerSession) -> dict[str, Any]:
             {"number": number, "run": run, **dataclasses.asdict(decision)}
             for number, run, decision in record.decisions
         ],
+        "requests": [
+            {"number": number, "run": run, **dataclasses.asdict(request)}
+            for number, run, request in record.requests
+        ],
     }

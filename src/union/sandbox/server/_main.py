@@ -27,6 +27,7 @@ from union.sandbox.server._config import TOKEN_VARIABLE, config_from_arguments
 from union.sandbox.server._connections import raise_file_limit
 from union.sandbox.server._listener import HttpListener, import_http
 from union.sandbox.server._logs import set_up_logging
+from union.sandbox.server._mcp import serving_mcp
 from union.sandbox.server._metrics import Metrics
 from union.sandbox.server._network_policy import own_address_entries
 from union.sandbox.server._owner_socket import OwnerSocket
@@ -119,8 +120,9 @@ async def serve(config: Config) -> None:
             await sessions.open_supervised(launch)
         if config.owner_socket is not None:
             owner_socket = OwnerSocket(config.owner_socket, sessions, authority)
-        _announce(config, sockets, fingerprint)
-        await shutdown.done.wait()
+        async with serving_mcp(config, sockets, fingerprint, shutdown.begin) as mcp_url:
+            _announce(config, sockets, fingerprint, mcp_url=mcp_url)
+            await shutdown.done.wait()
     finally:
         await listener.close()
         await sessions.close_all()
@@ -224,7 +226,13 @@ def _reachable(host: str) -> str:
     return host
 
 
-def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | None) -> None:
+def _announce(
+    config: Config,
+    sockets: list[socket.socket],
+    fingerprint: str | None,
+    *,
+    mcp_url: str | None = None,
+) -> None:
     """Log the endpoints, and write them to stdout as one line for the starting process."""
     endpoints = []
     for sock in sockets:
@@ -244,4 +252,13 @@ def _announce(config: Config, sockets: list[socket.socket], fingerprint: str | N
                     "tokens are sent unencrypted: use --tls-self-signed or --tls-cert",
                     extra={"bind": str(bind)},
                 )
-    print(json.dumps({"ready": endpoints, "pid": os.getpid()}), flush=True)  # noqa: T201
+    ready = {"ready": endpoints, "pid": os.getpid()}
+    if mcp_url is not None:
+        _LOGGER.info("serving MCP", extra={"url": mcp_url})
+        if config.mcp is not None and not config.mcp.is_local and config.tls_cert is None:
+            _LOGGER.warning(
+                "tokens of MCP clients are sent unencrypted: use --tls-cert",
+                extra={"bind": str(config.mcp)},
+            )
+        ready["mcp"] = mcp_url
+    print(json.dumps(ready), flush=True)  # noqa: T201 - for the starting process

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
 
 __all__ = ["History", "RunRecord", "SessionRecord", "Tail"]
 
@@ -168,6 +169,10 @@ class RunRecord:
         if self.session is not None:
             self.session.decided(self.number, decision)
 
+    def request(self, request: HttpRequest) -> None:
+        if self.session is not None:
+            self.session.requested(self.number, request)
+
     def ended(self, event: bytes, how: Exited | Failed | None) -> None:
         """Record the end of the run; ``how`` is None if it was refused."""
         self.end = event
@@ -218,6 +223,7 @@ class SessionRecord:
         self.runs: dict[int, RunRecord] = {}
         self.decisions: deque[tuple[int, int, Decision]] = deque(maxlen=MAX_DECISIONS)
         """Each with its own number and the number of its run."""
+        self.requests: deque[tuple[int, int, HttpRequest]] = deque(maxlen=MAX_DECISIONS)
         self.count = 0
         self.cpu_s = 0.0
         """CPU time of the ended runs."""
@@ -235,6 +241,9 @@ class SessionRecord:
 
     def decided(self, run: int, decision: Decision) -> None:
         self.decisions.append((next(self._decided), run, decision))
+
+    def requested(self, run: int, request: HttpRequest) -> None:
+        self.requests.append((next(self._decided), run, request))
 
     def run_ended(self, record: RunRecord, usage: Usage | None) -> None:
         if usage is not None:

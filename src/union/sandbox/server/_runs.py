@@ -19,7 +19,7 @@ from union.sandbox._wire.frames import (
     WireError,
 )
 from union.sandbox._wire.run_log import RunLog, StreamLog
-from union.sandbox._wire.values import encode_decision, encode_event, encode_started
+from union.sandbox._wire.values import encode_decision, encode_event, encode_request, encode_started
 from union.sandbox.errors import SandboxError, SandboxExecutionError
 from union.sandbox.server._auth import Grant
 from union.sandbox.server._records import RunRecord
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox._session.transport import Run, Transport
     from union.sandbox.server._quotas import Buffers
 
@@ -212,6 +213,10 @@ class ServerRun:
     def decision(self, decision: Decision) -> None:
         self.log.events.append(encode_decision(decision))
         self.record.decision(decision)
+        self._notify_soon()
+
+    def request(self, request: HttpRequest) -> None:
+        self.log.events.append(encode_request(request))
         self._notify_soon()
 
     def _account(self, more: int) -> None:

@@ -26,6 +26,8 @@ from union.sandbox import STDOUT as STDOUT
 from union.sandbox import BackendName as BackendName
 from union.sandbox import BackendStatus as BackendStatus
 from union.sandbox import BackendUnavailableError as BackendUnavailableError
+from union.sandbox import Basic as Basic
+from union.sandbox import Bearer as Bearer
 from union.sandbox import CellOutput as CellOutput
 from union.sandbox import CellResult as CellResult
 from union.sandbox import ContextLostError as ContextLostError
@@ -38,11 +40,15 @@ from union.sandbox import ExecResult as ExecResult
 from union.sandbox import FileChange as FileChange
 from union.sandbox import FileInfo as FileInfo
 from union.sandbox import FrameInfo as FrameInfo
+from union.sandbox import Header as Header
+from union.sandbox import Http as Http
+from union.sandbox import HttpRequest as HttpRequest
 from union.sandbox import Isolation as Isolation
 from union.sandbox import MimeBundle as MimeBundle
 from union.sandbox import NetworkMode as NetworkMode
 from union.sandbox import PolicyError as PolicyError
 from union.sandbox import ProcessInfo as ProcessInfo
+from union.sandbox import Query as Query
 from union.sandbox import Resources as Resources
 from union.sandbox import SandboxCellError as SandboxCellError
 from union.sandbox import SandboxCommandError as SandboxCommandError
@@ -61,7 +67,9 @@ from union.sandbox import SandboxNotRegularError as SandboxNotRegularError
 from union.sandbox import SandboxPathError as SandboxPathError
 from union.sandbox import SandboxUsageError as SandboxUsageError
 from union.sandbox import ScriptType as ScriptType
+from union.sandbox import Secret as Secret
 from union.sandbox import SessionClosedError as SessionClosedError
+from union.sandbox import SigV4 as SigV4
 from union.sandbox import Skipped as Skipped
 from union.sandbox import TerminationReason as TerminationReason
 from union.sandbox import Transfer as Transfer
@@ -94,6 +102,8 @@ __all__ = [
     "BackendName",
     "BackendStatus",
     "BackendUnavailableError",
+    "Basic",
+    "Bearer",
     "CellOutput",
     "CellResult",
     "Context",
@@ -107,12 +117,16 @@ __all__ = [
     "FileChange",
     "FileInfo",
     "FrameInfo",
+    "Header",
+    "Http",
+    "HttpRequest",
     "Isolation",
     "MimeBundle",
     "NetworkMode",
     "PolicyError",
     "Process",
     "ProcessInfo",
+    "Query",
     "Resources",
     "SandboxCellError",
     "SandboxCommandError",
@@ -133,8 +147,10 @@ __all__ = [
     "SandboxSession",
     "SandboxUsageError",
     "ScriptType",
+    "Secret",
     "Session",
     "SessionClosedError",
+    "SigV4",
     "Skipped",
     "TerminationReason",
     "Transfer",
@@ -191,7 +207,7 @@ class Context:
         *,
         timeout_s: float | None = None,
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         env: Mapping[str, str] | None = None,
         check: bool = False,
         wait: bool = True,
@@ -205,7 +221,7 @@ class Context:
         *,
         timeout_s: float | None = None,
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         env: Mapping[str, str] | None = None,
         wait: bool = True,
         max_output_bytes: int | None = None,
@@ -214,6 +230,9 @@ class Context:
         ...
     def interrupt(self) -> None:
         """Interrupt the running cell, like Ctrl-C; its variables are kept."""
+        ...
+    def processes(self) -> tuple[ProcessInfo, ...]:
+        """Return the processes of the context: its interpreter, and all that its cells started."""
         ...
     def restart(self) -> None:
         """End the interpreter and start a new one without variables; ``generation`` increases."""
@@ -286,6 +305,10 @@ class SandboxProcess:
     @property
     def network(self) -> tuple[Decision, ...]:
         """The network policy decisions for this command, in order."""
+        ...
+    @property
+    def requests(self) -> tuple[HttpRequest, ...]:
+        """The HTTP requests of this command to hosts of ``Http`` entries, in order."""
         ...
     @property
     def truncated(self) -> tuple[str, ...]:
@@ -419,6 +442,10 @@ class MachineFiles(SessionFiles):
 @type_check_only
 class SessionProcesses(SessionFiles):
     """Calls about processes. ``Session`` inherits them."""
+    @property
+    def shell(self) -> str:
+        """The path, inside the sandbox, of the shell that runs commands given as text."""
+        ...
     def processes(self) -> tuple[ProcessInfo, ...]:
         """Return the processes of the session, those that ended commands left behind included."""
         ...
@@ -461,7 +488,7 @@ class Session(MachineFiles, SessionProcesses):
         cwd: str | os.PathLike[str] | None = None,
         script_type: ScriptType = "shell",
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         timeout_s: float | None = None,
         background: bool = False,
         pty: bool | tuple[int, int] = False,
@@ -483,7 +510,7 @@ class Session(MachineFiles, SessionProcesses):
         cwd: str | os.PathLike[str] | None = None,
         script_type: ScriptType = "shell",
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
         resources: AnyResources | None = None,
@@ -501,7 +528,7 @@ class Session(MachineFiles, SessionProcesses):
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         network_mode: NetworkMode | None = None,
-        network_allowlist: Sequence[str] | None = None,
+        network_allowlist: Sequence[str | Http] | None = None,
         timeout_s: float | None = None,
         max_output_bytes: int | None = None,
         resources: AnyResources | None = None,
@@ -509,7 +536,7 @@ class Session(MachineFiles, SessionProcesses):
         read_write_paths: Paths = ...,
         **unknown: Never,
     ) -> str:
-        """Run Python source and return its stdout."""
+        """Run Python source and return its stdout. Cancelling this call kills the command."""
         ...
     def context(
         self,

@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Never
 
-from union.sandbox._core.literals import BackendName, NetworkMode, Persist
+from union.sandbox._core.literals import BackendName, NetworkMode, Persist, Shell
 from union.sandbox._core.resources import AnyResources
+from union.sandbox._policy.http_entries import Http
 from union.sandbox.on_device._availability import BackendStatus
 from union.sandbox.sync import Session
 
@@ -32,7 +33,7 @@ def session(
     host_work_dir: str | os.PathLike[str] | None = None,
     work_dir_name: str | None = None,
     network_mode: NetworkMode | None = None,
-    network_allowlist: Sequence[str] | None = None,
+    network_allowlist: Sequence[str | Http] | None = None,
     network_denylist: Sequence[str] | None = None,
     network_proxy_url: str | None = None,
     network_socks_url: str | None = None,
@@ -45,6 +46,7 @@ def session(
     warm: bool | int = True,
     preload: Sequence[str] | None = ...,
     persist: Persist = "workdir",
+    shell: Shell | None = None,
     **unknown: Never,
 ) -> Session:
     """Describe a session; ``with`` or ``await ....open()`` opens it. Does no I/O."""

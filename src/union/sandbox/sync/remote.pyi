@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal, Never
 
-from union.sandbox._core.literals import BackendName, NetworkMode, Persist
+from union.sandbox._core.literals import BackendName, NetworkMode, Persist, Shell
 from union.sandbox._core.resources import AnyResources
 from union.sandbox.sync import Session
 
@@ -46,6 +46,7 @@ def session(
     warm: bool | int = True,
     preload: Sequence[str] | None = ...,
     persist: Persist = "workdir",
+    shell: Shell | None = None,
     connect_timeout_s: float = 30.0,
     lazy: bool = True,
     **unknown: Never,

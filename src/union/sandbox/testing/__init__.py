@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from union.sandbox._core.spec import RunSpec
+    from union.sandbox._policy.http_entries import Http
     from union.sandbox._session.transport import Sink
 
 __all__ = ["Answer", "Answers", "Call", "Reply", "ScriptedTransport", "scripted_session"]
@@ -348,7 +349,7 @@ def scripted_session(
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     network_mode: str | None = None,
-    network_allowlist: Sequence[str] | None = None,
+    network_allowlist: Sequence[str | Http] | None = None,
 ) -> Session:
     """Return a session whose commands get their replies from ``answers``.
 

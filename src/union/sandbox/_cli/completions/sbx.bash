@@ -7,10 +7,10 @@
 
 _shtab_sbx_subparsers=(run shell repl mcp cp doctor serve version completion)
 
-_shtab_sbx_run_option_strings=(-h --help -c --shell --python -t --tty --json --backend --work-dir --cwd --persist --strict --env --read-only --read-write --network --allow --allow-pypi --deny --timeout --memory --cpus)
-_shtab_sbx_shell_option_strings=(-h --help --backend --work-dir --cwd --persist --strict --env --read-only --read-write --network --allow --allow-pypi --deny --timeout --memory --cpus)
-_shtab_sbx_repl_option_strings=(-h --help --language --pictures --backend --work-dir --cwd --persist --strict --env --read-only --read-write --network --allow --allow-pypi --deny --timeout --memory --cpus)
-_shtab_sbx_mcp_option_strings=(-h --help --http --token-file --max-sandboxes --backend --work-dir --persist --strict --env --read-only --read-write --network --allow --allow-pypi --deny --timeout --memory --cpus)
+_shtab_sbx_run_option_strings=(-h --help -c --shell --python -t --tty --json --backend --work-dir --cwd --persist --strict --env --read-only --read-write --network --allow --allow-pypi --secret --deny --timeout --memory --cpus)
+_shtab_sbx_shell_option_strings=(-h --help --backend --work-dir --cwd --persist --strict --env --read-only --read-write --network --allow --allow-pypi --secret --deny --timeout --memory --cpus)
+_shtab_sbx_repl_option_strings=(-h --help --language --pictures --backend --work-dir --cwd --persist --strict --env --read-only --read-write --network --allow --allow-pypi --secret --deny --timeout --memory --cpus)
+_shtab_sbx_mcp_option_strings=(-h --help --http --token-file --max-sandboxes --backend --work-dir --persist --strict --env --read-only --read-write --network --allow --allow-pypi --secret --deny --timeout --memory --cpus)
 _shtab_sbx_cp_option_strings=(-h --help --work-dir --backend -q --quiet)
 _shtab_sbx_doctor_option_strings=(-h --help --json)
 _shtab_sbx_serve_option_strings=()

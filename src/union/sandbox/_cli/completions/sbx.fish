@@ -51,7 +51,7 @@ function _shtab_sbx_using
 end
 
 set -g _shtab_sbx_commands run shell repl mcp cp doctor serve version completion
-set -g _shtab_sbx_opts_with_value --allow --backend --cpus --cwd --deny --env --http --language --max-sandboxes --memory --network --persist --pictures --python --read-only --read-write --shell --timeout --token-file --work-dir -c
+set -g _shtab_sbx_opts_with_value --allow --backend --cpus --cwd --deny --env --http --language --max-sandboxes --memory --network --persist --pictures --python --read-only --read-write --secret --shell --timeout --token-file --work-dir -c
 
 complete -c sbx -e
 complete -c sbx -f
@@ -75,6 +75,7 @@ complete -c sbx -n '_shtab_sbx_using run' -l read-write -xka "(__fish_complete_p
 complete -c sbx -n '_shtab_sbx_using run' -l network -xka "blocked allowlist open" -d 'network mode (default: blocked)'
 complete -c sbx -n '_shtab_sbx_using run' -l allow -x -d 'allow HOST only: a name, *.name, address or range, with an optional :port'
 complete -c sbx -n '_shtab_sbx_using run' -l allow-pypi -d 'allow the hosts of the public Python index'
+complete -c sbx -n '_shtab_sbx_using run' -l secret -x -d 'let the command use the credential in your variable NAME for requests to HOST, without reading it; settings after it: ,header=NAME ,basic=USER ,query=NAME ,allow=RULE'
 complete -c sbx -n '_shtab_sbx_using run' -l deny -x -d 'deny HOST; overrides --allow'
 complete -c sbx -n '_shtab_sbx_using run' -l timeout -x -d 'end the command after S seconds'
 complete -c sbx -n '_shtab_sbx_using run' -l memory -x -d 'memory limit, such as 512Mi'
@@ -93,6 +94,7 @@ complete -c sbx -n '_shtab_sbx_using shell' -l read-write -xka "(__fish_complete
 complete -c sbx -n '_shtab_sbx_using shell' -l network -xka "blocked allowlist open" -d 'network mode (default: blocked)'
 complete -c sbx -n '_shtab_sbx_using shell' -l allow -x -d 'allow HOST only: a name, *.name, address or range, with an optional :port'
 complete -c sbx -n '_shtab_sbx_using shell' -l allow-pypi -d 'allow the hosts of the public Python index'
+complete -c sbx -n '_shtab_sbx_using shell' -l secret -x -d 'let the command use the credential in your variable NAME for requests to HOST, without reading it; settings after it: ,header=NAME ,basic=USER ,query=NAME ,allow=RULE'
 complete -c sbx -n '_shtab_sbx_using shell' -l deny -x -d 'deny HOST; overrides --allow'
 complete -c sbx -n '_shtab_sbx_using shell' -l timeout -x -d 'end the command after S seconds'
 complete -c sbx -n '_shtab_sbx_using shell' -l memory -x -d 'memory limit, such as 512Mi'
@@ -113,6 +115,7 @@ complete -c sbx -n '_shtab_sbx_using repl' -l read-write -xka "(__fish_complete_
 complete -c sbx -n '_shtab_sbx_using repl' -l network -xka "blocked allowlist open" -d 'network mode (default: blocked)'
 complete -c sbx -n '_shtab_sbx_using repl' -l allow -x -d 'allow HOST only: a name, *.name, address or range, with an optional :port'
 complete -c sbx -n '_shtab_sbx_using repl' -l allow-pypi -d 'allow the hosts of the public Python index'
+complete -c sbx -n '_shtab_sbx_using repl' -l secret -x -d 'let the command use the credential in your variable NAME for requests to HOST, without reading it; settings after it: ,header=NAME ,basic=USER ,query=NAME ,allow=RULE'
 complete -c sbx -n '_shtab_sbx_using repl' -l deny -x -d 'deny HOST; overrides --allow'
 complete -c sbx -n '_shtab_sbx_using repl' -l timeout -x -d 'end the command after S seconds'
 complete -c sbx -n '_shtab_sbx_using repl' -l memory -x -d 'memory limit, such as 512Mi'
@@ -132,6 +135,7 @@ complete -c sbx -n '_shtab_sbx_using mcp' -l read-write -xka "(__fish_complete_p
 complete -c sbx -n '_shtab_sbx_using mcp' -l network -xka "blocked allowlist open" -d 'network mode (default: blocked)'
 complete -c sbx -n '_shtab_sbx_using mcp' -l allow -x -d 'allow HOST only: a name, *.name, address or range, with an optional :port'
 complete -c sbx -n '_shtab_sbx_using mcp' -l allow-pypi -d 'allow the hosts of the public Python index'
+complete -c sbx -n '_shtab_sbx_using mcp' -l secret -x -d 'let the command use the credential in your variable NAME for requests to HOST, without reading it; settings after it: ,header=NAME ,basic=USER ,query=NAME ,allow=RULE'
 complete -c sbx -n '_shtab_sbx_using mcp' -l deny -x -d 'deny HOST; overrides --allow'
 complete -c sbx -n '_shtab_sbx_using mcp' -l timeout -x -d 'end the command after S seconds'
 complete -c sbx -n '_shtab_sbx_using mcp' -l memory -x -d 'memory limit, such as 512Mi'

@@ -21,7 +21,7 @@ from union.sandbox.errors import SandboxUsageError  # noqa: E402 - the check com
 if TYPE_CHECKING:
     from union.sandbox._core.literals import NetworkMode
 
-__all__ = ["make_server", "serve_http", "serve_stdio"]
+__all__ = ["make_server", "serve_gateway", "serve_http", "serve_stdio"]
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -97,3 +97,51 @@ def serve_http(
         )
     options.setdefault("max_sandboxes", 1 if options.get("session") is not None else 8)
     _sdk.serve_http(make_server(**options), host=host, port=port, token=token)
+
+
+def serve_gateway(
+    *,
+    endpoint: str,
+    cert: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    is_child: bool = False,
+    **options: Any,
+) -> None:
+    """Serve the clients of a sandbox server over streamable HTTP, each with its own key.
+
+    The bearer token of a request is the key with which its sandboxes are opened on the server.
+
+    Args:
+        endpoint: the address of the sandbox server, as for ``remote.session()``.
+        cert: as for ``remote.session()``; None (default) for the system's trust store.
+        host: the address to listen on; 127.0.0.1 by default.
+        port: the port; 8765 by default, 0 for a free one.
+        tls_cert: file with the certificate for clients; None (default) for no encryption.
+        tls_key: file with its key; None (default) if ``tls_cert`` contains it.
+        is_child: whether to print the address on stdout and to end with stdin; False by default.
+        **options: arguments of ``make_server()`` for each key; ``max_sandboxes`` is 8 by default.
+
+    """
+    import asyncio
+
+    from union.sandbox._core.optional_deps import require
+    from union.sandbox.adapters.mcp import _gateway
+
+    require("aiohttp", extra="remote", what="a remote session")
+    options.setdefault("max_sandboxes", 8)
+
+    def make(key: str | None) -> Any:
+        return make_server(endpoint=endpoint, cert=cert, token=key, **options)
+
+    tls = {"ssl_certfile": tls_cert, "ssl_keyfile": tls_key}
+    sock = _gateway.listen(host, port)
+
+    async def run() -> None:
+        app = _gateway.Gateway(endpoint=endpoint, cert=cert, host=host, make=make)
+        given = {name: path for name, path in tls.items() if path is not None}
+        await _gateway.serve(app, sock, is_child=is_child, tls=given)
+
+    asyncio.run(run())

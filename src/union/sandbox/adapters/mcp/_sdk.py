@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 try:
     from mcp.server.mcpserver import Context, MCPServer
@@ -34,12 +35,17 @@ __all__ = [
     "ToolAnnotations",
     "ToolError",
     "hints",
+    "http_app",
     "image",
     "make_server",
+    "refuse",
     "result",
     "serve_http",
     "serve_stdio",
 ]
+
+
+UNAUTHORIZED: Final = 401
 
 
 def make_server(name: str, *, version: str, instructions: str, on_end: Callable[[], None]) -> Any:
@@ -94,16 +100,20 @@ def serve_stdio(server: Any) -> None:
     server.run("stdio")
 
 
+def http_app(server: Any, host: str) -> Any:
+    """Return the ASGI application of a server that several clients use."""
+    server.serves_http = True
+    if IS_2X:
+        return server.streamable_http_app(host=host)
+    server.settings.host = host
+    return server.streamable_http_app()
+
+
 def serve_http(server: Any, *, host: str, port: int, token: str) -> None:
     """Serve clients over streamable HTTP until the process is interrupted."""
     import uvicorn
 
-    server.serves_http = True
-    if IS_2X:
-        app = server.streamable_http_app(host=host)
-    else:
-        server.settings.host = host
-        app = server.streamable_http_app()
+    app = http_app(server, host)
     try:
         uvicorn.run(_Guard(app, token) if token else app, host=host, port=port, log_level="warning")
     finally:
@@ -123,12 +133,15 @@ class _Guard:
             scheme = re.compile(rb"bearer ", re.IGNORECASE)
             sent = scheme.sub(b"Bearer ", given[0], count=1) if len(given) == 1 else b""
             if not hmac.compare_digest(sent, self._expected):
-                await _refuse(send)
+                await refuse(send, 401, "invalid token")
                 return
         await self._app(scope, receive, send)
 
 
-async def _refuse(send: Any) -> None:
-    headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": b'{"error": "invalid token"}'})
+async def refuse(send: Any, status: int, message: str) -> None:
+    """Send an HTTP response that refuses a request."""
+    headers = [(b"content-type", b"application/json")]
+    if status == UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps({"error": message}).encode()})

@@ -54,7 +54,10 @@ class UnionSandboxClientOptions(BaseSandboxClientOptions):
     """Ports that the agent may ask for; none can be reached from this machine."""
 
     def __init__(
-        self, exposed_ports: tuple[int, ...] = (), *, type: Literal["union"] = "union"
+        self,
+        exposed_ports: tuple[int, ...] = (),
+        *,
+        type: Literal["union"] = "union",  # noqa: A002 - a field of the SDK
     ) -> None:
         super().__init__(type=type, exposed_ports=exposed_ports)
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from agents.sandbox.util.tar_utils import should_skip_tar_member, validate_tarfile
 
+from union.sandbox.constants import MAX_FILE_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
@@ -39,6 +41,7 @@ def portable_archive(
     links: list[tarfile.TarInfo] = []
     members: dict[str, tarfile.TarInfo] = {}
     skipped = list(skip)
+    budget = _Budget()
     with (
         tarfile.open(fileobj=source, mode="r:") as old,
         tarfile.open(fileobj=target, mode="w") as new,
@@ -46,7 +49,7 @@ def portable_archive(
         new.addfile(_top())
         for found in old:
             name = _relative(found.name)
-            if should_skip_tar_member(name, skip_rel_paths=skipped, root_name=None):
+            if name == "." or should_skip_tar_member(name, skip_rel_paths=skipped, root_name=None):
                 continue
             member = _renamed(found, name)
             members[_key(name)] = member
@@ -55,8 +58,7 @@ def portable_archive(
             elif found.isdir():
                 new.addfile(member)
             elif found.isreg() or found.islnk():
-                with _content(old, found) as content:
-                    data = content.read()
+                data = budget.read(old, found)
                 member.type, member.linkname, member.size = tarfile.REGTYPE, "", len(data)
                 new.addfile(member, io.BytesIO(data))
         for member in links:
@@ -79,6 +81,7 @@ def plain_archive(source: io.IOBase) -> bytes:
 
     """
     target = io.BytesIO()
+    budget = _Budget()
     with (
         tarfile.open(fileobj=source, mode="r:*") as old,  # type: ignore[call-overload]
         tarfile.open(fileobj=target, mode="w") as new,
@@ -87,8 +90,9 @@ def plain_archive(source: io.IOBase) -> bytes:
         for found in old.getmembers():
             member = _renamed(found, found.name)
             if found.isreg():
-                with _content(old, found) as content:
-                    new.addfile(member, content)
+                data = budget.read(old, found)
+                member.size = len(data)
+                new.addfile(member, io.BytesIO(data))
             else:
                 new.addfile(member)
     return target.getvalue()
@@ -100,14 +104,25 @@ def _top() -> tarfile.TarInfo:
     return member
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BufferedIOBase:
-    try:
-        content = archive.extractfile(member)
-    except KeyError:
-        content = None  # a hard link whose target is not in the archive
-    if content is None:
-        raise tarfile.ReadError(f"{member.name!r:.200} has no content")
-    return content  # type: ignore[return-value]
+class _Budget:
+    """Reads contents up to a total: hard links, sparse files and compression multiply bytes."""
+
+    def __init__(self) -> None:
+        self._left = MAX_FILE_BYTES
+
+    def read(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+        try:
+            content = None if member.issparse() else archive.extractfile(member)
+        except KeyError:
+            content = None  # a hard link whose target is not in the archive
+        if content is None:
+            raise tarfile.ReadError(f"{member.name!r:.200} has no content that can be read")
+        with content:
+            data = content.read(self._left + 1)
+        self._left -= len(data)
+        if self._left < 0:
+            raise tarfile.ReadError(f"the contents exceed {MAX_FILE_BYTES} bytes")
+        return data
 
 
 def _renamed(member: tarfile.TarInfo, name: str) -> tarfile.TarInfo:

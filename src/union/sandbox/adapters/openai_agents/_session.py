@@ -114,11 +114,9 @@ class UnionSandboxSession(BaseSandboxSession):
     async def _open(self) -> Session:
         """Return the sandbox, opened at its first use, with the grants that exist now."""
         self._paths.configure(self.state.manifest)
-        mounts = tuple(
-            (path, read_only)
-            for path, read_only in self._paths.mounts()
-            if not self._is_on_host or Path(path).exists()
-        )
+        mounts = self._paths.mounts()
+        if self._is_on_host and mounts:
+            mounts = await asyncio.to_thread(_existing, mounts)
         if self._box is not None and mounts != self._mounts and self._given is None:
             # A sandbox has the mounts that it was opened with.
             await self._terminals.end_all()
@@ -252,7 +250,11 @@ class UnionSandboxSession(BaseSandboxSession):
             return self._paths.root + text[len(root) :]
         return text
 
-    async def _exec_internal(self, *command: str | Path, timeout: float | None = None) -> ExecResult:
+    async def _exec_internal(
+        self,
+        *command: str | Path,
+        timeout: float | None = None,  # noqa: ASYNC109 - its signature
+    ) -> ExecResult:
         process = await self._start(command, timeout_s=timeout)
         try:
             out, err = await process.communicate()
@@ -466,9 +468,7 @@ class UnionSandboxSession(BaseSandboxSession):
         session, found = await self._reach(path)
         return await _files.read(session, found, max_bytes=max_bytes)
 
-    async def write(
-        self, path: Path, data: io.IOBase, *, user: str | User | None = None
-    ) -> None:
+    async def write(self, path: Path, data: io.IOBase, *, user: str | User | None = None) -> None:
         """Write a file; missing directories are created."""
         self._refuse_user(user)
         content = coerce_write_payload(path=path, data=data).stream.read()
@@ -555,6 +555,10 @@ class UnionSandboxSession(BaseSandboxSession):
             archive.close()
         await self._clear_workspace_root_on_resume()
         await self.hydrate_workspace(io.BytesIO(content))
+
+
+def _existing(mounts: tuple[tuple[str, bool], ...]) -> tuple[tuple[str, bool], ...]:
+    return tuple((path, read_only) for path, read_only in mounts if Path(path).exists())
 
 
 def _raise_nonzero(error: OSError, *command: str) -> NoReturn:

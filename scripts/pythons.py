@@ -1,0 +1,90 @@
+"""Run the unit tests and the contract on every Python that this machine has.
+
+`make test-pythons` looks for interpreters on PATH, below ~/.pyenv and among those of uv. Each has a
+virtualenv below .cache. Prints one line per version: what ran, and with which result.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+TESTS = ("tests/unit", "tests/contract", "--only-way=userns")
+
+
+def interpreters() -> dict[str, str]:
+    """Return the newest interpreter of each version."""
+    places = [
+        *(found for v in VERSIONS if (found := shutil.which(f"python{v}"))),
+        *glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python3")),
+        *glob.glob(os.path.expanduser("~/.local/share/uv/python/cpython-3.*/bin/python3")),
+        *glob.glob(os.environ.get("PYTHONS", "")),
+    ]
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    for place in places:
+        done = subprocess.run(
+            [place, "-c", "import sys; print(*sys.version_info[:3])"],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode == 0:
+            numbers = tuple(map(int, done.stdout.split()))
+            version = ".".join(map(str, numbers[:2]))
+            if numbers > found.get(version, ((), ""))[0]:
+                found[version] = (numbers, place)
+    return {version: place for version, (_, place) in found.items() if version in VERSIONS}
+
+
+def run(version: str, python: str, tests: tuple[str, ...]) -> tuple[bool, str]:
+    """Install the tree for one interpreter and run the tests; return whether they pass, and how."""
+    place = ROOT / ".cache" / f"python{version}"
+    own = place / "bin/python"
+    uv = Path(sys.executable).with_name("uv")
+    try:
+        if not (place / ".installed").exists():
+            subprocess.run([str(uv), "venv", "-q", "--clear", "-p", python, str(place)], check=True)
+            install = [str(uv), "pip", "install", "-q", "--python", str(own)]
+            subprocess.run([*install, "--group", f"{ROOT}/pyproject.toml:dev"], check=True)
+            subprocess.run([*install, "--editable", str(ROOT)], check=True)
+            (place / ".installed").touch()
+    except subprocess.CalledProcessError as exc:
+        return False, f"could not be installed: {exc}"
+    done = subprocess.run(
+        [str(own), "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *tests],
+        check=False,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = done.stdout.strip().splitlines()
+    if done.returncode != 0:
+        sys.stdout.write("\n".join(lines[-40:]) + "\n")
+    return done.returncode == 0, re.sub(r"=+", "", lines[-1]).strip() if lines else "no output"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the tests on the named versions, or on all that are found."""
+    found = interpreters()
+    failed = False
+    for version in arguments or VERSIONS:
+        if version not in found:
+            print(f"python {version}: not on this machine; `uv python install {version}`")
+            failed = failed or bool(arguments)
+            continue
+        is_good, summary = run(version, found[version], TESTS)
+        print(f"python {version}: {summary}", flush=True)
+        failed = failed or not is_good
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
