@@ -55,8 +55,8 @@ _TITLES = {
         133: "opening a session removes a directory of another owner",
         134: "an environment variable that names a file leads out of the work dir",
         135: "an inspection of the work dir follows links",
-        196: "code changes or reaches a checkpoint of its work dir",
-        197: "forged marks of a layered file system reveal or hide files of others",
+        181: "code changes or reaches a checkpoint of its work dir",
+        182: "forged marks of a layered file system reveal or hide files of others",
     },
     PROCESSES: {
         31: "processes of the host are listed",
@@ -182,7 +182,7 @@ _TITLES = {
         149: "one session takes every thread of the process",
         150: "many runs together exceed the process limit",
         174: "a backend accepts a limit that it cannot enforce",
-        198: "the work dir fills the disk, with one file or with many",
+        183: "the work dir fills the disk, with one file or with many",
     },
     SERVER: {
         115: "calls without credentials are served",
