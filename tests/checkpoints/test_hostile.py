@@ -133,14 +133,18 @@ async def test_code_cannot_reach_or_change_a_checkpoint(layered: sb.Session) -> 
 async def test_forged_marks_of_the_file_system_hide_nothing_of_others(
     layered: sb.Session,
 ) -> None:
-    """Attributes and devices that mean something in a layer, made before it was one."""
+    """Attributes and devices that mean something in a layer, made before it was one.
+
+    A file with such a mark may become unreadable; no other file does.
+    """
     await layered.run_code(
         """
         import os
         os.makedirs("d/e"); open("d/e/f", "w").write("1"); open("plain", "w").write("2")
+        open("marked", "w").write("3")
         for name, value in (("opaque", b"y"), ("redirect", b"/etc"), ("metacopy", b""),
                             ("whiteout", b"y"), ("origin", b"\\0" * 29), ("impure", b"y")):
-            for path in ("d", "d/e", "plain", "."):
+            for path in ("d", "d/e", "marked", "."):
                 try: os.setxattr(path, "user.overlay." + name, value)
                 except OSError: pass
         try: os.mknod("white", 0o020000, 0)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from union.sandbox.on_device._mediated_network import MediatedNetwork
+from union.sandbox.on_device._mediated_network import serve_mediated
 
 if TYPE_CHECKING:
-    import socket
-
     from union.sandbox._core.spec import RunSpec
     from union.sandbox._linux.run import LocalRun
     from union.sandbox._session.transport import Sink
@@ -34,7 +32,8 @@ def serve_network(
     """
     sandbox = run.sandbox
     if pool.backend == "landlock":
-        _serve_mediated(run, spec, sink, network)
+        open_egress = functools.partial(network.open_mediated, spec.network, sink)
+        serve_mediated(run, open_egress)
     elif not pool.is_bare:
 
         def on_listeners(fds: list[int]) -> None:
@@ -44,14 +43,3 @@ def serve_network(
     elif sandbox.listeners:
         proxies = network.open_proxies(spec.network, sandbox.listeners, sandbox.credentials, sink)
         run.close_listeners = proxies.aclose
-
-
-def _serve_mediated(run: LocalRun, spec: RunSpec, sink: Sink, network: SessionNetwork) -> None:
-    def connect(family: int, address: bytes, port: int) -> socket.socket:
-        """Connect for the command; its egress is opened at the first connection."""
-        mediated = MediatedNetwork(functools.partial(network.open_mediated, spec.network, sink))
-        run.close_listeners = mediated.aclose
-        run.on_connect = mediated.connect
-        return mediated.connect(family, address, port)
-
-    run.on_connect = connect

@@ -19,7 +19,7 @@ from union.sandbox._linux.removal import remove_tree
 from union.sandbox._plan.rootfs import RUN_DIR
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
-from union.sandbox.errors import SandboxExecutionError, SandboxUsageError
+from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device._call_postures import CallPostures
 from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._network import shape_of
@@ -147,7 +147,7 @@ class Runner:
             # Reports arrive in later iterations of the event loop, so none is missed here.
             run.attach(sink, timeout_s=spec.timeout_s)
         except NotBuiltError as exc:
-            raise self._not_built(exc) from exc
+            raise self._pool.not_built(exc) from exc
         except OSError as exc:
             raise pool.spawn_failed("the command could not be started", exc) from exc
         self._runs.add(run)
@@ -208,7 +208,7 @@ class Runner:
                     near.close()
                     raise
             except NotBuiltError as exc:
-                raise self._not_built(exc) from exc
+                raise self._pool.not_built(exc) from exc
             except OSError as exc:
                 raise self._pool.spawn_failed("the context could not be started", exc) from exc
             self._runs.add(run)
@@ -268,16 +268,6 @@ class Runner:
         if isinstance(run, MachineRun):
             run.keeps_network = spec.background
         return run
-
-    def _not_built(self, exc: NotBuiltError) -> SandboxExecutionError:
-        failed = exc.failed
-        return SandboxExecutionError(
-            failed.reason,
-            backend=self._spec.backend,
-            stage=failed.stage,
-            code=failed.code,
-            hint=failed.hint,
-        )
 
     async def _verify(self, spec: RunSpec) -> None:
         try:
