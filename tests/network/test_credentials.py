@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.conftest import session_of
+from tests.conftest import ISOLATED, WITHOUT_NAMESPACES, session_of
 from tests.net.https_stub import make_certificate
 from tests.network.api_stub import serve_api
 from tests.network.services import PACKAGE, make_index, make_repository
@@ -101,6 +101,20 @@ async def test_python_clients_work_without_changes(sbx, api, client):
     (request,) = api.received
     sent = request.headers["x-api-key" if client == "anthropic" else "authorization"]
     assert sent.removeprefix("Bearer ") == TOKEN
+
+
+@pytest.mark.parametrize("backend", [*sorted({*ISOLATED} - {"userns"}), *WITHOUT_NAMESPACES])
+async def test_other_backends_serve_the_same_entries(api, backend):
+    """Once through the proxy variables, once without them."""
+    code = f"""
+        import urllib.request
+        for handlers in ([], [urllib.request.ProxyHandler({{}})]):
+            opener = urllib.request.build_opener(*handlers)
+            print(opener.open("https://{HOST}:{api.port}/echo").status)
+    """
+    async with session_of(backend) as sbx:
+        assert await sbx.run_code(code, **network(entry(api))) == "200\n200\n"
+    assert api.credentials == {f"Bearer {TOKEN}"}
 
 
 SHELL = {
