@@ -301,6 +301,15 @@ async def test_a_pinned_work_dir_stays_the_truth(outside_tmp: Path, place: str) 
 
 
 @pytest.mark.spec("L4")
+async def test_without_a_checkpoint_the_work_dir_is_a_plain_directory(layered: sb.Session) -> None:
+    kind = "stat -f -c %T .; grep -c ' overlay ' /proc/self/mountinfo"
+    plain = await text(layered, f"({kind}) || true")
+    assert "checkpoint_calls" not in vars(layered._transport)
+    await layered.checkpoint()
+    assert await text(layered, f"({kind}) || true") != plain  # the control
+
+
+@pytest.mark.spec("L1")
 async def test_names_and_arguments_are_checked(layered: sb.Session) -> None:
     for name in ("a\nb", "x" * 201, 5):
         with pytest.raises(sb.SandboxUsageError) as error:
@@ -315,6 +324,20 @@ async def test_names_and_arguments_are_checked(layered: sb.Session) -> None:
     checkpoint = await layered.checkpoint()
     with pytest.raises(sb.SandboxUsageError, match="count"):
         await checkpoint.fork_many(0)
+
+
+@pytest.mark.spec("L1")
+async def test_the_first_state_can_be_given_up(layered: sb.Session) -> None:
+    """No layer of the session's own directory is left, but it carries the mount."""
+    await layered.put_bytes("a", b"1")
+    first = await layered.checkpoint()
+    async with first.fork() as other:
+        await other.put_bytes("a", b"2")
+        await layered.adopt(other)
+    await first.drop()
+    await asyncio.sleep(0.2)  # layers are removed in a thread
+    for _ in range(3):
+        assert await text(layered, "pwd; cat a") == f"{layered.work_dir}\n2"
 
 
 @pytest.mark.spec("L1")

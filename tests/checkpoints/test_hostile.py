@@ -72,7 +72,7 @@ def changes_of(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.spec("L1", "L2")
-@pytest.mark.threat(196)
+@pytest.mark.threat(187)
 async def test_random_changes_against_a_model(layered: sb.Session) -> None:
     """Every checkpoint is what was there, whatever came after it; every diff is exact."""
     rng = random.Random(7)
@@ -94,7 +94,7 @@ async def test_random_changes_against_a_model(layered: sb.Session) -> None:
 
 
 @pytest.mark.spec("L2")
-@pytest.mark.threat(196)
+@pytest.mark.threat(187)
 async def test_code_cannot_reach_or_change_a_checkpoint(layered: sb.Session) -> None:
     await layered.exec("echo low > a; ln a hard", check=True)
     checkpoint = await layered.checkpoint()
@@ -129,18 +129,22 @@ async def test_code_cannot_reach_or_change_a_checkpoint(layered: sb.Session) -> 
 
 
 @pytest.mark.spec("L2")
-@pytest.mark.threat(197)
+@pytest.mark.threat(188)
 async def test_forged_marks_of_the_file_system_hide_nothing_of_others(
     layered: sb.Session,
 ) -> None:
-    """Attributes and devices that mean something in a layer, made before it was one."""
+    """Attributes and devices that mean something in a layer, made before it was one.
+
+    A file with such a mark may become unreadable; no other file does.
+    """
     await layered.run_code(
         """
         import os
         os.makedirs("d/e"); open("d/e/f", "w").write("1"); open("plain", "w").write("2")
+        open("marked", "w").write("3")
         for name, value in (("opaque", b"y"), ("redirect", b"/etc"), ("metacopy", b""),
                             ("whiteout", b"y"), ("origin", b"\\0" * 29), ("impure", b"y")):
-            for path in ("d", "d/e", "plain", "."):
+            for path in ("d", "d/e", "marked", "."):
                 try: os.setxattr(path, "user.overlay." + name, value)
                 except OSError: pass
         try: os.mknod("white", 0o020000, 0)
@@ -174,7 +178,7 @@ async def test_forged_marks_of_the_file_system_hide_nothing_of_others(
 
 
 @pytest.mark.spec("L2")
-@pytest.mark.threat(196)
+@pytest.mark.threat(187)
 async def test_what_a_waiting_python_runs_is_over_before_the_checkpoint(
     layered: sb.Session, tmp_path: Path
 ) -> None:

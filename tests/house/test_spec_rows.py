@@ -70,7 +70,7 @@ def test_marks_are_read_from_code_alone():
 
 def test_the_specification_is_whole():
     assert [row[0] for row in ROWS] == sorted(row[0] for row in ROWS)
-    assert set("ABCDEFGHIJKNOPR") == {row[0] for row in ROWS}
+    assert set("ABCDEFGHIJKLMNOPR") == {row[0] for row in ROWS}
     assert len(ROWS) == len(set(ROWS)) > 50
 
 

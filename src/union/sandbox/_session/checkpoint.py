@@ -69,13 +69,11 @@ class Checkpoint:
 
         It has the settings of this session and a private work dir, seen under the same path.
         """
-        from union.sandbox._session.session import Session
-
         session = self._session
         transport = session._live_transport()  # noqa: SLF001 - one package
         make = calls_of(transport).fork(self.id)
         spec = session._spec  # noqa: SLF001
-        return Session(spec, SingleUseLifecycle(spec, cast("Callable[[], Transport]", make)))
+        return type(session)(spec, SingleUseLifecycle(spec, cast("Callable[[], Transport]", make)))
 
     async def fork_many(self, count: int) -> list[Session]:
         """Open several forks at once and return them; the caller closes each.

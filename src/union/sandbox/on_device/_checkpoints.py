@@ -76,6 +76,9 @@ class LocalCheckpoints:
         self._kind: LayerKind = "plain"
         self._lock = asyncio.Lock()
         self._removals: set[asyncio.Future[None]] = set()
+        self._plain: tuple[Layer, ...] = ()
+        """The session's own directory, below the mount of its layers. It is held until the end: the
+        kernel unmounts everything from a directory that is removed."""
         self._disk: HeldMount | None = None
         """The tmpfs that limits the work dir."""
 
@@ -105,14 +108,17 @@ class LocalCheckpoints:
         old = self._find(checkpoint_id).layers
         hold(old)
         try:
-            touched = None
-            if self._layers is not None:
-                new = self._layers.present
-                touched = [layer.path for layer in _not_common(old, new)]
             view = await self._open(old)
             try:
                 tree = self._transport.work.tree
                 with contextlib.ExitStack() as opened:
+                    # Without a pause in between: a checkpoint would add a layer.
+                    touched = None
+                    if self._layers is not None:
+                        new = self._layers.present
+                        touched = [layer.path for layer in _not_common(old, new)]
+                        hold(new)
+                        opened.callback(self._release, new)
                     now = tree.dup_root()
                     opened.callback(os.close, now)
                     comparison = TreeComparison(
@@ -297,7 +303,7 @@ class LocalCheckpoints:
     def _can_layer(self, posture: Posture) -> bool:
         work = self._transport.work
         pool = self._transport.pool
-        if not IS_LINUX or pool.uses_host_root or not work.is_private:
+        if not IS_LINUX or pool.uses_host_root or pool.is_machine or not work.is_private:
             return False
         if self._disk is not None:
             return False  # its tmpfs cannot be a layer of directories of the host
@@ -332,6 +338,8 @@ class LocalCheckpoints:
     def _use_layers(self, layers: WorkLayers) -> None:
         transport = self._transport
         self._layers = layers
+        self._plain = layers.lower
+        hold(self._plain)
         transport.work.keep_as_layer()
         transport.postures.layers = layers
         self._set_kind("overlay")
@@ -492,6 +500,7 @@ class LocalCheckpoints:
     def _remove_all(self) -> None:
         """Release everything at the end of the session; blocks."""
         held = [layer for kept in self._kept.values() for layer in kept.layers]
+        held += self._plain
         self._kept.clear()
         if self._origin is not None:
             held += self._origin.layers

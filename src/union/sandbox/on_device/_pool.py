@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._linux.channel import Channel
     from union.sandbox._linux.command import Command
+    from union.sandbox._linux.prepared import NotBuiltError
     from union.sandbox._linux.reader_set import ReaderSet
     from union.sandbox._linux.run import LocalRun
     from union.sandbox.on_device._posture import Posture
@@ -127,6 +128,17 @@ class Pool:
             hint="raise the limit on open files (ulimit -n), or close sessions that are done"
             if exc.errno in _NO_DESCRIPTORS
             else "",
+        )
+
+    def not_built(self, exc: NotBuiltError) -> SandboxExecutionError:
+        """Return the error for a sandbox that could not be built."""
+        failed = exc.failed
+        return SandboxExecutionError(
+            failed.reason,
+            backend=self._spec.backend,
+            stage=failed.stage,
+            code=failed.code,
+            hint=failed.hint,
         )
 
     # Taking.
