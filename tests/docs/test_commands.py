@@ -144,6 +144,8 @@ def test_every_command_of_a_page_is_valid(page: str):
             # "[options]" and "a|b" are of an overview, too.
             command = re.sub(r"\[options\] ?|(?<=\w)\|[\w|]+", "", re.sub(r" {2,}.*", "", part))
             words = shlex.split(command, comments=True)
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                del words[0]  # a variable for this command
             if not words or words[0] in {".", "cd", "printf", "exec"}:
                 continue
             assert words[0] in KINDS, f"{page}: {line}: no kind of command is known for this"
