@@ -48,8 +48,9 @@ def test_another_distribution_can_share_the_namespace(tmp_path: Path):
 
 
 OF_ADAPTERS = {
-    *("anthropic", "deepagents", "deepagents-code", "inspect-ai", "langchain", "mcp"),
-    *("mini-swe-agent", "pydantic-ai", "smolagents", "strands-agents"),
+    *("ag2", "anthropic", "crewai", "deepagents", "deepagents-code", "google-adk", "inspect-ai"),
+    *("langchain", "mcp", "mini-swe-agent", "openai-agents", "pydantic-ai", "smolagents"),
+    "strands-agents",
 }
 
 
