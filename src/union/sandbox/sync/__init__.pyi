@@ -50,6 +50,7 @@ from union.sandbox import PolicyError as PolicyError
 from union.sandbox import ProcessInfo as ProcessInfo
 from union.sandbox import Query as Query
 from union.sandbox import Resources as Resources
+from union.sandbox import SandboxBusyError as SandboxBusyError
 from union.sandbox import SandboxCellError as SandboxCellError
 from union.sandbox import SandboxCommandError as SandboxCommandError
 from union.sandbox import SandboxConnectionError as SandboxConnectionError
@@ -73,12 +74,14 @@ from union.sandbox import SigV4 as SigV4
 from union.sandbox import Skipped as Skipped
 from union.sandbox import TerminationReason as TerminationReason
 from union.sandbox import Transfer as Transfer
+from union.sandbox import TreeChange as TreeChange
 from union.sandbox import UnknownArgumentError as UnknownArgumentError
 from union.sandbox import Usage as Usage
 from union.sandbox import base_image as base_image
 from union.sandbox import base_sandbox_image as base_sandbox_image
 from union.sandbox import constants as constants
 from union.sandbox import errors as errors
+from union.sandbox._checkpoints.values import LayerKind
 from union.sandbox._contexts.specs import ContextLanguage, ContextRestart
 from union.sandbox._core.resources import AnyResources
 from union.sandbox._session.session import Paths
@@ -106,6 +109,7 @@ __all__ = [
     "Bearer",
     "CellOutput",
     "CellResult",
+    "Checkpoint",
     "Context",
     "ContextLostError",
     "ContextSnapshot",
@@ -128,6 +132,7 @@ __all__ = [
     "ProcessInfo",
     "Query",
     "Resources",
+    "SandboxBusyError",
     "SandboxCellError",
     "SandboxCommandError",
     "SandboxConnectionError",
@@ -154,6 +159,7 @@ __all__ = [
     "Skipped",
     "TerminationReason",
     "Transfer",
+    "TreeChange",
     "UnknownArgumentError",
     "Usage",
     "attach",
@@ -168,6 +174,45 @@ __all__ = [
     "session",
     "wrap",
 ]
+
+class Checkpoint:
+    """A state of a work dir: files, links, directories, their modes, and the venv."""
+    @property
+    def id(self) -> str:
+        """Unique among the checkpoints of the session."""
+        ...
+    @property
+    def name(self) -> str:
+        """The name given to ``checkpoint()``; empty for none."""
+        ...
+    @property
+    def created(self) -> float:
+        """Seconds since the epoch."""
+        ...
+    @property
+    def kind(self) -> LayerKind:
+        """What it is made of: ``overlay``, ``overlay-tmpfs`` or ``copy``."""
+        ...
+    @property
+    def took_s(self) -> float:
+        """Seconds that ``checkpoint()`` took."""
+        ...
+    @property
+    def size_bytes(self) -> int | None:
+        """Bytes on disk since the checkpoint before it; counted by ``Session.checkpoints()``."""
+        ...
+    def fork(self) -> Session:
+        """Return a session of its own that begins with this state; ``with`` opens it."""
+        ...
+    def fork_many(self, count: int) -> list[Session]:
+        """Open several forks at once and return them; the caller closes each."""
+        ...
+    def drop(self) -> None:
+        """Remove the checkpoint. Forks of it are not affected."""
+        ...
+    def export(self, path: str | os.PathLike[str]) -> int:
+        """Write the whole state as a tar archive and return its size in bytes."""
+        ...
 
 class Context:
     """A live interpreter: variables, imports and the working directory persist between cells."""
@@ -440,6 +485,34 @@ class MachineFiles(SessionFiles):
         ...
 
 @type_check_only
+class SessionCheckpoints(SessionFiles):
+    """Calls about checkpoints. ``Session`` inherits them."""
+    @property
+    def isolation(self) -> Isolation:
+        """The isolation layers, verified on a live sandbox when the session was opened."""
+        ...
+    def checkpoint(self, name: str = "") -> Checkpoint:
+        """Keep the present state of the work dir, the venv included."""
+        ...
+    def rollback(self, checkpoint: Checkpoint | str) -> None:
+        """Return the work dir to a checkpoint. Everything since is gone."""
+        ...
+    def diff(
+        self, checkpoint: Checkpoint | str, *, content: bool = False
+    ) -> tuple[TreeChange, ...]:
+        """Return the differences between a checkpoint and the work dir, sorted by path."""
+        ...
+    def adopt(self, other: Session) -> Checkpoint:
+        """Replace the work dir by the present one of another session, such as a fork."""
+        ...
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Return the checkpoints of the session, oldest first, with their sizes."""
+        ...
+    def import_checkpoint(self, path: str | os.PathLike[str], name: str = "") -> Checkpoint:
+        """Make a checkpoint of an archive that ``Checkpoint.export()`` has written."""
+        ...
+
+@type_check_only
 class SessionProcesses(SessionFiles):
     """Calls about processes. ``Session`` inherits them."""
     @property
@@ -453,7 +526,7 @@ class SessionProcesses(SessionFiles):
         """End one process: SIGTERM, a short grace period, SIGKILL. Return whether it existed."""
         ...
 
-class Session(MachineFiles, SessionProcesses):
+class Session(MachineFiles, SessionProcesses, SessionCheckpoints):
     """A live sandbox: a work dir and a venv that persist over many isolated commands."""
     def open(self) -> Self:
         """Open the session and return it."""
@@ -472,10 +545,6 @@ class Session(MachineFiles, SessionProcesses):
     @property
     def work_dir(self) -> str:
         """The path, inside the sandbox, of the directory that persists between calls."""
-        ...
-    @property
-    def isolation(self) -> Isolation:
-        """The isolation layers, verified on a live sandbox when the session was opened."""
         ...
     def run(
         self,
@@ -641,6 +710,8 @@ def session(
 def wrap(value: _async.SandboxSession) -> SandboxSession: ...
 @overload
 def wrap(value: _async.Session) -> Session: ...
+@overload
+def wrap(value: _async.Checkpoint) -> Checkpoint: ...
 @overload
 def wrap(value: _async.Context) -> Context: ...
 @overload
