@@ -68,6 +68,8 @@ class Framework:
     """Ends of names of tests that fail for every backend, with the reason."""
     at_least: int = 1
     """Tests that must pass."""
+    python: str = ""
+    """The Python that it needs; that of the tests by default."""
     is_quick: bool = False
     """Whether ``make test`` runs it."""
 
@@ -143,6 +145,7 @@ FRAMEWORKS: dict[str, Framework] = {
         suite="dcode_provider.py",
         what="own tests of the provider, found by its entry point",
         extra="deepagents-code",
+        python="3.12",
         at_least=3,
     ),
     "openai-agents": Framework(
@@ -311,7 +314,8 @@ def environment(name: str) -> Path:
     with (CACHE / f"{where.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not stamp.exists() or json.loads(stamp.read_text()) != needs:
-            _uv("venv", "--quiet", "--clear", "--python", sys.executable, str(where))
+            wanted = FRAMEWORKS[name].python or sys.executable
+            _uv("venv", "--quiet", "--clear", "--python", wanted, str(where))
             _uv("pip", "install", "--quiet", "--python", str(python), *needs)
             stamp.write_text(json.dumps(needs))
         _install_checkout(python)

@@ -17,7 +17,7 @@ MIB = 2**20
 
 
 @pytest.mark.spec("L5")
-@pytest.mark.threat(183)
+@pytest.mark.threat(189)
 @pytest.mark.parametrize("way", ISOLATED)
 async def test_one_large_file_and_many_small_ones(way: str) -> None:
     async with session_of(way, resources=LIMIT) as session:

@@ -72,7 +72,7 @@ def changes_of(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.spec("L1", "L2")
-@pytest.mark.threat(181)
+@pytest.mark.threat(187)
 async def test_random_changes_against_a_model(layered: sb.Session) -> None:
     """Every checkpoint is what was there, whatever came after it; every diff is exact."""
     rng = random.Random(7)
@@ -94,7 +94,7 @@ async def test_random_changes_against_a_model(layered: sb.Session) -> None:
 
 
 @pytest.mark.spec("L2")
-@pytest.mark.threat(181)
+@pytest.mark.threat(187)
 async def test_code_cannot_reach_or_change_a_checkpoint(layered: sb.Session) -> None:
     await layered.exec("echo low > a; ln a hard", check=True)
     checkpoint = await layered.checkpoint()
@@ -129,7 +129,7 @@ async def test_code_cannot_reach_or_change_a_checkpoint(layered: sb.Session) -> 
 
 
 @pytest.mark.spec("L2")
-@pytest.mark.threat(182)
+@pytest.mark.threat(188)
 async def test_forged_marks_of_the_file_system_hide_nothing_of_others(
     layered: sb.Session,
 ) -> None:
@@ -178,7 +178,7 @@ async def test_forged_marks_of_the_file_system_hide_nothing_of_others(
 
 
 @pytest.mark.spec("L2")
-@pytest.mark.threat(181)
+@pytest.mark.threat(187)
 async def test_what_a_waiting_python_runs_is_over_before_the_checkpoint(
     layered: sb.Session, tmp_path: Path
 ) -> None:

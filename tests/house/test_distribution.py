@@ -57,6 +57,6 @@ OF_ADAPTERS = {
 def test_extras_are_as_named_and_none_of_them_is_in_a_bare_install():
     found = metadata.metadata(NAME)
     extras = set(found.get_all("Provides-Extra") or [])
-    assert extras == {"all", "deploy", "flyte", "remote", *OF_ADAPTERS}
+    assert extras == {"all", "deploy", "flyte", "remote", "secrets", *OF_ADAPTERS}
     bare = [need for need in metadata.requires(NAME) or [] if "extra ==" not in need]
     assert [need.partition(">")[0] for need in bare] == ["uv"]

@@ -159,7 +159,7 @@ async def test_a_process_has_no_public_method_for_transports():
         process = await sbx.run("x")
     assert {name for name in dir(process) if not name.startswith("_")} == {
         *("backend", "isolation", "pid", "returncode", "exit_code", "runtime_ms"),
-        *("termination_reason", "usage", "network", "truncated", "stdin"),
+        *("termination_reason", "usage", "network", "requests", "truncated", "stdin"),
         *("send_signal", "terminate", "kill", "resize", "wait", "communicate", "communicate_text"),
         *("iter_stdout", "iter_stderr", "iter_stdout_lines", "iter_stderr_lines", "result"),
     }

@@ -214,7 +214,7 @@ async def test_a_blocked_network_is_explained(sbx, code):
     assert not caught.value.hint
 
 
-@pytest.mark.threat(194)
+@pytest.mark.threat(185)
 async def test_the_secret_is_nowhere_inside(sbx, api):
     """Search the environment, every readable file of /proc, the work dir and /run."""
     code = f"""
@@ -248,7 +248,7 @@ async def test_the_secret_is_nowhere_inside(sbx, api):
     assert out == "True []\nTrue\n"
 
 
-@pytest.mark.threat(194)
+@pytest.mark.threat(185)
 async def test_the_secret_is_in_no_file_and_no_process_of_the_host(sbx, api):
     proc = await sbx.run(
         f"curl -sS https://{HOST}:{api.port}/echo && sleep 30",
@@ -277,7 +277,7 @@ async def test_the_secret_is_in_no_file_and_no_process_of_the_host(sbx, api):
     await proc.wait()
 
 
-@pytest.mark.threat(194)
+@pytest.mark.threat(185)
 async def test_the_secret_cannot_be_passed_by_mistake(sbx, api):
     limits = network(entry(api))
     with pytest.raises(sb.PolicyError, match="placeholder"):

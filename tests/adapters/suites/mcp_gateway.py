@@ -156,9 +156,10 @@ def test_the_policy_of_the_server_applies(served):
 
 def test_hosts_are_allowed_by_the_operator_only(served):
     allowed = "allowed.example.com"
-    with sandbox_server(
-        BACKEND, "--mcp", "127.0.0.1:0", "--mcp-allow", allowed, token=TOKEN
-    ) as (_, announced):
+    with sandbox_server(BACKEND, "--mcp", "127.0.0.1:0", "--mcp-allow", allowed, token=TOKEN) as (
+        _,
+        announced,
+    ):
         for url, is_open in ((served[1], False), (announced["mcp"], True)):
             tools = Connection(url).request("tools/list", {})["result"]["tools"]
             (found,) = [tool for tool in tools if tool["name"] == "run_command"]

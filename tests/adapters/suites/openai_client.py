@@ -200,7 +200,8 @@ async def test_a_small_archive_cannot_become_a_large_one(monkeypatch):
         return found
 
     fits = archive(("a", b"x" * 2000, ""), ("b", b"", "a"))
-    members = tarfile.open(fileobj=_archive.portable_archive(fits, roots=(), skip=())).getmembers()
+    with tarfile.open(fileobj=_archive.portable_archive(fits, roots=(), skip=())) as tar:
+        members = tar.getmembers()
     assert [(m.name, m.size) for m in members] == [(".", 0), ("./a", 2000), ("./b", 2000)]
     many = archive(("a", b"x" * 2000, ""), ("b", b"", "a"), ("c", b"", "a"))
     with pytest.raises(tarfile.ReadError, match="exceed"):

@@ -21,8 +21,9 @@ __all__ = ["copy"]
 
 _INSIDE: Final = ":"
 _REFRESH_S: Final = 0.1
-_NO_LIMIT: Final = {"max_bytes": 2**62, "max_files": 2**31}
-"""A person at a terminal sees the progress and can stop it."""
+_MAX_BYTES: Final = 2**62
+_MAX_FILES: Final = 2**31
+"""No limit in practice: a person at a terminal sees the progress and can stop it."""
 
 
 def copy(options: argparse.Namespace) -> int:
@@ -44,11 +45,15 @@ def copy(options: argparse.Namespace) -> int:
                 inside = target[1:]
                 if not local_dir:
                     inside = _into(inside, await _is_dir(sbx, inside), named=source)
-                return await sbx.upload(source, inside or ".", progress=show, **_NO_LIMIT)
+                return await sbx.upload(
+                    source, inside or ".", progress=show, max_bytes=_MAX_BYTES, max_files=_MAX_FILES
+                )
             inside, local = source[1:], target
             if not await _is_dir(sbx, inside):
                 local = _into(local, local_dir, named=inside)
-            return await sbx.download(inside or ".", local, progress=show, **_NO_LIMIT)
+            return await sbx.download(
+                inside or ".", local, progress=show, max_bytes=_MAX_BYTES, max_files=_MAX_FILES
+            )
 
     async def work(ending: Ending) -> int:
         del ending  # a signal cancels the copy, and a partial file is removed

@@ -25,7 +25,11 @@ from union.sandbox._net.http_transfer import ClientBodyError, Transfer, Transfer
 from union.sandbox._net.interception import upstream_context
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError
 from union.sandbox._net.tls_stream import TlsStream
-from union.sandbox._policy.credentials import CredentialRefusedError, SigV4
+from union.sandbox._policy.credentials import (
+    CredentialRefusedError,
+    needs_digest,
+    put_credential,
+)
 from union.sandbox._policy.http_entries import RequestVerdict, decide_request
 from union.sandbox._policy.http_request import HttpRequest
 from union.sandbox._policy.names import NameSyntaxError
@@ -297,7 +301,7 @@ class HttpExchange:
     ) -> bool:
         http = self._http
         fields = messages.request_fields(head, http, is_scrubbed=transfer.table is not None)
-        if not (isinstance(http.auth, SigV4) and http.auth.needs_digest(fields)):
+        if not needs_digest(http.auth, fields):
             return await self._send(head, target, fields, length, transfer)
         async with self._interception.buffering:
             body = await self._whole_body(length, transfer)
@@ -318,7 +322,7 @@ class HttpExchange:
         is_websocket = messages.requests_websocket(head, http)
         if http.auth is not None:
             digest = None if body is None else hashlib.sha256(body).hexdigest()
-            target, fields = http.auth.apply(head.method, target, fields, digest)
+            target, fields = put_credential(http.auth, head.method, target, fields, digest)
         framing: Headers = (("transfer-encoding", "chunked"),) if length == "chunked" else ()
         if is_websocket:
             framing = (("connection", "Upgrade"), ("upgrade", "websocket"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._codecs.scrubber import ScrubTable
 from union.sandbox._net.authority import CertificateAuthority
+from union.sandbox._policy.credentials import secrets_sent
 
 if TYPE_CHECKING:
     from union.sandbox._policy.http_entries import Http
@@ -74,11 +75,11 @@ class Interception:
 
     def scrub_table(self, http: Http) -> ScrubTable | None:
         """Return the secrets to replace in responses; None if there are none."""
-        if http.auth is None or not http.scrub or not http.auth.secrets:
+        secrets = () if http.auth is None else secrets_sent(http.auth)
+        if not http.scrub or not secrets:
             return None
         table = self._tables.get(http)
         if table is None:
-            secrets = http.auth.secrets
             table = ScrubTable(
                 tuple((s.reveal().encode(), s.placeholder.encode()) for s in secrets)
             )

@@ -26,6 +26,9 @@ __all__ = [
     "Query",
     "SigV4",
     "is_identity_header",
+    "needs_digest",
+    "put_credential",
+    "secrets_sent",
 ]
 
 Headers = tuple[tuple[str, str], ...]
@@ -100,18 +103,6 @@ class Bearer:
     def __post_init__(self) -> None:
         _header_value(_checked_secret(self.secret, "Bearer").reveal(), "Bearer")
 
-    @property
-    def secrets(self) -> tuple[Secret, ...]:
-        """The secrets that are part of a request."""
-        return (self.secret,)
-
-    def apply(
-        self, _method: str, target: str, headers: Headers, _digest: str | None = None
-    ) -> tuple[str, Headers]:
-        """Return target and headers with the credential."""
-        value = f"Bearer {self.secret.reveal()}"
-        return target, (*_without(headers, "authorization"), ("authorization", value))
-
 
 @dataclass(frozen=True, slots=True)
 class Header:
@@ -140,19 +131,6 @@ class Header:
         if not self.prefix.isprintable() or not self.prefix.isascii():
             raise PolicyError("Header: the prefix must be printable ASCII", argument="prefix")
 
-    @property
-    def secrets(self) -> tuple[Secret, ...]:
-        """The secrets that are part of a request."""
-        return (self.secret,)
-
-    def apply(
-        self, _method: str, target: str, headers: Headers, _digest: str | None = None
-    ) -> tuple[str, Headers]:
-        """Return target and headers with the credential."""
-        name = self.name.lower()
-        kept = _without(headers, name.replace("_", "-"))
-        return target, (*kept, (name, self.prefix + self.secret.reveal()))
-
 
 @dataclass(frozen=True, slots=True)
 class Basic:
@@ -171,19 +149,6 @@ class Basic:
         _checked_secret(self.secret, "Basic")
         if not isinstance(self.username, str) or ":" in self.username:
             raise PolicyError("Basic: a user name has no colon", argument="username")
-
-    @property
-    def secrets(self) -> tuple[Secret, ...]:
-        """The secrets that are part of a request."""
-        return (self.secret,)
-
-    def apply(
-        self, _method: str, target: str, headers: Headers, _digest: str | None = None
-    ) -> tuple[str, Headers]:
-        """Return target and headers with the credential."""
-        pair = f"{self.username}:{self.secret.reveal()}".encode()
-        value = f"Basic {base64.b64encode(pair).decode()}"
-        return target, (*_without(headers, "authorization"), ("authorization", value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,34 +170,6 @@ class Query:
             raise PolicyError(
                 f"Query: {self.name!r} is not a plain parameter name", argument="name"
             )
-
-    @property
-    def secrets(self) -> tuple[Secret, ...]:
-        """The secrets that are part of a request."""
-        return (self.secret,)
-
-    def apply(
-        self, _method: str, target: str, headers: Headers, _digest: str | None = None
-    ) -> tuple[str, Headers]:
-        """Return target and headers with the credential.
-
-        Raises:
-            CredentialRefusedError: servers read this query differently.
-
-        """
-        path, _, query = target.partition("?")
-        if ";" in query:
-            raise CredentialRefusedError(
-                "the query contains ';', which some servers read as a separator"
-            )
-        kept = [
-            pair
-            for pair in query.split("&")
-            # Frameworks read name[] and name[x] as the same parameter.
-            if pair and unquote_plus(pair.partition("=")[0]).partition("[")[0] != self.name
-        ]
-        kept.append(f"{self.name}={quote(self.secret.reveal(), safe='')}")
-        return f"{path}?{'&'.join(kept)}", headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,40 +196,85 @@ class SigV4:
         if not isinstance(self.access_key, str) or _TOKEN.fullmatch(self.access_key) is None:
             raise PolicyError("SigV4: this is not an access key id", argument="access_key")
 
-    @property
-    def secrets(self) -> tuple[Secret, ...]:
-        """The secrets that are part of a request."""
-        return () if self.session_token is None else (self.session_token,)
-
-    def needs_digest(self, headers: Headers) -> bool:
-        """Return whether the body must be read before the request can be signed."""
-        return all(name != CONTENT_DIGEST for name, _ in headers)
-
-    def apply(
-        self, method: str, target: str, headers: Headers, digest: str | None = None
-    ) -> tuple[str, Headers]:
-        """Return target and headers with a signature of the real key.
-
-        ``digest`` is the SHA-256 of the body, for a service that does not send it as a header.
-
-        Raises:
-            CredentialRefusedError: the request is not signed in a form that can be signed again.
-
-        """
-        token = self.session_token
-        try:
-            signed = sign_again(
-                self.access_key,
-                self.secret.reveal(),
-                None if token is None else token.reveal(),
-                method=method,
-                target=target,
-                headers=headers,
-                digest=digest,
-            )
-        except SignatureRefusedError as exc:
-            raise CredentialRefusedError(str(exc)) from exc
-        return target, signed
-
 
 Auth = Bearer | Header | Basic | Query | SigV4
+
+
+def secrets_sent(auth: Auth) -> tuple[Secret, ...]:
+    """Return the secrets that are part of a request."""
+    if not isinstance(auth, SigV4):
+        return (auth.secret,)
+    return () if auth.session_token is None else (auth.session_token,)
+
+
+def needs_digest(auth: Auth | None, headers: Headers) -> bool:
+    """Return whether the body must be read before the request can be signed."""
+    return isinstance(auth, SigV4) and all(name != CONTENT_DIGEST for name, _ in headers)
+
+
+def put_credential(
+    auth: Auth, method: str, target: str, headers: Headers, digest: str | None = None
+) -> tuple[str, Headers]:
+    """Return target and headers with the credential.
+
+    Args:
+        auth: the credential.
+        method: the method of the request.
+        target: its path with the query.
+        headers: its fields, with lower-case names.
+        digest: the SHA-256 of the body, for a signature without a header for it. Default None.
+
+    Raises:
+        CredentialRefusedError: the credential cannot be put into this request.
+
+    """
+    if isinstance(auth, SigV4):
+        return target, _signed_again(auth, method, target, headers, digest)
+    if isinstance(auth, Query):
+        return _with_parameter(auth, target), headers
+    name, value = _header_field(auth)
+    return target, (*_without(headers, name.replace("_", "-")), (name, value))
+
+
+def _header_field(auth: Bearer | Header | Basic) -> tuple[str, str]:
+    secret = auth.secret.reveal()
+    if isinstance(auth, Header):
+        return auth.name.lower(), auth.prefix + secret
+    if isinstance(auth, Bearer):
+        return "authorization", f"Bearer {secret}"
+    pair = base64.b64encode(f"{auth.username}:{secret}".encode()).decode()
+    return "authorization", f"Basic {pair}"
+
+
+def _with_parameter(auth: Query, target: str) -> str:
+    path, _, query = target.partition("?")
+    if ";" in query:
+        raise CredentialRefusedError(
+            "the query contains ';', which some servers read as a separator"
+        )
+    kept = [
+        pair
+        for pair in query.split("&")
+        # Frameworks read name[] and name[x] as the same parameter.
+        if pair and unquote_plus(pair.partition("=")[0]).partition("[")[0] != auth.name
+    ]
+    kept.append(f"{auth.name}={quote(auth.secret.reveal(), safe='')}")
+    return f"{path}?{'&'.join(kept)}"
+
+
+def _signed_again(
+    auth: SigV4, method: str, target: str, headers: Headers, digest: str | None
+) -> Headers:
+    token = auth.session_token
+    try:
+        return sign_again(
+            auth.access_key,
+            auth.secret.reveal(),
+            None if token is None else token.reveal(),
+            method=method,
+            target=target,
+            headers=headers,
+            digest=digest,
+        )
+    except SignatureRefusedError as exc:
+        raise CredentialRefusedError(str(exc)) from exc

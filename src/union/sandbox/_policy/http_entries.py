@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
 from union.sandbox._policy.addresses import format_host_port, looks_numeric
-from union.sandbox._policy.credentials import Auth, Basic, Bearer, Header, Query, SigV4
+from union.sandbox._policy.credentials import (
+    Auth,
+    Basic,
+    Bearer,
+    Header,
+    Query,
+    SigV4,
+    secrets_sent,
+)
 from union.sandbox._policy.names import NameSyntaxError, normalise_name
 from union.sandbox.errors import PolicyError
 
@@ -141,7 +149,7 @@ class Http:
             if not isinstance(flag, bool):
                 raise PolicyError(f"Http: {name} must be True or False", argument=name)
         if scrub and auth is not None:
-            for secret in auth.secrets:
+            for secret in secrets_sent(auth):
                 if len(secret.placeholder) < _MIN_SCRUBBED:
                     raise PolicyError(
                         f"Http: a secret of fewer than {_MIN_SCRUBBED} characters occurs in "

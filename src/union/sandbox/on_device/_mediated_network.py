@@ -21,11 +21,14 @@ from union.sandbox.on_device._network import DNS_PORT, HTTP_PORT, SOCKS_PORT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from union.sandbox._linux.run import LocalRun
     from union.sandbox._net.egress import Egress
     from union.sandbox._policy.addresses import Address
     from union.sandbox._policy.decision import FrontendName
 
-__all__ = ["MediatedNetwork", "loopback_pair"]
+    OpenEgress = Callable[[Callable[[socket.socket], tuple[Address, int]]], Egress]
+
+__all__ = ["MediatedNetwork", "loopback_pair", "serve_mediated"]
 
 _LOOPBACK: Final = "127.0.0.1"
 _ACCEPT_TIMEOUT_S: Final = 0.5
@@ -70,10 +73,7 @@ class MediatedNetwork:
 
     """
 
-    def __init__(
-        self,
-        open_egress: Callable[[Callable[[socket.socket], tuple[Address, int]]], Egress],
-    ) -> None:
+    def __init__(self, open_egress: OpenEgress) -> None:
         self._destinations: WeakKeyDictionary[socket.socket, tuple[Address, int]] = (
             WeakKeyDictionary()
         )
@@ -113,6 +113,18 @@ class MediatedNetwork:
             if port == SOCKS_PORT:
                 return "socks"
         return "tcp"
+
+
+def serve_mediated(run: LocalRun, open_egress: OpenEgress) -> None:
+    """Answer the connection requests of a run; its egress is opened at the first of them."""
+
+    def connect(family: int, address: bytes, port: int) -> socket.socket:
+        network = MediatedNetwork(open_egress)
+        run.close_listeners = network.aclose
+        run.on_connect = network.connect
+        return network.connect(family, address, port)
+
+    run.on_connect = connect
 
 
 def _address(family: int, raw: bytes) -> Address:

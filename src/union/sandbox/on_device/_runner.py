@@ -22,8 +22,8 @@ from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device._call_postures import CallPostures
 from union.sandbox.on_device._command import CommandBuilder
-from union.sandbox.on_device._mediated_network import MediatedNetwork
 from union.sandbox.on_device._network import shape_of
+from union.sandbox.on_device._run_network import serve_network
 from union.sandbox.on_device._start_gate import StartGate
 from union.sandbox.on_device._trust import Trust, has_http
 from union.sandbox.on_device._venv import Venv
@@ -143,7 +143,7 @@ class Runner:
                 async with self._calls.posture(shape, spec.call) as posture:
                     run = self._hand_over(posture, spec)
             if shape == "filtered":
-                self._serve_network(run, spec, sink)
+                serve_network(run, spec, sink, network=self._network, pool=self._pool)
             # Reports arrive in later iterations of the event loop, so none is missed here.
             run.attach(sink, timeout_s=spec.timeout_s)
         except NotBuiltError as exc:
@@ -174,30 +174,6 @@ class Runner:
                 hint=f"the work dir is {self._work.path}; other paths need read_only_paths",
             )
         return run
-
-    def _serve_mediated(self, run: LocalRun, spec: RunSpec, sink: Sink) -> None:
-        def connect(family: int, address: bytes, port: int) -> socket.socket:
-            """Connect for the command; its egress is opened at the first connection."""
-            network = MediatedNetwork(
-                functools.partial(self._network.open_mediated, spec.network, sink)
-            )
-            run.close_listeners = network.aclose
-            run.on_connect = network.connect
-            return network.connect(family, address, port)
-
-        run.on_connect = connect
-
-    def _serve_network(self, run: LocalRun, spec: RunSpec, sink: Sink) -> None:
-        sandbox = run.sandbox
-        if self._pool.backend == "landlock":
-            self._serve_mediated(run, spec, sink)
-        elif not self._pool.is_bare:
-            run.on_listeners = functools.partial(self._open_egress, run, spec, sink)
-        elif sandbox.listeners:
-            proxies = self._network.open_proxies(
-                spec.network, sandbox.listeners, sandbox.credentials, sink
-            )
-            run.close_listeners = proxies.aclose
 
     async def start_interpreter(
         self,
@@ -282,9 +258,6 @@ class Runner:
     def pool(self) -> Pool:
         """The sandboxes of the session."""
         return self._pool
-
-    def _open_egress(self, run: LocalRun, spec: RunSpec, sink: Sink, fds: list[int]) -> None:
-        run.close_listeners = self._network.open(spec.network, fds, sink).aclose
 
     def _hand_over(self, posture: Posture, spec: RunSpec) -> LocalRun:
         machine = self._postures.machine

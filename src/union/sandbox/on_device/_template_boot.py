@@ -150,6 +150,7 @@ class _Tools:
         self._gc.freeze()
         if self._rehearse():
             return True
+        self._gc.freeze()
         os.close(PROC_FD)
         os.close(OUTPUT_FD)
         self._ctypes.pythonapi.PyOS_BeforeFork()
@@ -180,7 +181,7 @@ class _Tools:
                     ranges, size(len(written)), size(len(written) + len(read))
                 )
         except OSError:
-            pass
+            pass  # this /proc does not show the fork, or not its memory
         os.kill(pid, _SIGKILL)
         os.waitpid(pid, 0)
         os.close(end)

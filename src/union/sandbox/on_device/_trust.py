@@ -88,14 +88,13 @@ class Trust:
     """
 
     def __init__(self, work: WorkDir, interception: Interception) -> None:
-        self._tree = work.tree
-        self._work_dir = work.path
+        self._work = work
         self._interception = interception
         self._mark: object = None
 
     def variables(self, network: NetworkSpec) -> dict[str, str]:
         """Return the variables of a cell with ``Http`` entries."""
-        return http_variables(network, work_dir=self._work_dir)
+        return http_variables(network, work_dir=self._work.path)
 
     async def ready(self) -> None:
         """Write the files if needed, without blocking the event loop.
@@ -106,11 +105,11 @@ class Trust:
 
         """
         if not self.is_current():
-            await threads.files.run(self._tree, self.ensure)
+            await threads.files.run(self._work.tree, self.ensure)
 
     def is_current(self) -> bool:
         """Return whether the files are as they were written; a few stat calls."""
-        return self._mark is not None and self._mark == self._tree.fingerprint(self._names())
+        return self._mark is not None and self._mark == self._work.tree.fingerprint(self._names())
 
     def ensure(self) -> None:
         """Write the files if they are missing or were changed. The first call takes a while."""
@@ -118,10 +117,10 @@ class Trust:
             return
         own = self._interception.prepare().pem
         bundle = _caller_bundle().rstrip() + b"\n" + own
-        self._tree.put(_BUNDLE, bundle)
+        self._work.tree.put(_BUNDLE, bundle)
         if _has_java():
-            self._tree.put(_JAVA_STORE, _java_store(bundle))
-        self._mark = self._tree.fingerprint(self._names())
+            self._work.tree.put(_JAVA_STORE, _java_store(bundle))
+        self._mark = self._work.tree.fingerprint(self._names())
 
     def _names(self) -> tuple[str, ...]:
         return (_BUNDLE, _JAVA_STORE) if _has_java() else (_BUNDLE,)
