@@ -47,7 +47,7 @@ _SITE: Final = r"lib/python[0-9.]+(/site-packages(/__pycache__)?)?"
 _HOOK: Final = r"lib/python[0-9.]+/site-packages/(__pycache__/)?(_union_sandbox|pip)\.[^/]+"
 _TOOLS: Final = r"bin|bin/(python[0-9.]*|uv|pip3?)"
 _OF_VENV: Final = re.compile(
-    rf"{re.escape(VENV_DIR)}(/(pyvenv\.cfg|lib64|lib|{_TOOLS}|{_SITE}|{_HOOK}))?"
+    rf"{re.escape(VENV_DIR)}(/(pyvenv\.cfg|\.gitignore|lib64|lib|{_TOOLS}|{_SITE}|{_HOOK}))?"
 )
 """Files of the venv that this package writes itself."""
 
