@@ -145,7 +145,7 @@ def build_all(source: Path, target: Path) -> list[Path]:
     made = [sdist]
     for architecture in (*dist.ARCHITECTURES, *dist.MACS, dist.PURE):
         wheel = dist.build_wheel(sdist, target, architecture)
-        check_wheel(wheel, architecture=architecture, source=ROOT / "src")
+        check_wheel(wheel, architecture=architecture, source=source / "src")
         made.append(wheel)
     return made
 
