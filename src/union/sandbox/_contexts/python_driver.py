@@ -5,7 +5,7 @@ library only. Output of a cell does not pass through here: it is written to desc
 that C code and child processes are included. The messages are those of ``frames``.
 """
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # it has no stub
 import ast
 import builtins
 import contextlib
@@ -313,7 +313,7 @@ class Driver:
             if code.rstrip().endswith(";"):
                 tree.body.append(expression)
             else:
-                last = ast.Expression(expression.value)  # type: ignore[attr-defined]
+                last = ast.Expression(expression.value)
         parts: list[CodeType] = []
         for node, mode in ((tree, "exec"), (last, "eval")):
             if isinstance(node, ast.Expression) or (node is not None and node.body):
