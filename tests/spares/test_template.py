@@ -420,32 +420,5 @@ def test_everything_writable_is_covered() -> None:
     assert [step.path for step in steps if isinstance(step, p.Mkdir)] == ["/w/a"]
 
 
-def faults(pid: int | str) -> int:
-    """Return how many pages a process has been given one by one."""
-    text = Path(f"/proc/{pid}/stat").read_text()
-    return int(text[text.rindex(")") + 2 :].split()[7])
-
-
-def waiting_fork(sbx: sb.Session) -> int | None:
-    """Return the pid of the Python that waits for a script, if there is one."""
-    launcher = Launcher._current
-    assert launcher is not None
-    runners = (pid for pid in children_of(launcher.pid) if status(pid)["NSpid"] != f"{pid}")
-    return next((pid for one in runners for pid in children_of(one) if _is(sbx, pid)), None)
-
-
-async def test_a_fork_copies_its_memory_while_it_waits(forked: sb.Session) -> None:
-    # Each page that is copied on first use interrupts the script: several hundred of them.
-    read_own = "s = open('/proc/self/stat').read(); print(s[s.rindex(')') + 2:].split()[7])"
-    await forked.run_code("pass")
-    before = -1
-    async with asyncio.timeout(30):
-        while (pid := waiting_fork(forked)) is None or faults(pid) != before or before < 100:
-            before = -1 if pid is None else faults(pid)
-            await asyncio.sleep(0.1)  # it waits when no more pages are added
-    taken = int(await forked.run_code(read_own)) - before
-    assert 0 <= taken < 60, (before, taken)
-
-
 async def test_the_rehearsal_of_a_template_has_ended(forked: sb.Session) -> None:
     assert not children_of(template_pid(forked))

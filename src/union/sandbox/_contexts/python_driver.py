@@ -5,7 +5,7 @@ library only. Output of a cell does not pass through here: it is written to desc
 that C code and child processes are included. The messages are those of ``frames``.
 """
 
-import _signal  # type: ignore[import-not-found]
+import _signal  # type: ignore[import-not-found]  # it has no stub
 import ast
 import builtins
 import contextlib
