@@ -68,10 +68,12 @@ def template_pid(sbx: sb.Session) -> int:
     return found[0]
 
 
-def _is(sbx: sb.Session, pid: int) -> bool:
+def _is(sbx: sb.Session, pid: int, *, is_outside: bool = True) -> bool:
+    """Whether a process executes the Python of the session, in no pid namespace of its own."""
     try:
-        is_outside = status(pid)["NSpid"] == f"{pid}"
-        return is_outside and sbx.work_dir.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if is_outside and status(pid)["NSpid"] != f"{pid}":
+            return False
+        return sbx.work_dir.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False  # it has ended
 
@@ -418,6 +420,37 @@ def test_everything_writable_is_covered() -> None:
     assert mounted == ["/tmp", "/dev/shm", "/run/sandbox", "/w"]
     assert [step.path for step in steps if isinstance(step, p.Cover)] == ["/one"]
     assert [step.path for step in steps if isinstance(step, p.Mkdir)] == ["/w/a"]
+
+
+def faults(pid: int) -> int:
+    """Return how many pages a process has been given one by one; 0 for one that has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text[text.rindex(")") + 2 :].split()[7])
+
+
+def waiting_fork(sbx: sb.Session) -> int | None:
+    """Return the pid of the Python that waits for a script, if there is one."""
+    launcher = Launcher._current
+    assert launcher is not None
+    inside = (pid for runner in children_of(launcher.pid) for pid in children_of(runner))
+    return next((pid for pid in inside if _is(sbx, pid, is_outside=False)), None)
+
+
+async def test_a_fork_copies_its_memory_while_it_waits(forked: sb.Session) -> None:
+    # Each page that is copied on first use interrupts the script: several hundred of them.
+    read_own = "s = open('/proc/self/stat').read(); print(s[s.rindex(')') + 2:].split()[7])"
+    before = -1
+    async with asyncio.timeout(60):
+        while (pid := waiting_fork(forked)) is None or faults(pid) != before or before < 100:
+            if pid is None:
+                await forked.run_code("pass")  # the next one is prepared after a command
+            before = -1 if pid is None else faults(pid)
+            await asyncio.sleep(0.1)  # it waits when no more pages are added
+    taken = int(await forked.run_code(read_own)) - before
+    assert 0 <= taken < 60, (before, taken)
 
 
 async def test_the_rehearsal_of_a_template_has_ended(forked: sb.Session) -> None:
