@@ -42,13 +42,19 @@ $(venv)/.group-%: pyproject.toml | $(stamp)
 	@$(pip) install --group $*
 	@touch $@
 
+# Clients of HTTP APIs, with requirements of their own: sandboxes of the tests import them from here.
+.cache/clients/.installed: pyproject.toml | $(stamp)
+	@echo "setup: installing clients of HTTP APIs into .cache/clients"
+	@rm -rf .cache/clients && $(bin)/uv pip install --quiet --python $(bin)/python --target .cache/clients --group clients
+	@touch $@
+
 demo: $(package) ## see it work: half a minute the first time, then seconds
 	@$(bin)/python examples/demo.py
 
 check: setup ## the fast loop, under a minute: style, layers, types, unit tests, contract on one backend
 	@$(bin)/python -m scripts.check
 
-test: system-packages other-systems $(venv)/.group-dist ## everything that must hold: style, layers, types, tests
+test: system-packages other-systems $(venv)/.group-dist .cache/clients/.installed ## everything that must hold: style, layers, types, tests
 	@$(bin)/python -m scripts.test
 
 test-adapters: setup ## each adapter by its framework's own tests; NAMES="mcp ..." for some, BACKENDS=userns, RECORD=1 for the docs, LATEST=1

@@ -37,6 +37,7 @@ else:
 NEEDS_NO_FRAMEWORK = {"e2b"}
 
 
+@pytest.mark.spec("O2")
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_a_missing_framework_is_an_error_with_the_install_command(name: str):
     done = subprocess.run(
@@ -88,6 +89,7 @@ FRAMEWORKS_OF = {
 }
 
 
+@pytest.mark.spec("O2")
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_imports_no_framework_but_its_own(name: str):
     home = ROOT / "src" / "union" / "sandbox" / "adapters"
@@ -122,6 +124,7 @@ def test_no_extra_of_an_adapter_is_in_all():
     assert not included & {framework.extra or framework.module for framework in FRAMEWORKS.values()}
 
 
+@pytest.mark.spec("O2", "O3")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [n for n, f in FRAMEWORKS.items() if f.is_quick])
 def test_a_quick_suite_passes(name: str):

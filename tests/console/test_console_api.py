@@ -314,7 +314,6 @@ def test_only_the_files_are_served_without_a_token(console: Console):
         "/console//etc/passwd",
         "/console/console/main.js",
         "/consoles",
-        "/",
     ):
         assert console.server.request("GET", path, Authorization="")[0] == 401, path
         assert console.server.request("GET", path)[0] == 404, path

@@ -110,7 +110,7 @@ AARCH64 = Unpacked(
     architecture="arm64",
     packages=(
         *("python3", "dash", "bash", "coreutils", "grep", "sed", "findutils", "procps"),
-        *("util-linux", "hostname", "bubblewrap", "linux-libc-dev"),
+        *("util-linux", "hostname", "bubblewrap", "linux-libc-dev", "libc-bin"),
     ),
     wheels=(*TEST_PACKAGES, "uv"),
 )

@@ -35,7 +35,7 @@ async def main(backend):
     usable = (await sessions[0].exec("echo usable")).stdout
     await sessions[0].close()
     mine = f"sandbox-{os.getpid()}-"
-    left = [name for name in os.listdir(_workdir._default_parent()) if name.startswith(mine)]
+    left = [name for name in os.listdir(_workdir.default_parent()) if name.startswith(mine)]
     print(json.dumps({"opened": len(sessions), "errors": errors, "usable": usable, "left": left}))
 
 asyncio.run(main(sys.argv[1]))

@@ -72,7 +72,7 @@ OFFERED = [word for backend in ISOLATED for word in ("--backend", backend)]
 def listening(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     bind = {"loopback": "127.0.0.1:0", "every address": "0.0.0.0:0"}[request.param]
     with ServerProcess(*OFFERED, bind=bind) as server:
-        if server.address[0] == "0.0.0.0":
+        if request.param == "every address":
             server.endpoints[0] = f"http://127.0.0.1:{server.address[1]}"
         yield server
 
