@@ -40,6 +40,7 @@ SETTLED_WITHIN_S = 60.0
 LOOK_WITHIN_S = 120.0
 LOOK_ATTEMPTS = 3
 CONNECT_WITHIN_S = 30.0
+CLEANED_WITHIN_S = 60
 LEVEL = ("descriptors", "threads", "processes", "mounts", "groups", "dirs")
 WARM_ROUNDS = 2
 WARM_S = 300.0
@@ -371,16 +372,20 @@ class Soak:
 
     def _left(self) -> list[str]:
         """Return leftovers that the next program of the same user did not clean up."""
-        if any(left_by(pid) for pid in self._hosts):
+        if found := [path for pid in self._hosts for path in left_by(pid)]:
             time.sleep(6)  # New control groups are exempt from cleanup for a few seconds.
+            # Work dirs are removed in the background, for as long as the program goes on.
             code = (
-                "import asyncio; from union import sandbox as sb\n"
+                "import asyncio, os, sys; from union import sandbox as sb\n"
                 "async def main():\n"
                 "    limits = sb.Resources(memory='64Mi')\n"
-                "    async with sb.on_device.session(backend='userns', resources=limits): pass\n"
+                "    async with sb.on_device.session(backend='userns', resources=limits):\n"
+                f"        for _ in range({CLEANED_WITHIN_S}):\n"
+                "            if not any(map(os.path.lexists, sys.argv[1:])): break\n"
+                "            await asyncio.sleep(1)\n"
                 "asyncio.run(main())"
             )
-            subprocess.run([sys.executable, "-c", code], check=True)
+            subprocess.run([sys.executable, "-c", code, *found], check=True)
         # A reused pid belongs to another process now, and so do its files.
         ended = [pid for pid in self._hosts if started_at(pid) is None]
         return [path for pid in ended for path in left_by(pid)]
