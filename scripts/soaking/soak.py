@@ -372,7 +372,9 @@ class Soak:
 
     def _left(self) -> list[str]:
         """Return leftovers that the next program of the same user did not clean up."""
-        if found := [path for pid in self._hosts for path in left_by(pid)]:
+        # A reused pid belongs to another process now, and so do its files.
+        ended = [pid for pid in self._hosts if started_at(pid) is None]
+        if found := [path for pid in ended for path in left_by(pid)]:
             time.sleep(6)  # New control groups are exempt from cleanup for a few seconds.
             # Work dirs are removed in the background, for as long as the program goes on.
             code = (
@@ -386,9 +388,7 @@ class Soak:
                 "asyncio.run(main())"
             )
             subprocess.run([sys.executable, "-c", code, *found], check=True)
-        # A reused pid belongs to another process now, and so do its files.
-        ended = [pid for pid in self._hosts if started_at(pid) is None]
-        return [path for pid in ended for path in left_by(pid)]
+        return [path for path in found if os.path.lexists(path)]
 
     def _warm(self) -> int:
         """Return the index of the first measurement after the warm-up."""
