@@ -138,8 +138,10 @@ def classes() -> list[type[SandboxError]]:
     """Return every error class, parents before children."""
     found: list[type[SandboxError]] = []
     for module in (errors, extras, file_errors):
-        for value in vars(module).values():
-            if inspect.isclass(value) and issubclass(value, SandboxError) and value not in found:
+        # By its source: a module also holds what it has loaded from others by now.
+        for node in ast.parse(inspect.getsource(module)).body:
+            value = getattr(module, node.name) if isinstance(node, ast.ClassDef) else None
+            if isinstance(value, type) and issubclass(value, SandboxError):
                 found.append(value)
     return found
 

@@ -79,7 +79,9 @@ async def test_exit_ends_the_shell_and_says_so(sbx):
 async def test_background_jobs_hold_nothing_up_and_end_with_the_context(shell):
     result = await shell.run("sleep 1000 & echo started", timeout_s=20)
     assert result.stdout == "started\n"
-    assert "sleep" in (await shell.run("ps ax -o comm || cat /proc/[0-9]*/comm")).stdout
+    # The job is a bash until it has executed its program.
+    listed = "until grep -l '^sleep' /proc/[0-9]*/comm; do :; done"
+    assert (await shell.run(listed, timeout_s=60)).stdout.startswith("/proc/")
 
 
 async def test_children_inherit_no_descriptor_of_the_shell(shell):
