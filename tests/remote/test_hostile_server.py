@@ -324,7 +324,7 @@ async def test_missing_output_after_the_end_is_not_awaited_forever():
 @pytest.mark.usefixtures("impatient")
 async def test_the_session_timeout_ends_a_call_without_its_own(monkeypatch):
     monkeypatch.setattr(_http.HttpClient.call, "__kwdefaults__", {"within_s": 60, "max_bytes": MIB})
-    async with Silent() as server, server.open(timeout_s=0.5) as session:
+    async with Silent() as server, server.open(timeout_s=3) as session:
         with pytest.raises(SandboxConnectionError) as caught:
             await session.list_dir(".")
         assert caught.value.code == "no-answer"
