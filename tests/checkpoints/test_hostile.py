@@ -212,7 +212,7 @@ async def test_what_a_waiting_python_runs_is_over_before_the_checkpoint(
 
 
 @pytest.mark.spec("L1")
-async def test_hundreds_of_checkpoints_in_a_row() -> None:
+async def test_many_checkpoints_in_a_row() -> None:
     async with session_of("userns") as session:
         first = await session.checkpoint()
         for number in range(40):
