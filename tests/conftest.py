@@ -230,7 +230,7 @@ def session_of(way: str, **options: object) -> sb.Session:
 def host_dir(session: sb.Session) -> str:
     """Where an open session's work dir is on this machine; the sandbox may see it elsewhere."""
     transport = session._transport
-    name = getattr(transport, "_name", None)
+    name = getattr(transport, "name", None)
     if name is None or session.work_dir != str(shared_server(SERVED).work_dir):
         return session.work_dir
     return shared_server(SERVED).host_dir(name)

@@ -1,11 +1,12 @@
-"""Fixtures of checkpoints: every backend, on this machine."""
+"""Fixtures of checkpoints: every backend, on this machine and over a server."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import ISOLATED, WAYS, session_of
+from tests.conftest import ISOLATED, REMOTE, REMOTE_WAYS, WAYS, session_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -13,7 +14,12 @@ if TYPE_CHECKING:
     from union import sandbox as sb
 
 
-@pytest.fixture(params=WAYS)
+EVERYWHERE = os.environ.get("EVERYWHERE") == "1"
+OVER_A_SERVER = REMOTE_WAYS if EVERYWHERE else (REMOTE + "userns",)
+"""The wire is the same for every backend."""
+
+
+@pytest.fixture(params=(*WAYS, *OVER_A_SERVER))
 def place(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -30,7 +36,7 @@ async def kept(place: str) -> AsyncIterator[sb.Session]:
         yield session
 
 
-@pytest.fixture(params=ISOLATED)
+@pytest.fixture(params=(*ISOLATED, *(OVER_A_SERVER if EVERYWHERE else ())))
 async def layered(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
     """An open session whose work dir becomes layers."""
     async with session_of(request.param) as session:

@@ -9,7 +9,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import session_of
+from tests.conftest import WAYS, session_of
 
 from union import sandbox as sb
 from union.sandbox.errors import SandboxBusyError
@@ -361,11 +361,13 @@ async def test_a_fork_outlives_the_checkpoint_that_it_comes_from(place: str) -> 
             await session.put_bytes("a", b"2")
             assert await other.get_bytes("a") == b"1"
             assert await other.diff(checkpoint) == ()
-        with pytest.raises(sb.SandboxUsageError):
-            checkpoint.fork()
+        with pytest.raises(sb.SandboxUsageError) as error:
+            await checkpoint.fork().open()
+        assert error.value.code == "no-such-checkpoint"
 
 
 @pytest.mark.spec("L1")
+@pytest.mark.parametrize("place", WAYS)
 async def test_layers_are_removed_with_the_last_session(place: str) -> None:
     async with session_of(place) as session:
         where = os.path.dirname(session._transport.host_dir)  # type: ignore[union-attr]

@@ -146,7 +146,7 @@ async def test_a_url_as_a_path_is_not_fetched(quick: ServerProcess, listener: so
     """No call fetches URLs; a URL given as a path is the name of a file."""
     inner = f"http://127.0.0.1:{listener.getsockname()[1]}/x"
     async with remote(quick, lazy=False) as session:
-        name = session._transport._name  # type: ignore[union-attr]
+        name = session._transport.name  # type: ignore[union-attr]
         for url in ("file:///etc/passwd", inner, "ftp://127.0.0.1/x", "data:,x", "gopher://x/"):
             with pytest.raises(sb.SandboxError):
                 await session.get_bytes(url)
@@ -271,7 +271,7 @@ async def test_a_restart_keeps_pinned_files_and_removes_sessions(tmp_path: Path)
         await two.open()
         await one.put_bytes("kept", b"kept")
         await two.put_bytes("private", b"private")
-        names = [s._transport._name for s in (one, two)]  # type: ignore[union-attr]
+        names = [s._transport.name for s in (one, two)]  # type: ignore[union-attr]
         first.process.kill()
         first.process.wait()
         port = first.address[1]

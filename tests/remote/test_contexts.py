@@ -188,7 +188,7 @@ async def test_a_context_of_one_connection_ends_after_the_grace_period(
 ):
     """The session lives on: another client is connected."""
     async with remote(quick, backend="userns", lazy=False) as owner:
-        name = owner._transport._name
+        name = owner._transport.name
         _, body = quick.request("POST", f"/v1/sessions/{name}/capability", b"{}")
         token = json.loads(body)["token"]
         async with connected(quick, name, token) as ws:

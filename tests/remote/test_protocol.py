@@ -353,7 +353,7 @@ def test_a_slow_request_times_out():
 @pytest.mark.spec("I3", "E1")
 async def test_an_aborted_upload_leaves_nothing(quick: ServerProcess):
     async with remote(quick, lazy=False) as session:
-        name = session._transport._name  # type: ignore[union-attr]
+        name = session._transport.name  # type: ignore[union-attr]
         for framing in ("Content-Length: 1000000", "Transfer-Encoding: chunked"):
             with socket.create_connection(quick.address, timeout=10) as sock:
                 sock.sendall(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from union.sandbox.errors import SandboxUsageError
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointCalls",
     "CheckpointInfo",
+    "CheckpointLimits",
+    "Fork",
     "TreeChange",
     "calls_of",
     "check_name",
@@ -25,6 +27,7 @@ __all__ = [
 LayerKind = Literal["plain", "overlay", "overlay-tmpfs", "copy"]
 ChangeAction = Literal["added", "changed", "deleted"]
 MAX_NAME: Final = 200
+MAX_CHECKPOINTS: Final = 1000
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -68,6 +71,23 @@ class TreeChange:
     """With ``content=True``, the unified difference of a small text file; otherwise None."""
 
 
+class CheckpointLimits(NamedTuple):
+    """Limits on the checkpoints of one session."""
+
+    number: int = MAX_CHECKPOINTS
+    size: int | None = None
+    """Bytes on disk of all of them together; None for no limit."""
+
+
+class Fork(NamedTuple):
+    """What opens a fork."""
+
+    make: Callable[[], object]
+    """Makes its transport."""
+    session_id: str | None = None
+    """The id of the session, if its server will know it by one."""
+
+
 class CheckpointCalls(Protocol):
     """The calls about checkpoints that a transport offers."""
 
@@ -93,8 +113,8 @@ class CheckpointCalls(Protocol):
         """Replace the work dir by that of ``other``, the transport of another session."""
         ...
 
-    def fork(self, checkpoint_id: str) -> Callable[[], object]:
-        """Return a function that makes the transport of a fork."""
+    def fork(self, checkpoint_id: str) -> Fork:
+        """Return what opens a fork."""
         ...
 
 

@@ -59,19 +59,32 @@ def restore_tree(
         _Restore(owner, kept).directory(top, at, depth=0)
 
 
-def size_of(path: str) -> int:
-    """Return the bytes on disk of everything below a directory of the host."""
+def size_of(path: str | int, *, strict: bool = False) -> int:
+    """Return the bytes on disk of everything below a directory of the host.
+
+    Args:
+        path: the directory, or a descriptor of it.
+        strict: raise for a directory that is unreadable, or deeper than a path can name; otherwise
+            its content is not counted.
+
+    """
     total = 0
-    top = os.open(path, _READ_DIR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if isinstance(path, int):
+        top = os.open(".", _READ_DIR | os.O_CLOEXEC, dir_fd=path)
+    else:
+        top = os.open(path, _READ_DIR | os.O_NOFOLLOW | os.O_CLOEXEC)
     pending = [b"."]
     try:
         while pending:
             where = pending.pop()
-            # One that is unreadable, or deeper than a path can name, is not counted.
-            with contextlib.suppress(OSError):
+            try:
                 size, below = _size_in(top, where)
-                total += size
-                pending += (where + b"/" + name for name in below)
+            except OSError:
+                if strict:
+                    raise
+                continue
+            total += size
+            pending += (where + b"/" + name for name in below)
     finally:
         os.close(top)
     return total

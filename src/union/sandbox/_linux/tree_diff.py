@@ -32,6 +32,8 @@ _MARKS: Final = tuple(
 MAX_CHANGES: Final = 200_000
 MAX_TEXT: Final = 256 * 1024
 """The largest file that is compared as text."""
+MAX_TEXTS: Final = 64 * 1024 * 1024
+"""Characters of all differences together; files after that have none."""
 _CHUNK: Final = 1 << 20
 
 
@@ -63,6 +65,7 @@ class TreeComparison:
         self._content = content
         self._skip = skip
         self._found: list[TreeChange] = []
+        self._room = MAX_TEXTS
 
     def run(self) -> tuple[TreeChange, ...]:
         """Return the changes, sorted by path."""
@@ -155,6 +158,8 @@ class TreeComparison:
     ) -> str | None:
         if not any(found is not None and stat.S_ISREG(found.st_mode) for found in (old, new)):
             return None
+        if self._room <= 0:
+            return None
         before, after = _lines(self._old, path, old), _lines(self._new, path, new)
         if before is None or after is None:
             return None
@@ -165,10 +170,12 @@ class TreeComparison:
             "/dev/null" if old is None else f"a/{shown}",
             "/dev/null" if new is None else f"b/{shown}",
         )
-        return "".join(
+        text = "".join(
             line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
             for line in lines
         )
+        self._room -= len(text)
+        return text
 
     # Layers.
 

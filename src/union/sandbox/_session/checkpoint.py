@@ -71,9 +71,10 @@ class Checkpoint:
         """
         session = self._session
         transport = session._live_transport()  # noqa: SLF001 - one package
-        make = calls_of(transport).fork(self.id)
+        fork = calls_of(transport).fork(self.id)
         spec = session._spec  # noqa: SLF001
-        return type(session)(spec, SingleUseLifecycle(spec, cast("Callable[[], Transport]", make)))
+        make = cast("Callable[[], Transport]", fork.make)
+        return type(session)(spec, SingleUseLifecycle(spec, make), fork.session_id)
 
     async def fork_many(self, count: int) -> list[Session]:
         """Open several forks at once and return them; the caller closes each.

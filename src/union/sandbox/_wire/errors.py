@@ -9,6 +9,7 @@ from union.sandbox._core import file_errors
 from union.sandbox.errors import (
     BackendUnavailableError,
     PolicyError,
+    SandboxBusyError,
     SandboxConnectionError,
     SandboxError,
     SandboxExecutionError,
@@ -25,6 +26,7 @@ _CARRIED: Final[dict[type[SandboxError], tuple[str, ...]]] = {
     BackendUnavailableError: ("backend", "missing"),
     SandboxExecutionError: ("backend", "stage"),
     SandboxConnectionError: ("backend", "stage"),
+    SandboxBusyError: ("running", "files"),
     file_errors.SandboxPathError: ("argument", "path"),
     **dict.fromkeys(
         (
@@ -45,6 +47,7 @@ _ELSEWHERE: Final = {"path": "filename", "number": "errno"}
 """The ``OSError`` attribute of each argument that has another name there."""
 _MAX_TEXT: Final = 8192
 _MAX_ITEMS: Final = 64
+_MAX_RUNNING: Final = 2**31
 _LAST_ERRNO: Final = 4095
 _CODE: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
@@ -80,6 +83,8 @@ def decode_error(payload: dict[str, Any]) -> SandboxError:
     message = clean_text(payload.get("message")) or "the server gave no reason"
     if kind is None:
         return SandboxExecutionError(message, stage="transport", code="server")
+    if kind is SandboxBusyError:
+        return _decode_busy(payload)
     carried: dict[str, Any] = {}
     for field in _CARRIED[kind]:
         value = payload.get(field)
@@ -100,4 +105,13 @@ def decode_error(payload: dict[str, Any]) -> SandboxError:
         else None,
         hint=clean_text(payload.get("hint")),
         **carried,
+    )
+
+
+def _decode_busy(payload: dict[str, Any]) -> SandboxBusyError:
+    running, files = payload.get("running"), payload.get("files")
+    known = files[:_MAX_ITEMS] if isinstance(files, list) else []
+    return SandboxBusyError(
+        running if isinstance(running, int) and 0 < running <= _MAX_RUNNING else 1,
+        tuple(path[:_MAX_TEXT] for path in known if isinstance(path, str)),
     )

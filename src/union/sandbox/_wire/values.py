@@ -433,6 +433,7 @@ def decode_isolation(payload: dict[str, Any]) -> Isolation:
 
 _REPORT: Final[dict[str, type]] = {
     **dict.fromkeys(("backend", "root", "proc", "ids", "seccomp", "egress", "persist"), str),
+    "layers": str,
     "landlock_abi": int,
     "no_new_privs": bool,
 }

@@ -42,7 +42,12 @@ async def exported(root: int, place: str) -> AsyncIterator[bytes]:
 
 
 async def imported(
-    chunks: AsyncIterable[bytes], target: str, place: str, *, owner: tuple[int, int]
+    chunks: AsyncIterable[bytes],
+    target: str,
+    place: str,
+    *,
+    owner: tuple[int, int],
+    max_bytes: int | None = None,
 ) -> None:
     """Fill the empty directory ``target`` from an archive.
 
@@ -51,13 +56,23 @@ async def imported(
         target: a directory that no other process writes.
         place: a directory for a temporary file of the same size.
         owner: user and group of the files, if this is root.
+        max_bytes: limit of the archive; None for none.
 
     Raises:
-        SandboxUsageError: it is no tar archive, or has a path outside of the tree.
+        SandboxUsageError: it is no tar archive, has a path outside of the tree, or is too large.
 
     """
     with tempfile.TemporaryFile(dir=place) as file:
+        size = 0
         async for chunk in chunks:
+            size += len(chunk)
+            if max_bytes is not None and size > max_bytes:
+                raise SandboxUsageError(
+                    f"the archive has more than {max_bytes} bytes, which is the room that the "
+                    "checkpoints of the session have left",
+                    code="checkpoint-limit",
+                    hint="drop() those that are not needed",
+                )
             await threads.files.run(file, file.write, chunk)
         file.seek(0)
         await threads.files.run(file, _read, file, target, owner)
@@ -138,6 +153,12 @@ def _read(file: IO[bytes], target: str, owner: tuple[int, int]) -> None:
 
 
 def _put(tree: WorkTree, archive: tarfile.TarFile, item: tarfile.TarInfo, path: str) -> None:
+    if item.sparse is not None:
+        raise SandboxUsageError(
+            f"the archive has a sparse file, whose size is not limited: {shown_path(path)}",
+            argument="path",
+            hint="use a file that Checkpoint.export() has written",
+        )
     content = archive.extractfile(item)
     if content is None:
         return

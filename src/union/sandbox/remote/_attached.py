@@ -96,7 +96,7 @@ class AttachedTransport(RemoteTransport):
         """Attach over the owner's socket. On failure, an HTTP request reports the reason."""
         stream = await SocketStream.from_socket(sock, ping_every_s=_PING_EVERY_S)
         access = self._required_access
-        request = {"protocol": VERSION, "session": self._name, "token": access.token}
+        request = {"protocol": VERSION, "session": self.name, "token": access.token}
         try:
             async with asyncio.timeout(access.connect_timeout_s):
                 await stream.send((to_json(request),))
@@ -120,7 +120,7 @@ class AttachedTransport(RemoteTransport):
         return await super()._http_client()
 
     async def _join(self, http: HttpClient) -> dict[str, Any]:
-        return await http.call("GET", self._path())
+        return await http.call("GET", self.path())
 
     async def aclose(self) -> None:
         connection: ClientConnection | None = self._connection

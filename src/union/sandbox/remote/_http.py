@@ -215,9 +215,25 @@ class HttpClient:
         query: dict[str, str],
         route: str = "file",
     ) -> int:
-        """Upload a file in pieces. An exception of ``chunks`` is raised unchanged.
+        """Upload a file in pieces and return its size; see ``upload``."""
+        payload = await self.upload(session, path, chunks, query=query, route=route)
+        found = payload.get("size")
+        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+            raise self._failed(ProtocolViolationError(f"invalid size {found!r:.40} in the reply"))
+        return found
 
-        After such an exception, or when this is cancelled, the server has discarded the file when
+    async def upload(
+        self,
+        session: str,
+        path: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        query: dict[str, str],
+        route: str,
+    ) -> dict[str, Any]:
+        """Upload in pieces and return the reply. An exception of ``chunks`` is raised unchanged.
+
+        After such an exception, or when this is cancelled, the server has discarded the upload when
         this returns.
         """
         fields = {"path": path, **query, "framed": "1"}
@@ -239,7 +255,7 @@ class HttpClient:
                 raise body.error from None
             raise
 
-    async def _wait_for_upload(self, sending: asyncio.Task[int], body: Upload) -> None:
+    async def _wait_for_upload(self, sending: asyncio.Task[dict[str, Any]], body: Upload) -> None:
         """Wait for an upload; end one whose server accepts no data for ``IDLE_S``."""
         loop = asyncio.get_running_loop()
         sent, since = -1, loop.time()
@@ -252,7 +268,7 @@ class HttpClient:
                 await asyncio.wait({sending})
                 raise self._failed(TimeoutError(f"the server accepted no data for {IDLE_S:g} s"))
 
-    async def _put(self, url: URL, body: Upload) -> int:
+    async def _put(self, url: URL, body: Upload) -> dict[str, Any]:
         headers = {"Content-Type": "application/octet-stream", **self._auth}
         try:
             async with self._session.put(
@@ -262,15 +278,11 @@ class HttpClient:
                 ssl=self._ssl,
                 timeout=self._timeout(None),
             ) as response:
-                payload = await self._decode_reply(response)
+                return await self._decode_reply(response)
         except SandboxError:
             raise
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             raise self._failed(exc) from exc
-        found = payload.get("size")
-        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            raise self._failed(ProtocolViolationError(f"invalid size {found!r:.40} in the reply"))
-        return found
 
     async def fetch(
         self,

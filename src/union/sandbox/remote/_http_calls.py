@@ -30,7 +30,7 @@ _REMOVE_S: Final = 300.0
 class HttpCalls(abc.ABC):
     """The part of ``RemoteTransport`` that needs no connection for runs."""
 
-    _name: str
+    name: str
 
     @property
     @abc.abstractmethod
@@ -41,27 +41,27 @@ class HttpCalls(abc.ABC):
     def work_dir(self) -> str: ...
 
     @abc.abstractmethod
-    async def _connected_http(self) -> HttpClient: ...
+    async def connected_http(self) -> HttpClient: ...
 
     @abc.abstractmethod
-    def _path(self, rest: str = "") -> str: ...
+    def path(self, rest: str = "") -> str: ...
 
     @abc.abstractmethod
-    def _decode(self, decode: Callable[[Any], _T], value: object) -> _T: ...
+    def decode(self, decode: Callable[[Any], _T], value: object) -> _T: ...
 
     # Processes.
 
     async def processes(self) -> tuple[ProcessInfo, ...]:
         from union.sandbox.remote._http import MAX_LISTING
 
-        http = await self._connected_http()
-        path = self._path("/processes/list")
+        http = await self.connected_http()
+        path = self.path("/processes/list")
         payload = await http.call("POST", path, {}, max_bytes=MAX_LISTING)
-        return self._decode(decode_processes, payload)
+        return self.decode(decode_processes, payload)
 
     async def stop_process(self, pid: int) -> bool:
-        http = await self._connected_http()
-        payload = await http.call("POST", self._path("/processes/stop"), {"pid": pid})
+        http = await self.connected_http()
+        payload = await http.call("POST", self.path("/processes/stop"), {"pid": pid})
         return payload.get("existed") is True
 
     # Files.
@@ -73,8 +73,8 @@ class HttpCalls(abc.ABC):
 
     async def connect_inside(self) -> RemoteInside | None:
         """Return the file calls of a machine; None if the session is none."""
-        http = await self._connected_http()
-        return RemoteInside(http, self._name, self.work_dir) if self.is_machine else None
+        http = await self.connected_http()
+        return RemoteInside(http, self.name, self.work_dir) if self.is_machine else None
 
     def _work_path(self, path: str, *, allow_root: bool = False) -> str:
         if self.is_machine:
@@ -99,14 +99,14 @@ class HttpCalls(abc.ABC):
         self, path: str, chunks: AsyncIterable[bytes], *, mode: int, overwrite: bool
     ) -> int:
         check_mode(mode)
-        http = await self._connected_http()
+        http = await self.connected_http()
         return await http.store(
-            self._name, self._work_path(path), chunks, query=file_query(mode, overwrite=overwrite)
+            self.name, self._work_path(path), chunks, query=file_query(mode, overwrite=overwrite)
         )
 
     async def read(self, path: str, *, max_bytes: int) -> AsyncGenerator[bytes, None]:
-        http = await self._connected_http()
-        pieces = http.fetch(self._name, self._work_path(path), max_bytes=max_bytes)
+        http = await self.connected_http()
+        pieces = http.fetch(self.name, self._work_path(path), max_bytes=max_bytes)
         try:
             async for piece in pieces:
                 yield piece
@@ -118,11 +118,11 @@ class HttpCalls(abc.ABC):
 
         payload = await self._file_call("list", path, max_bytes=MAX_LISTING)
         top = self._work_path(path, allow_root=True)
-        return self._decode(lambda p: decode_listing(p, top, is_machine=self.is_machine), payload)
+        return self.decode(lambda p: decode_listing(p, top, is_machine=self.is_machine), payload)
 
     async def stat(self, path: str) -> FileInfo:
         payload = await self._file_call("stat", path)
-        return self._decode(lambda p: decode_file(p, is_machine=self.is_machine), payload)
+        return self.decode(lambda p: decode_file(p, is_machine=self.is_machine), payload)
 
     async def make_dir(self, path: str, *, parents: bool, exist_ok: bool) -> None:
         await self._file_call("mkdir", path, parents=parents, exist_ok=exist_ok)
@@ -133,10 +133,10 @@ class HttpCalls(abc.ABC):
     async def _file_call(
         self, action: str, path: str, *, max_bytes: int | None = None, **options: Any
     ) -> dict[str, Any]:
-        http = await self._connected_http()
+        http = await self.connected_http()
         below = self._work_path(path, allow_root=action != "remove")
         payload = {"path": below, **options}
         limits: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
         if action == "remove":
             limits["within_s"] = _REMOVE_S
-        return await http.call("POST", self._path(f"/files/{action}"), payload, **limits)
+        return await http.call("POST", self.path(f"/files/{action}"), payload, **limits)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import logging
 import secrets
 import warnings
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from union.sandbox._wire.message_stream import MessageStream
     from union.sandbox.remote._access import Access
     from union.sandbox.remote._admission import Slot
+    from union.sandbox.remote._checkpoints import RemoteCheckpoints
     from union.sandbox.remote._context import RemoteContext
     from union.sandbox.remote._http import HttpClient
 
@@ -50,6 +53,8 @@ _R = TypeVar("_R", bound=RemoteRun)
 _MAX_INLINE_STDIN: Final = 1024 * 1024
 _CLOSE_S: Final = 20.0
 _DELETE_S: Final = 10.0
+_OPEN_FORK_S: Final = 600.0
+"""How long a fork may take to open: where there are no layers, the checkpoint is copied."""
 _SESSION_GRACE_S: Final = 15.0
 """How long after the session's timeout the server may take to reply to a call."""
 _MAX_BUSY_WAIT_S: Final = 30.0
@@ -62,7 +67,7 @@ class RemoteTransport(HttpCalls):
     def __init__(self, spec: SessionSpec, access: Access | None, name: str) -> None:
         self._spec = spec
         self._access = access
-        self._name = name
+        self.name = name
         self._http: HttpClient | None = None
         self._connection: ClientConnection | None = None
         self._info: SessionInfo | None = None
@@ -73,6 +78,8 @@ class RemoteTransport(HttpCalls):
         self._wait_for_end: Callable[[], Awaitable[SandboxError]] | None = None
         """Returns when the server has ended for good; None where nothing can tell."""
         self._releases_when_lost = False
+        self._fork_of: tuple[str, str] | None = None
+        """The session and the checkpoint that this one begins with."""
 
     # Opening and closing.
 
@@ -124,11 +131,11 @@ class RemoteTransport(HttpCalls):
         http = await self._http_client()
         await check_health(http, self._required_access.connect_timeout_s, self._is_gone)
         info = self._checked_info(await self._join(http))
-        self._use_stream(await http.connect(self._name), info)
+        self._use_stream(await http.connect(self.name), info)
 
     def _checked_info(self, payload: dict[str, Any]) -> SessionInfo:
-        info = self._decode(decode_session_info, payload)
-        if info.session != self._name:
+        info = self.decode(decode_session_info, payload)
+        if info.session != self.name:
             raise self._protocol_error(f"it describes another session, {info.session!r:.80}")
         return info
 
@@ -142,7 +149,7 @@ class RemoteTransport(HttpCalls):
             hint="the server is faulty or hostile: do not use it",
         )
 
-    def _decode(self, decode: Callable[[Any], _T], value: object) -> _T:
+    def decode(self, decode: Callable[[Any], _T], value: object) -> _T:
         """Decode a reply; an error of the decoder becomes a ``SandboxConnectionError``."""
         try:
             return decode(value)
@@ -153,7 +160,7 @@ class RemoteTransport(HttpCalls):
         """Use ``stream`` as the first connection to the session."""
 
         async def connect() -> MessageStream:
-            return await (await self._http_client()).connect(self._name)
+            return await (await self._http_client()).connect(self.name)
 
         self._info = info
         self._connection = ClientConnection(
@@ -175,14 +182,18 @@ class RemoteTransport(HttpCalls):
     async def _join(self, http: HttpClient) -> dict[str, Any]:
         """Open the session; return the description that the server sends."""
         self._is_requested = True
-        return await http.call("PUT", self._path(), encode_session(self._spec))
+        if self._fork_of is None:
+            return await http.call("PUT", self.path(), encode_session(self._spec))
+        session, checkpoint = self._fork_of
+        arguments = {"fork": {"session": session, "checkpoint": checkpoint}}
+        return await http.call("PUT", self.path(), arguments, within_s=_OPEN_FORK_S)
 
     def _is_gone(self, exc: SandboxConnectionError) -> bool:  # noqa: ARG002 - for subclasses
         """Whether no server will ever reply at this address, so that waiting is useless."""
         return False
 
-    def _path(self, rest: str = "") -> str:
-        return f"sessions/{self._name}{rest}"
+    def path(self, rest: str = "") -> str:
+        return f"sessions/{self.name}{rest}"
 
     async def aclose(self) -> None:
         ended = not self._is_requested
@@ -201,14 +212,51 @@ class RemoteTransport(HttpCalls):
     async def _delete(self, http: HttpClient) -> None:
         try:
             http.deadline = None
-            await http.call("DELETE", self._path(), within_s=_DELETE_S)
+            await http.call("DELETE", self.path(), within_s=_DELETE_S)
         except SandboxError as exc:
             # The server ends the session itself when the grace period is over.
             _LOGGER.warning("the server did not confirm the end of a session: %s", exc)
 
-    async def _connected_http(self) -> HttpClient:
+    async def connected_http(self) -> HttpClient:
         await self._connected()
         return await self._http_client()
+
+    # Checkpoints.
+
+    @functools.cached_property
+    def checkpoint_calls(self) -> RemoteCheckpoints:
+        """The calls about checkpoints; see ``CheckpointCalls``."""
+        from union.sandbox.remote._checkpoints import RemoteCheckpoints
+
+        return RemoteCheckpoints(self)
+
+    @property
+    def layers(self) -> str:
+        """What the work dir is made of; see ``Isolation.layers``."""
+        return "plain" if self._info is None else self._info.isolation.layers
+
+    def note_layers(self, layers: str) -> None:
+        """Record what the server has reported about the work dir."""
+        info = self._required_info
+        if info.isolation.layers != layers:
+            isolation = dataclasses.replace(info.isolation, layers=layers)
+            self._info = dataclasses.replace(info, isolation=isolation)
+
+    def forked(self, name: str, checkpoint_id: str) -> RemoteTransport:
+        """Return the transport of a new session that begins with a checkpoint of this one."""
+        access = dataclasses.replace(self._required_access, owner_socket=None, lazy=False)
+        transport = RemoteTransport(self._spec, access, name)
+        transport._fork_of = (self.name, checkpoint_id)
+        return transport
+
+    @property
+    def endpoint(self) -> str:
+        return str(self._required_access.endpoint)
+
+    @property
+    def grace_s(self) -> float:
+        """How long the server keeps the session for a client without a connection."""
+        return self._required_info.grace_s
 
     # Session information.
 

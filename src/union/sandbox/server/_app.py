@@ -29,12 +29,14 @@ from union.sandbox.errors import (
     SessionClosedError,
 )
 from union.sandbox.server import (
+    _checkpoints,
     _console_page,
     _files,
     _http_runs,
     _inside_files,
     _processes,
 )
+from union.sandbox.server._auth import issue_capability
 from union.sandbox.server._console_api import ConsoleApi
 from union.sandbox.server._http import HEADERS, json_response, malformed, read_json
 from union.sandbox.server._metrics import render
@@ -58,7 +60,6 @@ _HOST: Final = re.compile(
 )
 _SESSION_NAME: Final = re.compile(r"[0-9a-f]{32}")
 _HEARTBEAT_S: Final = 10.0
-_MAX_CAPABILITY_S: Final = 24 * 3600.0
 
 
 def _status(error: SandboxError) -> int:
@@ -69,6 +70,8 @@ def _status(error: SandboxError) -> int:
         "too-large": 413,
         "origin": 403,
         "key-reused": 422,
+        "session-busy": 409,
+        "no-such-checkpoint": 404,
     }
     if error.code in by_code:
         return by_code[error.code]
@@ -303,26 +306,15 @@ class App:
                 return json_response(await _processes.call(action, payload, session.transport))
             case method, action if (method, action) in _inside_files.ACTIONS:
                 return await _inside_files.handle(request, action, session.transport)
+            case method, action if (method, action) in _checkpoints.ACTIONS:
+                find = self._sessions.get
+                return await _checkpoints.handle(request, action, session, grant, find)
             case "POST", "capability":
                 if not grant.is_full:
                     raise _not_permitted()
-                return json_response(self._capability(session.name, await read_json(request)))
+                payload = await read_json(request)
+                return json_response(issue_capability(self._authority, session.name, payload))
         raise _not_found(request)
-
-    def _capability(self, name: str, payload: dict[str, Any]) -> dict[str, Any]:
-        seconds = payload.get("expires_s", 3600)
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            raise SandboxUsageError(
-                f"expires_s must be a number of seconds, got {type(seconds).__name__}",
-                argument="expires_s",
-            )
-        if not 0 < seconds <= _MAX_CAPABILITY_S:
-            raise SandboxUsageError(
-                f"expires_s must be more than 0 and at most {_MAX_CAPABILITY_S:g} seconds, "
-                f"got {seconds!r}",
-                argument="expires_s",
-            )
-        return {"token": self._authority.make_capability(name, lifetime_s=seconds)}
 
     async def _connect(
         self, request: web.BaseRequest, grant: Grant, session: ServerSession

@@ -2,7 +2,8 @@
 
 The server stores the digest of its token, not the token. A capability is issued by the server for
 one session, with an expiry and a message authentication code. Its holder can run commands and copy
-files in that session, but not end it, open or list sessions, or issue capabilities.
+files in that session, but not end it, open or list sessions, or issue capabilities. Checkpoints of
+the session are a right of their own, which a capability has if it was requested.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import re
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from union.sandbox.errors import SandboxUsageError
 
-__all__ = ["Authority", "Grant", "Guest", "Verifier"]
+__all__ = ["Authority", "Grant", "Guest", "Verifier", "issue_capability"]
 
 _PREFIX: Final = "cap1."
 _MAX_CAPABILITY_CHARS: Final = 1024
+_MAX_CAPABILITY_S: Final = 24 * 3600.0
 _HEX: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -34,10 +36,16 @@ class Grant:
     session: str | None = None
     key: str = field(default="owner", compare=False)
     """Identity of the key: a run that one key started is invisible to the others."""
+    has_checkpoints: bool = field(default=False, compare=False)
+    """Whether a key of one session may take its checkpoints and return to them."""
 
     @property
     def is_full(self) -> bool:
         return self.session is None
+
+    @property
+    def may_checkpoint(self) -> bool:
+        return self.is_full or self.has_checkpoints
 
     def covers(self, session: str) -> bool:
         return self.session in {None, session}
@@ -128,9 +136,12 @@ class Authority:
             return SCRAPE_GRANT
         return None
 
-    def make_capability(self, session: str, *, lifetime_s: float) -> str:
+    def make_capability(
+        self, session: str, *, lifetime_s: float, has_checkpoints: bool = False
+    ) -> str:
         """Return a token for one session that is valid for ``lifetime_s`` seconds."""
-        claims = json.dumps([session, round(time.time() + lifetime_s, 3)]).encode()
+        until = round(time.time() + lifetime_s, 3)
+        claims = json.dumps([session, until, has_checkpoints]).encode()
         body = base64.urlsafe_b64encode(claims).decode()
         return f"{_PREFIX}{body}.{self._code(body)}"
 
@@ -143,9 +154,39 @@ class Authority:
         if not hmac.compare_digest(self._code(body).encode(), code.encode("utf-8", "replace")):
             return None
         try:
-            session, until = json.loads(base64.urlsafe_b64decode(body))
+            session, until, has_checkpoints = json.loads(base64.urlsafe_b64decode(body))
         except (ValueError, binascii.Error) as exc:
             raise RuntimeError("a capability with a valid code cannot be parsed") from exc
         if time.time() >= until:
             return None
-        return Grant(session, f"capability:{hashlib.sha256(token.encode()).hexdigest()}")
+        key = f"capability:{hashlib.sha256(token.encode()).hexdigest()}"
+        return Grant(session, key, has_checkpoints=has_checkpoints)
+
+
+def issue_capability(authority: Authority, session: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """Return the reply to a request for a capability.
+
+    Raises:
+        SandboxUsageError: a field has the wrong type or is out of range.
+
+    """
+    seconds = payload.get("expires_s", 3600)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise SandboxUsageError(
+            f"expires_s must be a number of seconds, got {type(seconds).__name__}",
+            argument="expires_s",
+        )
+    if not 0 < seconds <= _MAX_CAPABILITY_S:
+        raise SandboxUsageError(
+            f"expires_s must be more than 0 and at most {_MAX_CAPABILITY_S:g} seconds, "
+            f"got {seconds!r}",
+            argument="expires_s",
+        )
+    has_checkpoints = payload.get("checkpoints", False)
+    if not isinstance(has_checkpoints, bool):
+        raise SandboxUsageError(
+            f"checkpoints must be true or false, got {type(has_checkpoints).__name__}",
+            argument="checkpoints",
+        )
+    token = authority.make_capability(session, lifetime_s=seconds, has_checkpoints=has_checkpoints)
+    return {"token": token}

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends import registry
+from union.sandbox._checkpoints.values import MAX_CHECKPOINTS
 from union.sandbox._core.resolve import resolve_session, validate_timeout
 from union.sandbox._policy.upstream import parse_allowed_proxies
 from union.sandbox.errors import SandboxUsageError
@@ -87,6 +88,10 @@ class Config:
     max_connections: int = 512
     max_buffer_bytes: int = 256 * 1024 * 1024
     """Unread output that is kept for all runs before each of them gets less room."""
+    max_snapshots: int = 100
+    """Checkpoints that one session may keep."""
+    max_snapshot_bytes: int = 10 * 1024**3
+    """Bytes on disk that the checkpoints of one session may take."""
     max_session_s: float | None = None
     """Longest duration of a session; a longer timeout of a client is reduced to it."""
     grace_s: float = 30.0
@@ -235,6 +240,20 @@ def _parser() -> argparse.ArgumentParser:
         help="memory for unread output of all runs, in MiB (default: %(default)s)",
     )
     add(
+        "--max-snapshots",
+        type=int,
+        default=100,
+        metavar="N",
+        help="limit of checkpoints that one session keeps (default: %(default)s)",
+    )
+    add(
+        "--max-snapshot-mib",
+        type=int,
+        default=10240,
+        metavar="N",
+        help="disk space for the checkpoints of one session, in MiB (default: %(default)s)",
+    )
+    add(
         "--max-session-s",
         type=float,
         metavar="S",
@@ -321,6 +340,8 @@ def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]
         max_runs=_count("--max-runs", parsed.max_runs),
         max_connections=_count("--max-connections", parsed.max_connections),
         max_buffer_bytes=_count("--max-buffer-mib", parsed.max_buffer_mib) * 1024 * 1024,
+        max_snapshots=_count("--max-snapshots", parsed.max_snapshots, MAX_CHECKPOINTS),
+        max_snapshot_bytes=_count("--max-snapshot-mib", parsed.max_snapshot_mib) * 1024 * 1024,
         max_session_s=validate_timeout("--max-session-s", parsed.max_session_s),
         grace_s=validate_timeout("--grace", parsed.grace) or 0.0,
         header_timeout_s=validate_timeout("--header-timeout", parsed.header_timeout) or 0.0,
@@ -372,9 +393,13 @@ def _check_together(config: Config) -> None:
         )
 
 
-def _count(argument: str, value: int) -> int:
+def _count(argument: str, value: int, maximum: int | None = None) -> int:
     if value < 1:
         raise SandboxUsageError(f"{argument} must be at least 1, got {value}", argument=argument)
+    if maximum is not None and value > maximum:
+        raise SandboxUsageError(
+            f"{argument} must be at most {maximum}, got {value}", argument=argument
+        )
     return value
 
 

@@ -234,6 +234,10 @@ def _detail(session: ServerSession) -> dict[str, Any]:
             {"number": number, "run": run, **dataclasses.asdict(decision)}
             for number, run, decision in record.decisions
         ],
+        "checkpoints": [
+            {"time": at, "action": action, "id": checkpoint, "name": name}
+            for at, action, checkpoint, name in record.checkpoints
+        ],
         "requests": [
             {"number": number, "run": run, **dataclasses.asdict(request)}
             for number, run, request in record.requests

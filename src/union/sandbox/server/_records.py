@@ -35,6 +35,7 @@ MAX_ENDED_BYTES: Final = 8 * 1024 * 1024
 """Memory for all ended runs; beyond it, the oldest records are removed."""
 MAX_ENDED: Final = 1000
 MAX_DECISIONS: Final = 200
+MAX_CHECKPOINT_EVENTS: Final = 200
 """Decisions kept per session."""
 _SMALL: Final = 4096
 _PIECE_COST: Final = 128
@@ -224,6 +225,8 @@ class SessionRecord:
         self.decisions: deque[tuple[int, int, Decision]] = deque(maxlen=MAX_DECISIONS)
         """Each with its own number and the number of its run."""
         self.requests: deque[tuple[int, int, HttpRequest]] = deque(maxlen=MAX_DECISIONS)
+        self.checkpoints: deque[tuple[float, str, str, str]] = deque(maxlen=MAX_CHECKPOINT_EVENTS)
+        """What was done with checkpoints: time, action, id and name."""
         self.count = 0
         self.cpu_s = 0.0
         """CPU time of the ended runs."""
@@ -244,6 +247,10 @@ class SessionRecord:
 
     def requested(self, run: int, request: HttpRequest) -> None:
         self.requests.append((next(self._decided), run, request))
+
+    def checkpoint(self, action: str, checkpoint_id: str, name: str) -> None:
+        """Record a call about a checkpoint."""
+        self.checkpoints.append((time.time(), action, checkpoint_id[:64], name))
 
     def run_ended(self, record: RunRecord, usage: Usage | None) -> None:
         if usage is not None:

@@ -118,7 +118,9 @@ class ServerRun:
         self._run = run
         early, self._early = self._early or [], None
         usual, own = transport.isolation, run.isolation
-        isolation = None if own is usual or own == usual else own
+        # A client that did not take the checkpoint does not know of the layers.
+        is_usual = (own is usual or own == usual) and own.layers == "plain"
+        isolation = None if is_usual else own
         for event in early:
             self._log_event(event, isolation)
         for call in self._early_calls:

@@ -8,6 +8,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from union.sandbox._checkpoints.values import CheckpointLimits
 from union.sandbox._contexts.wire import context_number, decode_cell, decode_context
 from union.sandbox._core.spec import NetworkSpec, RunSpec
 from union.sandbox._policy.ceiling import check_narrower
@@ -22,6 +23,7 @@ from union.sandbox.errors import (
 from union.sandbox.on_device._network import ServerRules, SessionNetwork
 from union.sandbox.on_device._transport import LocalTransport
 from union.sandbox.on_device._workdir import WorkPlace
+from union.sandbox.server._checkpoints import Operations
 from union.sandbox.server._contexts import ServerCell, ServerContext
 from union.sandbox.server._records import SessionRecord
 from union.sandbox.server._run_table import RunTable
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._wire.launch import LaunchSpec
     from union.sandbox._wire.values import Start
+    from union.sandbox.on_device._checkpoints import LocalCheckpoints
     from union.sandbox.server._auth import Grant
     from union.sandbox.server._runs import Listener
     from union.sandbox.server._sessions import Sessions
@@ -49,7 +52,13 @@ class ServerSession:
     """One session: its engine, its runs and its lease."""
 
     def __init__(
-        self, name: str, spec: SessionSpec, owner: Sessions, *, launch: LaunchSpec | None = None
+        self,
+        name: str,
+        spec: SessionSpec,
+        owner: Sessions,
+        *,
+        launch: LaunchSpec | None = None,
+        transport: LocalTransport | None = None,
     ) -> None:
         self.name = name
         self.spec = spec
@@ -62,16 +71,9 @@ class ServerSession:
         self.secret = secrets.token_bytes(16)
         """Key for the numbers of runs with an idempotency key, so that they cannot be guessed."""
         self.record = SessionRecord(owner.history)
-        config = owner.config
-        place = WorkPlace(
-            config.work_dir,
-            shown_at=(launch and launch.shown_at) or config.work_dir,
-            allowed=config.allow_paths,
-        )
-        # Clients may use proxies that the operator allows; a supervised session is the operator's.
-        proxies = None if self.is_supervised else NetworkRules(allow=config.allow_proxies)
-        network = SessionNetwork(ServerRules(owner.own_server, proxies))
-        self.transport = LocalTransport(spec, place=place, network=network)
+        self.operations = Operations(self)
+        """Calls about checkpoints that were sent with a key."""
+        self.transport = transport or _new_transport(spec, owner, launch)
         self.listeners: set[Any] = set()
         """Connections of clients."""
         self._owner = owner
@@ -107,6 +109,20 @@ class ServerSession:
             has_contexts=True,
             is_machine=self.transport.is_machine,
         )
+
+    @property
+    def checkpoint_calls(self) -> LocalCheckpoints:
+        """The calls about checkpoints, with the limits of the server."""
+        calls = self.transport.checkpoint_calls
+        config = self._owner.config
+        calls.limits = CheckpointLimits(config.max_snapshots, config.max_snapshot_bytes)
+        return calls
+
+    def forked(self, name: str, checkpoint_id: str) -> ServerSession:
+        """Return a new session, not open yet, that begins with a checkpoint of this one."""
+        origin = self.checkpoint_calls.origin(checkpoint_id)
+        transport = self.transport.forked(origin)
+        return ServerSession(name, transport.spec, self._owner, transport=transport)
 
     def summary(self) -> dict[str, Any]:
         """Return the facts of the session that the list of sessions and the console show."""
@@ -282,6 +298,7 @@ class ServerSession:
         # A run that is being passed to the engine would not receive its end.
         if self._starting:
             await asyncio.wait(self._starting, timeout=5)
+        await self.operations.end()
         contexts = [run for run in self.runs.values() if isinstance(run, ServerContext)]
         await asyncio.gather(*(context.aclose() for context in contexts))
         await self.transport.aclose()
@@ -290,3 +307,16 @@ class ServerSession:
         """Remove all runs: no connection needs their output."""
         for run in tuple(self.runs.values()):
             self.runs.discard(run)
+
+
+def _new_transport(spec: SessionSpec, owner: Sessions, launch: LaunchSpec | None) -> LocalTransport:
+    config = owner.config
+    place = WorkPlace(
+        config.work_dir,
+        shown_at=(launch and launch.shown_at) or config.work_dir,
+        allowed=config.allow_paths,
+    )
+    # Clients may use proxies that the operator allows; a supervised session is the operator's.
+    proxies = NetworkRules(allow=config.allow_proxies) if launch is None else None
+    network = SessionNetwork(ServerRules(owner.own_server, proxies))
+    return LocalTransport(spec, place=place, network=network)

@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._net.own_server import OwnServer
 from union.sandbox._policy.ceiling import check_narrower
+from union.sandbox._wire.frames import WireError
 from union.sandbox._wire.values import decode_session
-from union.sandbox.errors import PolicyError, SandboxUsageError, SessionClosedError
+from union.sandbox.errors import (
+    PolicyError,
+    SandboxExecutionError,
+    SandboxUsageError,
+    SessionClosedError,
+)
 from union.sandbox.on_device._workdir import is_allowed, not_allowed
 from union.sandbox.server._network_policy import check_proxies
 from union.sandbox.server._quotas import Buffers, FrameBudgets, RequestBytes, RunSlots, busy
@@ -122,12 +128,20 @@ class Sessions:
             )
         task = self._opening.get(name)
         if task is None:
-            spec = self._spec(arguments)
-            check_proxies(spec.network, self.config.allow_proxies)
-            self.check_accepting()
-            if len(self) >= self.config.max_sessions:
-                raise busy(f"session limit reached ({self.config.max_sessions})")
-            task = asyncio.get_running_loop().create_task(self._open(name, spec))
+            if "fork" in arguments:
+                opening = self._open_fork(name, arguments)
+            else:
+                spec = self._spec(arguments)
+                check_proxies(spec.network, self.config.allow_proxies)
+                opening = self._open(name, spec)
+            try:
+                self.check_accepting()
+                if len(self) >= self.config.max_sessions:
+                    raise busy(f"session limit reached ({self.config.max_sessions})")
+            except SandboxExecutionError:
+                opening.close()
+                raise
+            task = asyncio.get_running_loop().create_task(opening)
             self._opening[name] = task
             task.add_done_callback(lambda _: self._opening.pop(name, None))
         # The task continues if the client disconnects, so that no session stays half open.
@@ -140,10 +154,25 @@ class Sessions:
         spec = dataclasses.replace(spec, timeout_s=left_s)
         await self._open(launch.session, spec, launch)
 
+    async def _open_fork(self, name: str, arguments: dict[str, Any]) -> ServerSession:
+        """Open a session that begins with a checkpoint of another one, and has its settings."""
+        fork = arguments["fork"]
+        if arguments.keys() != {"fork"} or not isinstance(fork, dict):
+            raise WireError("a fork has no field but fork, which is an object")
+        parent, checkpoint = fork.get("session"), fork.get("checkpoint")
+        if fork.keys() != {"session", "checkpoint"} or not (
+            isinstance(parent, str) and isinstance(checkpoint, str)
+        ):
+            raise WireError("fork requires the texts session and checkpoint")
+        return await self._begin(self.get(parent).forked(name, checkpoint))
+
     async def _open(
         self, name: str, spec: SessionSpec, launch: LaunchSpec | None = None
     ) -> ServerSession:
-        session = ServerSession(name, spec, self, launch=launch)
+        return await self._begin(ServerSession(name, spec, self, launch=launch))
+
+    async def _begin(self, session: ServerSession) -> ServerSession:
+        name, spec = session.name, session.spec
         await session.open()
         self._sessions[name] = session
         self._opening.pop(name, None)  # now, so that no session is counted twice
