@@ -59,6 +59,8 @@ SOAK = ["--minutes", "1", "--most-minutes", "6", "--kills", "40", "--workers", "
 SOAK_LIMIT_S = 900.0
 SUMMARY = "SOAK_SUMMARY"
 """The variable that names the summary of the soak to tests/faults/test_soak.py."""
+KEEP = "REPORTS"
+"""The variable that names a directory to keep reports and logs in, with the use of processors."""
 REASON_LINES = 12
 REASON_CHARACTERS = 400
 MAX_FAILURES = 8
@@ -197,6 +199,8 @@ def pytest_step(
     report = scratch / f"{base}.xml"
     command = [sys.executable, "-m", "pytest", "-q", *NO_PLUGIN, *RUNS[name]]
     command.append(f"--junitxml={report}")
+    if os.environ.get(KEEP):
+        command += ["-p", "tests.usage"]
     step = Step(
         f"{name}: {part}" if part else name,
         [*command, *arguments],
@@ -264,6 +268,16 @@ def soak(scratch: Path) -> tuple[Step, dict[str, str]]:
     return step, {SUMMARY: str(summary)}
 
 
+def place_of_reports(stack: ExitStack) -> Path:
+    """Return the directory for reports and logs: kept if the caller named one."""
+    if named := os.environ.get(KEEP):
+        place = Path(named).resolve()
+        place.mkdir(parents=True, exist_ok=True)
+        os.environ[KEEP] = str(place)
+        return place
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sbx-reports-")))
+
+
 def explain(steps: list[Step], reports: Mapping[Step, Path]) -> None:
     """Print what failed and why: a reader has only the end of the output."""
     found: list[str] = []
@@ -288,7 +302,7 @@ def main(arguments: list[str]) -> int:
     steps: list[Step] = []
     reports: dict[Step, Path] = {}
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sbx-reports-")))
+        scratch = place_of_reports(stack)
         env: dict[str, str] = {}
         if not arguments:
             for name, command in STATIC.items():

@@ -45,6 +45,8 @@ CHECKPOINTED = os.environ.get("CHECKPOINTED") == "1"
 layers: ``CHECKPOINTED=1 pytest tests/escape``."""
 REMOTE = "remote-"
 """Before a backend: the same over a server on this machine."""
+BARE = ("none", REMOTE + "none")
+"""Ways that isolate nothing, wherever they run."""
 REMOTE_WAYS = tuple(REMOTE + way for way in WAYS)
 CONTEXT_WAYS = (
     *ISOLATED,
@@ -238,8 +240,7 @@ def host_dir(session: sb.Session) -> str:
 
 def marked(*ways: str) -> list[Any]:
     """Ways as parameters; the mark tells those that isolate nothing, wherever they run."""
-    bare = ("none", REMOTE + "none")
-    return [pytest.param(way, marks=pytest.mark.bare) if way in bare else way for way in ways]
+    return [pytest.param(way, marks=pytest.mark.bare) if way in BARE else way for way in ways]
 
 
 @pytest.fixture(params=marked(*WAYS))

@@ -47,10 +47,9 @@ WARM_S = 300.0
 """Memory is measured after a third of the rounds, or after this time if it is shorter."""
 GROWTH_KIB_PER_1000 = 32.0
 """Limit of memory growth per 1,000 commands: less than one leaked object per command."""
-STEPS_KIB = 12 * 1024
-"""Growth that is ignored: allocators reserve memory in steps of 1 MiB or a thread's arena, and
-there are a hundred threads. Short soaks grew by 4 MiB so, and then no more. A leak at the limit
-above exceeds it after 400,000 commands."""
+STEPS_KIB = 4 * 1024
+"""Growth that is ignored: Python reserves memory in steps of 1 MiB, and returns none that is still
+used in part. What malloc holds without use is returned before each measurement."""
 WARM_UP_SEED = 1
 GIVEN_UP = "opening given up: server killed"
 PATIENCE_S = 60

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import (
+    BARE,
     EVERY_WAY,
     ISOLATED,
     MACHINE_WAYS,
@@ -31,52 +32,61 @@ if TYPE_CHECKING:
     from union import sandbox as sb
 
 EVERYTHING = os.environ.get("EVERYWHERE") == "1"
-# A server adds the wire, which is the same for every backend: with userns, all modules are run over
-# it. With another backend it remains to show that the server uses it, and how sessions begin and
-# end.
-_OVER_A_SERVER = frozenset({"test_basics", "test_lifecycle", "test_opening"})
-_BEGIN_AND_END = _OVER_A_SERVER | {
-    "test_documents",
-    "test_network_rule",
-    "test_timeouts_and_ends",
-    "test_venv",
-}
-# Output, results, refused arguments and contexts are the work of the host and of the runner inside,
-# which all backends on this machine share: bubblewrap, the default, has all modules.
-_SET_UP = _BEGIN_AND_END | {
+# bubblewrap, the default, and userns over a server have all modules. Everything below is a part of
+# them, chosen by what the way changes.
+_USED = frozenset({"test_basics", "test_opening"})
+# userns makes the same root by other steps. Output, results, refused arguments and contexts are the
+# work of the host and of the runner inside, which all backends on this machine share; the
+# synchronous face, which runs with userns, repeats most of these.
+_SET_UP = _USED | {
     "test_call_posture",
+    "test_documents",
     "test_env_cwd",
     "test_files",
+    "test_lifecycle",
+    "test_network_rule",
     "test_pty",
     "test_run",
     "test_stdin",
+    "test_timeouts_and_ends",
+    "test_venv",
     "test_work_dir_name",
 }
 REPEATED = {
     "userns": _SET_UP,
-    # Nothing is set up: a command begins, ends and has its files.
-    "none": _OVER_A_SERVER | {"test_files", "test_run", "test_timeouts_and_ends"},
-    "remote-bubblewrap": _OVER_A_SERVER,
-    "remote-none": _OVER_A_SERVER,
-    "landlock": _BEGIN_AND_END | {"test_files", "test_pty", "test_run", "test_shell"},
-    "remote-landlock": frozenset({"test_basics", "test_network_rule", "test_timeouts_and_ends"}),
+    # Nothing is set up: a command begins and has its files. The portable engine, which has only
+    # this backend here, runs the modules of ends, input and terminals (tests/portable).
+    "none": _USED | {"test_files", "test_network_rule", "test_run"},
+    # The wire is that of userns: it remains to show that the server uses the backend.
+    "remote-bubblewrap": _USED | {"test_network_rule"},
+    "remote-none": _USED,
+    # No namespaces: other steps at the beginning, other ways to end a tree. tests/confined attacks.
+    "landlock": _USED | {
+        "test_files", "test_lifecycle", "test_run", "test_timeouts_and_ends", "test_venv",
+    },
+    "remote-landlock": _USED | {"test_network_rule"},
+    # A command joins what is there. test_machine and test_machine_files have the rest.
     "machine-userns": frozenset({"test_basics", "test_run", "test_timeouts_and_ends"}),
     "machine-bubblewrap": frozenset({"test_basics"}),
-    # The wire is that of other sessions; test_machine and test_machine_files have the rest.
     "remote-machine-userns": frozenset({"test_basics"}),
     "remote-machine-bubblewrap": frozenset[str](),
-}
-"""The modules of these ways; all modules of every other way."""
+}  # fmt: skip
+"""The modules of these ways; all modules of every other way. ``EVERYWHERE=1``: all of all ways."""
 SYNC_WAY = "userns"
 """The only way that is repeated over the synchronous face, unless ``EVERYWHERE=1``."""
 _INSIDE = "its tests look at the sandbox, which is the same; with EVERYWHERE=1 and --sync-face"
+_OTHERS = "other drivers and files behind the methods that test_contexts calls"
 NOT_OVER_SYNC = {
     "test_bad_input": _INSIDE,
     "test_call_posture": _INSIDE,
+    "test_contexts_bash": _OTHERS,
     "test_contexts_hostile": _INSIDE,
+    "test_contexts_node": _OTHERS,
+    "test_contexts_saved": _OTHERS,
     "test_documents": "the documents' own programs, which await",
     "test_env_cwd": _INSIDE,
     "test_network_rule": _INSIDE,
+    "test_pty": _INSIDE,
     "test_shell": _INSIDE,
     "test_venv": _INSIDE,
     "test_work_dir_name": _INSIDE,
@@ -150,10 +160,48 @@ def _over_sync(path: Path, config: pytest.Config) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Repeat the tests over the synchronous face."""
-    if "face" in metafunc.fixturenames and _over_sync(metafunc.definition.path, metafunc.config):
-        sync = pytest.param("sync", marks=pytest.mark.sync_face)
-        metafunc.parametrize("face", ("async", sync), indirect=True)
+    """Repeat the tests over their ways and over the synchronous face.
+
+    A repetition that ``make test`` leaves out is not even made: every worker collects all tests.
+    """
+    names, path = metafunc.fixturenames, metafunc.definition.path
+    has_sync = "face" in names and _over_sync(path, metafunc.config)
+    sync = pytest.mark.sync_face
+    own = {
+        name
+        for mark in metafunc.definition.iter_markers("parametrize")
+        for name in str(mark.args[0]).replace(" ", "").split(",")
+    }
+    if "way" not in names or "way" in own:
+        if has_sync:
+            faces = ("async", pytest.param("sync", marks=sync))
+            metafunc.parametrize("face", faces, indirect=True)
+        return
+    ways = _ways_of(path, metafunc.config)
+    if not has_sync:
+        metafunc.parametrize("way", marked(*ways), indirect=True)
+        return
+    pairs = [
+        pytest.param("async", way, marks=pytest.mark.bare if way in BARE else ()) for way in ways
+    ]
+    over_sync = set(EVERY_WAY if EVERYTHING else (SYNC_WAY,))
+    if only := metafunc.config.getoption("--only-way"):
+        over_sync &= {only}
+    pairs += [
+        pytest.param("sync", way, marks=(sync, pytest.mark.bare) if way in BARE else sync)
+        for way in EVERY_WAY
+        if way in over_sync
+    ]
+    metafunc.parametrize(("face", "way"), pairs, indirect=True)
+
+
+def _ways_of(path: Path, config: pytest.Config) -> list[str]:
+    """Return the ways of a module over the asynchronous face."""
+    if only := config.getoption("--only-way"):
+        return [only]
+    if EVERYTHING:
+        return list(EVERY_WAY)
+    return [way for way in EVERY_WAY if path.stem in REPEATED.get(way, {path.stem})]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -203,7 +251,7 @@ def face(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return chosen
 
 
-@pytest.fixture(params=marked(*EVERY_WAY))
+@pytest.fixture
 def way(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -2,12 +2,13 @@
 
 Most of them are rejected by the session itself, before it calls its transport: that is
 proven once, with a transport that must not be used, and holds over every way. The others are tried
-over every way.
+over a backend and a server; ``EVERYWHERE=1`` tries them over every way.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
 ENTRANCES = ("userns", "remote-userns")
 """One way for each function that makes a session: the backend's name is one of its arguments."""
+EVERY = (*WAYS, *REMOTE_WAYS) if os.environ.get("EVERYWHERE") == "1" else ENTRANCES
+"""The engine and the server check what reaches them before they know the backend."""
 
 
 class Untouchable:
@@ -72,7 +75,7 @@ def untouched(refusing: sb.Session) -> Iterator[sb.Session]:
     assert not refusing._processes
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=marked(*WAYS, *REMOTE_WAYS))
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=marked(*EVERY))
 async def sbx(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
     """One session for all: a call that is refused changes nothing."""
     async with session_of(request.param) as session:
