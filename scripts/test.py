@@ -32,8 +32,9 @@ from tests.escape.catalogue import NOT_APPLICABLE, ROWS  # noqa: E402 - the path
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# Most tests wait for a process or a clock: a worker uses a quarter of a core.
-WORKERS = "5"
+# Most tests wait for a process or a clock. Each worker collects all tests, which takes ten seconds
+# of a core, and the repetitions in other environments have workers of their own.
+WORKERS = "4"
 ELSEWHERE = "tests in other environments"
 PARALLEL = "tests in parallel"
 ALONE = "tests alone"
@@ -55,7 +56,7 @@ LONG_ELSEWHERE = (
     "tests/environments/test_aarch64.py",
 )
 LAST_FAILED = ROOT / ".pytest_cache" / "v" / "cache" / "lastfailed"
-SOAK = ["--minutes", "1", "--most-minutes", "6", "--kills", "40", "--workers", "2"]
+SOAK = ["--minutes", "0.5", "--most-minutes", "6", "--kills", "30", "--workers", "2"]
 SOAK_LIMIT_S = 900.0
 SUMMARY = "SOAK_SUMMARY"
 """The variable that names the summary of the soak to tests/faults/test_soak.py."""
