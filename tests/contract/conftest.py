@@ -88,6 +88,7 @@ NOT_OVER_SYNC = {
     "test_network_rule": _INSIDE,
     "test_pty": _INSIDE,
     "test_shell": _INSIDE,
+    "test_timeouts_and_ends": _INSIDE,
     "test_venv": _INSIDE,
     "test_work_dir_name": _INSIDE,
 }

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import zipfile
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 from tests.conftest import session_of
 from tests.spares.programs import PROGRAMS
 
@@ -15,13 +17,12 @@ from union import sandbox as sb
 from union.sandbox.on_device._pythons import WaitingPythons
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Records, for each Python run, whether a waiting one was used."""
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Records, for each Python run from now on, whether a waiting one was used."""
     record: list[bool] = []
     original = WaitingPythons.take
 
@@ -32,6 +33,12 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(WaitingPythons, "take", take)
     return record
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The same, from the beginning of a test."""
+    return recorded(monkeypatch)
 
 
 async def one_waits(sbx: sb.Session) -> None:
@@ -68,22 +75,33 @@ CASES = [
 ]
 
 
-@pytest.fixture
-async def pair(
-    work: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[tuple[sb.Session, sb.Session]]:
-    """Two sessions in one work dir: one that keeps Pythons waiting, one that does not."""
+Pair = tuple[sb.Session, sb.Session]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pairs(work: Path) -> AsyncIterator[Callable[[str], Awaitable[Pair]]]:
+    """Two sessions in one work dir, for each kind of waiting Python: one keeps it, one does not."""
     options = {"host_work_dir": str(work)}
-    preload = None if request.param == "started" else ()
-    async with (
-        session_of("userns", preload=preload, **options) as warm,
-        session_of("userns", warm=0, **options) as cold,
-    ):
-        await warm.run_code("pass")
-        await one_waits(warm)
-        if request.param == "forked":
-            await one_is_forked(warm)
-        yield warm, cold
+    made: dict[str, Pair] = {}
+    async with AsyncExitStack() as stack:
+
+        async def pair(kind: str) -> Pair:
+            if kind not in made:
+                preload = None if kind == "started" else ()
+                warm = session_of("userns", preload=preload, **options)
+                cold = session_of("userns", warm=0, **options)
+                made[kind] = (
+                    await stack.enter_async_context(warm),
+                    await stack.enter_async_context(cold),
+                )
+                if kind == "forked":
+                    await one_is_forked(warm)
+            # One that began before the last program had ended may be outdated.
+            await made[kind][0].run_code("pass")
+            await one_waits(made[kind][0])
+            return made[kind]
+
+        yield pair
 
 
 def test_there_are_many_programs() -> None:
@@ -91,11 +109,16 @@ def test_there_are_many_programs() -> None:
 
 
 @pytest.mark.spec("C4", "N1")
-@pytest.mark.parametrize("name, pair", CASES, indirect=["pair"])
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name, kind", CASES)
 async def test_the_same_from_a_waiting_python_and_from_a_fresh_one(
-    name: str, pair: tuple[sb.Session, sb.Session], taken: list[bool]
+    name: str,
+    kind: str,
+    pairs: Callable[[str], Awaitable[Pair]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    warm, cold = pair
+    warm, cold = await pairs(kind)
+    taken = recorded(monkeypatch)
     results = []
     for session in (warm, cold):
         done = await session.exec(PROGRAMS[name], script_type="python", timeout_s=20)
