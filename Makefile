@@ -63,8 +63,8 @@ test-adapters: setup ## each adapter by its framework's own tests; NAMES="mcp ..
 test-pods: setup ## sessions in real pods; needs KUBECONFIG, SANDBOX_POD_IMAGE, SANDBOX_PLANE_HOST
 	@KUBECONFIG="$(KUBECONFIG)" $(bin)/python -m pytest -q tests/plane/in_pods.py
 
-test-gvisor: system-packages setup ## the suites inside gVisor, a quarter of an hour; PART=tests/contract/test_run.py for a part
-	@SANDBOX_TEST_PART="$(PART)" $(bin)/python -m pytest -q tests/environments/gvisor_suites.py
+test-gvisor: system-packages setup ## the suites inside gVisor, half an hour; PART=tests/contract/test_run.py for a part, RECORD=1 for the docs
+	@RECORD="$(RECORD)" SANDBOX_TEST_PART="$(PART)" $(bin)/python -m pytest -q tests/environments/gvisor_suites.py
 
 fuzz: $(venv)/.group-fuzz ## search for inputs that break a parser: SECONDS=60 for each target, RECORD=1 for the docs
 	@nice -n 15 $(bin)/python -m tests.fuzz.run --seconds $(or $(SECONDS),60) $(if $(RECORD),--record)

@@ -29,7 +29,8 @@ hypothesis.settings.register_profile("any-load", deadline=None)
 hypothesis.settings.load_profile("any-load")
 
 LAUNCHER = Launcher if IS_LINUX else PortableLauncher
-WAYS = ("bubblewrap", "userns", "none") if IS_LINUX else ("sandbox-exec", "none")
+LINUX_WAYS = ("bubblewrap", "userns")
+WAYS = (*LINUX_WAYS, "none") if IS_LINUX else ("sandbox-exec", "none")
 """Backends. A new one joins the contract suite, on this machine and remote, by being named here."""
 ISOLATED = tuple(way for way in WAYS if way != "none")
 WITHOUT_NAMESPACES = ("landlock",)
@@ -170,7 +171,9 @@ class OnlyWay:
     """Leaves out the tests whose parameters name another way than the one that was asked for."""
 
     def __init__(self, way: str | None) -> None:
-        self._others = set() if way is None else set(EVERY_WAY) - {way}
+        # Tests of what only Linux has name its backends themselves, wherever they run.
+        names = {*EVERY_WAY, *LINUX_WAYS, *(REMOTE + name for name in LINUX_WAYS)}
+        self._others = set() if way is None else names - {way}
 
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]

@@ -203,3 +203,48 @@ def test_a_gpu_without_bubblewrap_fails_before_anything_is_started(own_home):
     shown = done.stdout + done.stderr
     assert "shows no GPU" in shown
     assert 'my_sandboxes.py", line 4' in shown, "it is refused where it is written"
+
+
+# Every distribution that the extra does not bring is as good as not installed.
+ONLY_THE_EXTRA = """\
+import importlib.abc, re, sys
+from importlib import metadata
+
+def closure(names):
+    found, left = set(), list(names)
+    while left:
+        name = re.sub(r"[-_.]+", "-", left.pop()).lower()
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            needs = metadata.requires(name) or ()
+        except metadata.PackageNotFoundError:
+            continue
+        left += [re.match(r"[\\w.-]+", n)[0] for n in needs if "extra ==" not in n]
+    return found
+
+own = metadata.requires("unionai-sandbox")
+brought = [re.match(r"[\\w.-]+", n)[0] for n in own
+           if "extra ==" not in n or re.search(r"extra == .flyte.", n)]
+allowed = closure([*brought, "unionai-sandbox"])
+modules = metadata.packages_distributions()
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        owners = modules.get(name.partition(".")[0], ())
+        owners = {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners}
+        if owners and not owners & allowed:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+@pytest.mark.spec("A2", "I6")
+def test_the_flyte_extra_brings_what_the_example_needs(own_home):
+    """The positive control is a module of this environment that the extra does not bring."""
+    done = run(own_home, f"{ONLY_THE_EXTRA}\n{IN_A_TASK_POD}\nprint(bwrap_env.name)\n")
+    assert (done.returncode, done.stdout) == (0, "sandboxed-bwrap\n"), done.stderr
+    done = run(own_home, f"{ONLY_THE_EXTRA}\nimport pytest\n")
+    assert "No module named 'pytest'" in done.stderr

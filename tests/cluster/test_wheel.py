@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.wheels import code_of, contents, made_by_a_caller
+from tests.environments.places import missing
+from tests.environments.suite import BUILD_LIMIT_S, user_venv
 
 from union.sandbox.cluster import _wheel
 from union.sandbox.errors import SandboxExecutionError
@@ -101,6 +103,19 @@ def test_the_image_installs_the_wheel_and_gets_the_files_of_the_caller(editable,
     done = subprocess.run([site / "bin/sbx", "version"], check=False, capture_output=True,
                           text=True, timeout=30, env={"PYTHONPATH": str(site)})  # fmt: skip
     assert (done.returncode, done.stdout != "") == (0, True), done.stderr
+
+
+@pytest.mark.spec("P5")
+@pytest.mark.timeout(BUILD_LIMIT_S)
+def test_the_published_wheel_gives_the_files_that_it_installs(tmp_path):
+    """The wheel of the build back end, in a virtualenv as users have it."""
+    if (reason := missing("pod-user")) is not None:
+        pytest.skip(reason)
+    (site,) = user_venv().glob("lib/python3*/site-packages")
+    kind, root, wheel = made_by_a_caller(tmp_path / "wheel", path=site)
+    assert (kind, root) == ("installed", str(site))
+    assert code_of(wheel) == imported_files(site)
+    assert set(code_of(wheel)) == set(imported_files(ROOT / "src"))
 
 
 @pytest.mark.spec("P5")

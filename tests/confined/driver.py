@@ -26,6 +26,7 @@ from union.sandbox._linux import kernel
 INSIDE: str = globals()["INSIDE"]
 OPTIONS: dict[str, Any] = globals()["OPTIONS"]
 PLACE = Path(os.environ["HOME"]) / "private"
+os.environ["HOST_TOKEN"] = "very-secret"
 # Work dirs on the file system of the baits: no attack may fail just because they are on another.
 os.environ["TMPDIR"] = f"{os.environ['HOME']}/tmp"
 os.makedirs(os.environ["TMPDIR"], mode=0o755, exist_ok=True)
@@ -67,6 +68,16 @@ def serve(sock: socket.socket, reply: bytes) -> None:
     threading.Thread(target=loop, daemon=True).start()
 
 
+def on_ipv6(port: int) -> socket.socket | None:
+    """Serve on ::1 too; None where the container has no IPv6."""
+    try:
+        sock = socket.create_server(("::1", port), family=socket.AF_INET6, backlog=64)
+    except OSError:
+        return None
+    serve(sock, b"SECRET")
+    return sock
+
+
 def lay_files() -> dict[str, str]:
     shutil.rmtree(PLACE, ignore_errors=True)
     PLACE.mkdir()
@@ -101,6 +112,7 @@ async def one(backend: str, network: str) -> dict[str, Any]:
     (readable / "r.txt").write_text("readable")
     closed, open_ = (socket.create_server(("127.0.0.1", 0), backlog=64) for _ in range(2))
     serve(closed, b"SECRET")
+    closed6 = on_ipv6(closed.getsockname()[1])
     serve(open_, b"hello")
     local = socket.socket(socket.AF_UNIX)
     local.bind(str(PLACE / "u"))
@@ -129,16 +141,20 @@ async def one(backend: str, network: str) -> dict[str, Any]:
     if bare:
         policy = {"network_mode": "open"}
     found: dict[str, Any] = {}
+    master, device = os.openpty()
     try:
         async with (
             sb.on_device.session(backend=backend, **policy, read_only_paths=[str(readable)]) as sbx,
             sb.on_device.session(backend=backend) as other,
         ):
             found["isolation"] = sbx.isolation.to_dict()
+            await sbx.put_bytes("kept", b"kept")
+            await sbx.checkpoint()
             transport: Any = other._transport
             own: Any = sbx._transport
             for place in (transport.host_dir, transport._scratch.path):
                 (Path(place) / "private").write_text("other secret")
+            (checkpoint,) = Path(own.checkpoint_calls._own_store().path).glob("*/files")
             path = os.path.join(sbx.work_dir, "foreign.sock")
             foreign = socket.socket(socket.AF_UNIX)  # as of another run: of this session's files
             foreign.bind(path)
@@ -162,6 +178,9 @@ async def one(backend: str, network: str) -> dict[str, Any]:
                 "other_work": transport.host_dir,
                 "other_scratch": transport._scratch.path,
                 "work": own.host_dir,
+                "checkpoint": str(checkpoint),
+                "terminal": os.ttyname(device),
+                "has_ipv6": closed6 is not None,
             }
             (Path(own.host_dir) / "inside.py").write_text(INSIDE)
             started = time.perf_counter()
@@ -175,6 +194,8 @@ async def one(backend: str, network: str) -> dict[str, Any]:
             found["bait_alive"] = bait.poll() is None and grouped.poll() is None
             found["sigio_alive"] = sleeper.poll() is None
             found["changed"] = intact(bare=bare)
+            if (checkpoint / "kept").read_bytes() != b"kept":
+                found["changed"].append("a checkpoint")
             foreign.close()
             if not bare and network == "blocked":
                 found["ends"] = await ends(sbx)
@@ -189,8 +210,11 @@ async def one(backend: str, network: str) -> dict[str, Any]:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
-        for sock in (closed, open_, local, datagrams, abstract):
-            sock.close()
+        for sock in (closed, open_, local, datagrams, abstract, closed6):
+            if sock is not None:
+                sock.close()
+        os.close(master)
+        os.close(device)
     return found
 
 

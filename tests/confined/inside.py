@@ -41,10 +41,12 @@ FASTOPEN = 0x20000000
 NR = {
     "x86_64": {"ioprio_set": 251, "shmget": 29, "mq_open": 240, "ptrace": 101, "readv": 310,
                "inotify_init": 294, "inotify_add_watch": 254, "unshare": 272, "mount": 165,
-               "fchmodat": 268, "fchmodat2": 452, "utimensat": 280, "connect": 42},
+               "fchmodat": 268, "fchmodat2": 452, "utimensat": 280, "connect": 42,
+               "name_to_handle_at": 303, "pidfd_getfd": 438, "open_tree": 428},
     "aarch64": {"ioprio_set": 30, "shmget": 194, "mq_open": 180, "ptrace": 117, "readv": 270,
                 "inotify_init": 26, "inotify_add_watch": 27, "unshare": 97, "mount": 40,
-                "fchmodat": 53, "fchmodat2": 452, "utimensat": 88, "connect": 203},
+                "fchmodat": 53, "fchmodat2": 452, "utimensat": 88, "connect": 203,
+                "name_to_handle_at": 264, "pidfd_getfd": 438, "open_tree": 428},
 }[os.uname().machine]  # fmt: skip
 ROWS: list[tuple[str, str, str]] = []
 
@@ -112,6 +114,8 @@ def files() -> None:
         "chmod by a link of /proc",
         lambda: os.chmod(linked("l6", "/proc/self/root" + SECRET), 0o600),
     )
+    attack("chmod of a handle by /proc", lambda: os.chmod(f"/proc/self/fd/{opened(SECRET)}", 0o600))
+    attack("file handle", lambda: file_handle(SECRET), harmless=False)
     attack("chown", lambda: os.chown(SECRET, -1, -1))
     attack("utime", lambda: os.utime(SECRET, (1, 1)))
     attack("utime through a link", lambda: os.utime(linked("l5", SECRET), (1, 1)))
@@ -145,13 +149,44 @@ def files() -> None:
     attack("write to the library", lambda: os.open(os.__file__, os.O_WRONLY), harmless=False)
     attack("list of devices", lambda: os.listdir("/dev"))
     attack("mount", lambda: call(NR["mount"], b"t", b"/tmp", b"tmpfs", 0, None), harmless=False)
+    attack("open_tree", lambda: call(NR["open_tree"], -100, b"/", 1), harmless=False)
     attack("user namespace", lambda: call(NR["unshare"], 0x10000000), harmless=False)
     attack("chroot", lambda: os.chroot("."), harmless=False)
     attack("another session's work dir", lambda: must(os.listdir(BAIT["other_work"])))
     attack("another session's scripts", lambda: must(os.listdir(BAIT["other_scratch"])))
+    attack("checkpoint of the session", lambda: must(os.listdir(BAIT["checkpoint"])))
+    attack("read a checkpoint", lambda: Path(BAIT["checkpoint"], "kept").read_text())
+    attack("change a checkpoint", lambda: Path(BAIT["checkpoint"], "kept").write_text("kept"))
+    attack("caller's environment", lambda: must(os.environ.get("HOST_TOKEN")), harmless=False)
     os.chdir(BAIT["work"])
     attack("chdir and read", lambda: (os.chdir(HOME), Path("secret").read_text()))
     os.chdir(BAIT["work"])
+
+
+def file_handle(path: str) -> int:
+    """Ask for a name of the file that no directory guards."""
+    handle = ctypes.create_string_buffer(struct.pack("=Ii", 128, 0), 8 + 128)
+    mount = ctypes.c_int()
+    return call(
+        NR["name_to_handle_at"], -100, path.encode(), handle, ctypes.byref(mount), ctypes.c_int(0)
+    )
+
+
+def terminal(flags: int) -> int:
+    return os.open(BAIT["terminal"], flags | os.O_NOCTTY)
+
+
+def other_abi(code: str, number: int) -> int:
+    """Call `number` by machine code of x86, in a child: a refusal may kill it."""
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(bytes.fromhex(code))
+    gate = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(
+        ctypes.addressof(ctypes.c_char.from_buffer(page))
+    )
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if gate(number) > 0 else 1)
+    return must(os.waitpid(child, 0)[1] == 0)
 
 
 def opened(path: str) -> int:
@@ -182,6 +217,23 @@ def processes() -> None:
         harmless=False,
     )
     attack("descriptors of a process", lambda: must(os.listdir(f"/proc/{PID}/fd")))
+    attack(
+        "copy of a descriptor",
+        lambda: call(NR["pidfd_getfd"], os.pidfd_open(PID), 0, 0),
+        harmless=False,
+    )
+    attack("write to a terminal", lambda: os.write(terminal(os.O_WRONLY), b"x"))
+    attack(
+        "input to a terminal",
+        lambda: fcntl.ioctl(terminal(os.O_RDWR), 0x5412, b"x"),
+        harmless=False,
+    )
+    if os.uname().machine == "x86_64":
+        # mov eax, edi; int 0x80; ret, and mov eax, edi; syscall; ret. Both ask for the own pid.
+        attack("32-bit call", lambda: other_abi("89f8cd80c3", 20), harmless=False)
+        attack("x32 call", lambda: other_abi("89f80f05c3", 0x40000000 | 39), harmless=False)
+        if must(other_abi("89f80f05c3", 39)):
+            ROWS.append(("call by machine code", "works", ""))
     attack(
         "process_vm_readv", lambda: must(call(NR["readv"], PID, *vectors(), 0) > 0), harmless=False
     )
@@ -269,6 +321,8 @@ def network() -> None:
     attack("tcp to loopback", lambda: tcp(("127.0.0.1", port)))
     attack("tcp to 0.0.0.0", lambda: tcp(("0.0.0.0", port)))
     attack("tcp to a mapped address", lambda: tcp(("::ffff:127.0.0.1", port), socket.AF_INET6))
+    if BAIT["has_ipv6"]:
+        attack("tcp to ::1", lambda: tcp(("::1", port), socket.AF_INET6))
     attack("tcp fast open", lambda: fast_open(port))
     attack("tcp fast open by sendmsg", lambda: fast_open_message(port))
     attack("udp", lambda: must(datagram(port)))

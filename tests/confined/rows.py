@@ -15,7 +15,7 @@ DESCRIPTORS = "descriptor "
 ATTACKED: dict[int, tuple[str, ...]] = {
     1: (DESCRIPTORS,),
     2: ("chdir and read", "open below a handle"),
-    3: ("open a handle again", "chmod by a link of /proc"),
+    3: ("open a handle again", "chmod by a link of /proc", "chmod of a handle by /proc"),
     10: ("hard link of a file",),
     18: ("set-uid file", "set-gid file by descriptor", "set-uid file at its creation"),
     19: (
@@ -41,7 +41,7 @@ ATTACKED: dict[int, tuple[str, ...]] = {
         *("queued signal", "signal by a descriptor's owner", "signal to everything"),
     ),
     33: ("memory of a process", "memory of the parent", "process_vm_readv", "ptrace"),
-    34: ("descriptors of a process",),
+    34: ("descriptors of a process", "copy of a descriptor"),
     35: ("environment of a process", "command line of a process"),
     36: (
         *("limits of a process", "set limits of a process", "processors of a process"),
@@ -52,8 +52,11 @@ ATTACKED: dict[int, tuple[str, ...]] = {
         "unix socket of another run",
     ),
     38: ("shared memory", "message queue", "file in /dev/shm"),
+    39: ("input to a terminal",),
+    40: ("write to a terminal",),
+    41: ("caller's environment",),
     54: ("user namespace",),
-    56: ("mount",),
+    56: ("mount", "open_tree"),
     59: ("io_uring",),
     61: ("vsock",),
     62: ("raw", "packet"),
@@ -70,6 +73,7 @@ ATTACKED: dict[int, tuple[str, ...]] = {
     111: ("signal to the parent",),
     136: ("lease on a readable file",),
     140: ("memory score of a process",),
+    187: ("checkpoint of the session", "read a checkpoint", "change a checkpoint"),
 }
 """Tried by ``inside.py`` from a session in a container with the default profile."""
 
@@ -87,12 +91,19 @@ NO_SUCH_PART = {
     132: "a read-only path in a writable one is refused",
     143: "an id for each session, or the caller's",
     164: "no network namespace is reused",
+    **dict.fromkeys(range(176, 181), '`persist="machine"` is refused'),
+    188: "checkpoints are copies, not layers",
 }
 _SAME_FILTER = (26, *range(55, 76), 138, 139)
 _OWN = {*ATTACKED, *NOT_KEPT, *NO_SUCH_PART}
 SAME_FILTER = tuple(row for row in _SAME_FILTER if row not in _OWN)
 """Decided by the system-call filter that every sandbox has, and its second one only adds to."""
-SAME_CODE = tuple(row for row in ROWS if row not in _OWN and row not in SAME_FILTER)
+SAME_CODE = (
+    *(*range(4, 10), *range(11, 18), 30, *range(42, 54), *range(80, 89), 90, 91),
+    *(*range(93, 98), 99, 100, 102, *range(104, 107), 109, *range(112, 130)),
+    *(*range(133, 136), 137, 141, *range(144, 150), *range(151, 164), *range(165, 176)),
+    *(*range(181, 187), 189),
+)
 """Code and limits of the host or of the server, which do not depend on the backend."""
 
 

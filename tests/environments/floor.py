@@ -38,6 +38,7 @@ NUMBERS: dict[str, int | tuple[int, int]] = {
     "clone": (56, 220),
     "clone3": 435,
     "close_range": 436,
+    "fsopen": 430,
     "landlock_create_ruleset": 444,
     "landlock_add_rule": 445,
     "landlock_restrict_self": 446,
@@ -74,6 +75,7 @@ if code:
 from union import sandbox as sb
 
 warnings.simplefilter("ignore")
+takes_checkpoint = options.pop("checkpoint", False)
 if "host_work_dir" in options:
     options["host_work_dir"] = os.path.expandvars(options["host_work_dir"])
     os.makedirs(options["host_work_dir"], exist_ok=True)
@@ -88,6 +90,11 @@ async def opened(backend, **more):
                 followed = [entry.path for entry in await sbx.list_dir("leads")]
             except sb.SandboxError:
                 followed = []
+            if takes_checkpoint:
+                kept = await sbx.checkpoint()
+                await sbx.exec("echo changed > new")
+                await sbx.rollback(kept)
+                assert not await sbx.exists("new")
             report = sbx.isolation.to_dict()
             return {"isolation": report, "stdout": done.stdout, "followed": followed}
     except sb.SandboxError as error:
@@ -220,6 +227,12 @@ FEATURES = {
         title="id-mapped mounts, with `host_work_dir=`",
         script='mkdir "$SCRATCH/work"\nmount -t ramfs ramfs "$SCRATCH/work"\n',
         options={"host_work_dir": "$SCRATCH/work"},
+    ),
+    # The launcher uses the call for overlays only; a kernel without them answers so.
+    "overlay": Feature(
+        title="overlays in user namespaces (5.11), with a checkpoint",
+        refused=_calls("fsopen", error=errno.ENODEV),
+        options={"checkpoint": True},
     ),
     "bwrap": Feature(title="an option of `bwrap`, as before 0.5", script=_OLD_BWRAP),
 }

@@ -1,6 +1,6 @@
 """`make test-gvisor`: the contract, escape, posture and network suites inside gVisor.
 
-It takes about a quarter of an hour. `make test` has `test_gvisor.py`, which is shorter.
+It takes about half an hour. `make test` has `test_gvisor.py`, which is shorter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.environments import pod, runsc
+from tests.environments import gvisor_counts, pod, runsc
 from tests.environments.places import missing, open_pod
 from tests.environments.suite import BUILD_LIMIT_S, Suite, staged_suite
 from tests.environments.test_suite_elsewhere import counts
@@ -19,16 +19,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMIT_S = 1500.0
-SUITES = ("tests/contract", "tests/escape", "tests/posture", "tests/network")
 PART = "SANDBOX_TEST_PART"
 """The variable that names the tests of a part, separated by spaces; else all suites are run."""
-# -r lists the exceptions with their causes. Only userns works there; the wire to a server is the
-# same everywhere. Named paths are not on a tmpfs, where some cannot be shown read-only.
-OPTIONS = ("-q", "-rfExX", "-p", "no:cacheprovider", "-k", "not remote", "--only-way", "userns")
+RECORD = "RECORD"
+"""The variable that, with 1, has the counts kept and written to the page."""
+# -r lists all results, and the exceptions with their causes. Only userns works there; the wire to a
+# server is the same everywhere. Named paths are not on a tmpfs, where some cannot be shown
+# read-only.
+OPTIONS = ("-q", "-rpfExXs", "-p", "no:cacheprovider", "-k", "not remote", "--only-way", "userns")
 PLACES = {
     "uid 1000": pod.Pod(uid=1000),
     "root": pod.Pod(uid=0, capabilities=pod.DEFAULT_CAPABILITIES),
 }
+assert tuple(PLACES) == gvisor_counts.PLACES
 
 
 def inside(shape: pod.Pod) -> pod.Pod:
@@ -53,10 +56,15 @@ def suite() -> Iterator[Suite]:
 @pytest.mark.parametrize("who", PLACES)
 def test_suites_pass_in_gvisor(who: str, suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:
     command = [suite.python, "-m", "pytest", *OPTIONS, "-m", "not slow and not bare", "-n", "2"]
-    command += [f"--basetemp={pod.HOME}/pytest", *(os.environ.get(PART, "").split() or SUITES)]
+    command += [
+        f"--basetemp={pod.HOME}/pytest",
+        *(os.environ.get(PART, "").split() or gvisor_counts.SUITES),
+    ]
     with open_pod("gvisor", inside(PLACES[who]), readable=suite.readable) as place:
         done = place.run(command, env=suite.environment(), cwd=suite.root, timeout_s=LIMIT_S)
     exceptions = [line for line in done.stdout.splitlines() if line.startswith(("XFAIL", "XPASS"))]
+    if os.environ.get(RECORD) == "1":
+        gvisor_counts.record(who, gvisor_counts.by_module(done.stdout))
     with capsys.disabled():
         sys.stdout.write(
             "\n".join(("", *exceptions, f"  gVisor, {who}: {counts(done.stdout)}", ""))

@@ -160,9 +160,11 @@ ROWS = {
     ),
     "gvisor-old": _pod("gVisor, release of 2022-12, uid 1000", uid=1000, runtime=OLD_RUNSC),
     "gvisor-2024": _pod("gVisor, release of 2024-07, uid 1000", uid=1000, runtime=DEBIAN_RUNSC),
-    "gvisor-user": _pod("gVisor, release of 2026-08, uid 1000", uid=1000, runtime=NEW_RUNSC),
+    "gvisor-user": _pod(
+        f"gVisor, release of {runsc.RELEASE}, uid 1000", uid=1000, runtime=NEW_RUNSC
+    ),
     "gvisor-root": _pod(
-        "gVisor, release of 2026-08, root",
+        f"gVisor, release of {runsc.RELEASE}, root",
         uid=0,
         capabilities=pod.DEFAULT_CAPABILITIES,
         runtime=NEW_RUNSC,

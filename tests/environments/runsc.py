@@ -18,6 +18,8 @@ from pathlib import Path
 from tests.environments.suite import PROJECT, cache_directory
 
 VARIABLE = "SANDBOX_TEST_RUNSC"
+RELEASE = "2026-08"
+"""Of the runsc that the pages describe."""
 # systrap needs neither KVM nor ptrace. There is no network stack to set up, and no cgroup to make.
 OPTIONS = ("--platform=systrap", "--network=none", "--ignore-cgroups")
 _BESIDE = Path("shared") / "tools" / "runsc.xz"

@@ -28,7 +28,10 @@ SYSTEM_PYTHON = Path("/usr/bin/python3")
 UV = (sys.executable, "-m", "uv")
 """A third of the processor time of pip and venv."""
 OLDEST_PYTHON = (3, 11)
-TEST_PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "trio")
+TEST_PACKAGES = (
+    *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "trio"),
+    "cryptography",  # of an extra: connections that the host reads have a certificate of its own
+)
 SUITES = ("tests/contract", "tests/escape", "tests/posture")
 """What is repeated in other places."""
 COMPILED = ("-p", "no:cacheprovider", *SUITES)
@@ -146,7 +149,8 @@ def cache_directory(project: Path) -> Path:
 
 
 def _refresh(project: Path, venv: Path) -> None:
-    base_key = _digest([project / "pyproject.toml"], project) + _python_version()
+    parts = (_digest([project / "pyproject.toml"], project), _python_version(), *TEST_PACKAGES)
+    base_key = " ".join(parts)
     base_stamp, project_stamp = venv / "base.stamp", venv / "project.stamp"
     if not _holds(base_stamp, base_key):
         shutil.rmtree(venv, ignore_errors=True)

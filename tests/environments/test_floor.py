@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.environments import floor
 
-NOT_LAYERS = {"memory watch"}
-"""How a limit is enforced is reported; it is no layer, and strict=True does not refuse it."""
+NOT_LAYERS = {"memory watch", "layers copy"}
+"""Reported, but no layer of the isolation: how a limit is enforced, how a checkpoint is kept. So
+strict=True does not refuse it."""
 NEEDED = ("pidfd", "close-range", "seccomp")
 """Without these, no backend works."""
 

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import kernel_facts
-from tests.environments import pod, runsc
+from tests.environments import gvisor_counts, pod, runsc
+from tests.environments.gvisor_counts import PAGE
 from tests.environments.gvisor_suites import OPTIONS, PLACES, inside
 from tests.environments.places import open_pod
-from tests.environments.suite import BUILD_LIMIT_S, PROJECT, staged_suite, user_venv
+from tests.environments.suite import BUILD_LIMIT_S, staged_suite, user_venv
 from tests.environments.test_suite_elsewhere import counts
 
 LIMIT_S = 240.0
-PAGE = PROJECT / "docs" / "reference" / "portability.md"
-BEGIN, END = "<!-- gvisor: begin -->", "<!-- gvisor: end -->"
 
 # Everything in one container, because starting it takes most of the time.
 ATTACKS = r"""
@@ -203,14 +201,40 @@ def test_part_of_the_contract_holds_inside_gvisor() -> None:
     assert counts(done.stdout)["passed"] > 30
 
 
-def test_the_page_lists_every_exception() -> None:
+def test_the_page_has_the_counts_and_every_exception() -> None:
     """To write it: python -m tests.environments.test_gvisor."""
-    assert _with_exceptions(PAGE.read_text("utf-8")) == PAGE.read_text("utf-8")
+    page = PAGE.read_text("utf-8")
+    assert gvisor_counts.rewritten(page) == page
 
 
-def _with_exceptions(page: str) -> str:
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{kernel_facts.table()}\n{END}{rest.split(END)[1]}"
+def test_no_recorded_module_failed() -> None:
+    """`make test-gvisor RECORD=1` records what it runs, failures too."""
+    for place, modules in gvisor_counts.kept()["places"].items():
+        assert place in PLACES
+        for module, counted in modules.items():
+            assert counted.get("failed", 0) == counted.get("xfailed", 0) == 0, (place, module)
+        for suite in gvisor_counts.SUITES:
+            assert any(name.startswith(f"{suite}/") for name in modules), (place, suite)
+
+
+def test_results_are_counted_by_module_and_exceptions_by_fact() -> None:
+    printed = """\
+PASSED tests/contract/test_run.py::test_one[userns]
+PASSED tests/contract/test_run.py::test_two[a - b]
+XFAIL tests/contract/test_pty.py::test_job - terminals: a devpts has no limit
+XFAIL at setup of tests/escape/test_call_paths.py::test_swap - [NOTRUN] exchange: renameat2 has none
+XFAIL tests/escape/test_call_paths.py::test_other - some reason
+SKIPPED [3] tests/contract/test_run.py:12: no tool
+FAILED tests/contract/test_run.py::test_three - assert 1 == 2
+ERROR at teardown of tests/contract/test_run.py::test_four - OSError
+XPASS tests/contract/test_pty.py::test_more - terminals: x
+2 passed in 1 s
+"""
+    assert gvisor_counts.by_module(printed) == {
+        "tests/contract/test_pty.py": {"exception: terminals": 1, "passed": 1},
+        "tests/contract/test_run.py": {"failed": 2, "passed": 2, "skipped": 3},
+        "tests/escape/test_call_paths.py": {"exception: exchange": 1, "xfailed": 1},
+    }
 
 
 def test_a_missing_runsc_is_named_with_the_variable(
@@ -229,4 +253,4 @@ def test_a_missing_runsc_is_named_with_the_variable(
 
 
 if __name__ == "__main__":
-    PAGE.write_text(_with_exceptions(PAGE.read_text("utf-8")), encoding="utf-8")
+    gvisor_counts.write_page(PAGE)

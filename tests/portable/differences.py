@@ -10,7 +10,20 @@ import os
 import pytest
 
 _USERNS = "names `userns`, a backend of Linux"
+_MACHINE = "opens a machine, which needs the namespaces of Linux"
 NONE = {
+    **{
+        f"test_machine.py::{name}": _MACHINE
+        for name in (
+            "test_a_helper_has_a_socket_and_is_not_listed",
+            "test_cancelling_while_a_sandbox_is_made_leaves_nothing",
+            "test_close_ends_everything",
+            "test_commands_leak_no_descriptor",
+            "test_scratch_is_limited_over_the_whole_session",
+            "test_the_work_dir_stays_in_its_place",
+        )
+    },
+    "test_machine_files.py::test_other_sessions_refuse_the_calls_of_a_machine": _MACHINE,
     "test_opening.py::test_another_asynchronous_library": "trio needs epoll on Linux",
     "test_work_dir_name.py::test_a_name_over_something_visible_is_refused": _USERNS,
     **{
@@ -30,7 +43,8 @@ NONE = {
         )
     },
 }
-"""Of ``none``, only where the engine runs on Linux. Each must fail: one that passes is an error."""
+"""Of every backend of the portable engine; trio's only where the engine runs on Linux. Each must
+fail: one that passes is an error."""
 
 _TMP = "TMPDIR is a directory of the run; /tmp is refused, and has no limit of its own"
 _NOT_LISTED = "a directory above a visible path can be entered, but not listed"
