@@ -24,6 +24,8 @@ PAGE: Final = PROJECT / "docs" / "reference" / "portability.md"
 PLACES: Final = ("uid 1000", "root")
 FACTS: Final = tuple(kernel_facts.FACTS)
 SUITES: Final = ("tests/contract", "tests/escape", "tests/posture", "tests/network")
+NO_TESTS: Final = frozenset({"tests/escape/test_remote.py"})
+"""Modules of which no test is one of `userns` on the device."""
 EXCEPTION: Final = "exception"
 _COUNTS: Final = ("<!-- gvisor-counts: begin -->", "<!-- gvisor-counts: end -->")
 _EXCEPTIONS: Final = ("<!-- gvisor: begin -->", "<!-- gvisor: end -->")
@@ -85,6 +87,8 @@ def rewritten(page: str) -> str:
     places: Mapping[str, Modules] = recorded["places"]
     facts = {fact: [_exceptions(places.get(place, {}), fact) for place in PLACES] for fact in FACTS}
     text = f"The release of {runsc.RELEASE}, on {recorded['date']}:\n\n{_suites(places)}"
+    for title, found in (("Failed", _failed(places)), ("Without a result", _absent(places))):
+        text += "".join(f"\n\n{title} as {place}: {names}." for place, names in found)
     return _between(_between(page, _COUNTS, text), _EXCEPTIONS, kernel_facts.table(facts))
 
 
@@ -105,6 +109,34 @@ def _suites(places: Mapping[str, Modules]) -> str:
         lines.append(f"| `{suite}` | {' | '.join(map(str, cells))} |")
     lines.append(f"| all | {' | '.join(map(str, totals))} |")
     return "\n".join(lines)
+
+
+def _failed(places: Mapping[str, Modules]) -> list[tuple[str, str]]:
+    """Return for each place the modules with failures, and how many."""
+    found = []
+    for place, modules in places.items():
+        counted = {
+            name: one.get("failed", 0) + one.get("xfailed", 0) for name, one in modules.items()
+        }
+        names = [f"`{name}` ({number})" for name, number in counted.items() if number]
+        if names:
+            found.append((place, ", ".join(names)))
+    return found
+
+
+def _absent(places: Mapping[str, Modules]) -> list[tuple[str, str]]:
+    """Return for each place what of the suites has no count, if anything has none."""
+    found = []
+    for place in PLACES:
+        names: list[str] = []
+        for suite in SUITES:
+            modules = {f"{suite}/{path.name}" for path in (PROJECT / suite).glob("test_*.py")}
+            missing = sorted(modules - places.get(place, {}).keys() - NO_TESTS)
+            whole = len(missing) == len(modules - NO_TESTS)
+            names += [suite] if whole and missing else missing
+        if names:
+            found.append((place, ", ".join(f"`{name}`" for name in names)))
+    return found
 
 
 def _excepted(counted: Mapping[str, int]) -> int:
