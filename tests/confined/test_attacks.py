@@ -23,7 +23,7 @@ NETWORKS = ("blocked", "allowlist", "open")
 NOT_KEPT = {"stat"}
 """Promises of the other backends that this one does not make; see SECURITY.md."""
 OF_THE_OPEN_NETWORK = {
-    "tcp to loopback", "tcp to 0.0.0.0", "tcp to a mapped address", "tcp fast open",
+    "tcp to loopback", "tcp to ::1", "tcp to 0.0.0.0", "tcp to a mapped address", "tcp fast open",
     "tcp fast open by sendmsg", "udp", "netlink", "listen without bind", "bind and listen",
 }  # fmt: skip
 OF_THE_FILE_SYSTEM = {"flags of a readable file", "set an attribute"}
