@@ -194,18 +194,21 @@ async def test_an_archive_does_not_write_through_its_own_links(tmp_path: Path) -
 
 
 @pytest.mark.spec("L3")
-async def test_a_running_command_is_named_by_its_files(kept: sb.Session) -> None:
-    running = await kept.run("exec 3> held.txt; echo ready; sleep 60", stdout=True, background=True)
-    assert await anext(running.iter_stdout_lines()) == "ready"
-    with pytest.raises(SandboxBusyError) as error:
+async def test_a_running_command_is_named_by_its_files() -> None:
+    """Where its processes cannot be found with certainty, they are not stopped."""
+    async with session_of("none") as kept:
+        command = "exec 3> held.txt; echo ready; sleep 60"
+        running = await kept.run(command, stdout=True, background=True)
+        assert await anext(running.iter_stdout_lines()) == "ready"
+        with pytest.raises(SandboxBusyError) as error:
+            await kept.checkpoint()
+        assert error.value.code == "session-busy"
+        assert error.value.running == 1
+        assert error.value.files == ("held.txt",)
+        assert await kept.checkpoints() == ()
+        running.kill()
+        await running.wait()
         await kept.checkpoint()
-    assert error.value.code == "session-busy"
-    assert error.value.running == 1
-    assert error.value.files == ("held.txt",)
-    assert await kept.checkpoints() == ()
-    running.kill()
-    await running.wait()
-    await kept.checkpoint()
 
 
 @pytest.mark.spec("L2", "L3")
@@ -217,20 +220,6 @@ async def test_rollback_ends_what_runs(kept: sb.Session) -> None:
     await running.wait()
     assert running.termination_reason == "closed"
     assert await kept.diff(checkpoint) == ()
-
-
-@pytest.mark.spec("L3")
-async def test_contexts_are_busy_and_work_afterwards(layered: sb.Session) -> None:
-    async with layered.context() as context:
-        await context.run("open('a', 'w').write('1')")
-        with pytest.raises(SandboxBusyError):
-            await layered.checkpoint()
-    checkpoint = await layered.checkpoint()
-    async with layered.context() as context:
-        await context.run("open('a', 'w').write('2')", check=True)
-        await layered.rollback(checkpoint)
-    async with layered.context() as context:
-        assert (await context.run("print(open('a').read())", check=True)).stdout == "1\n"
 
 
 @pytest.mark.spec("L3")

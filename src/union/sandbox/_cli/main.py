@@ -82,7 +82,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str] | None]:
     """Split off what ``sbx`` does not parse: a command after ``--``, and server arguments."""
     if words[:1] == ["serve"]:
         return words[:1], words[1:]
-    if words[:1] in (["run"], ["shell"]) and "--" in words:
+    if words[:1] in (["run"], ["shell"], ["fork"]) and "--" in words:
         at = words.index("--")
         return words[:at], words[at + 1 :]
     return words, None

@@ -29,6 +29,7 @@ examples:
   sbx shell --work-dir .                   an interactive shell
   sbx repl                                 a Python prompt that keeps its variables
   sbx mcp                                  a sandbox for an MCP client
+  sbx checkpoint --endpoint URL --id ID    keep a state of a session on a server
   sbx doctor                               check which isolation works on this machine
 
 `sbx COMMAND --help` describes each command.
@@ -94,6 +95,38 @@ examples:
 
 A path that begins with : is in the work dir. Symbolic links are neither copied nor followed, so a
 tree that changes during the copy cannot lead outside the work dir.
+"""
+
+_CHECKPOINT: Final = """\
+examples:
+  sbx checkpoint --endpoint URL --id ID 'before the refactoring'
+  sbx checkpoint --endpoint URL --id ID --list
+
+Prints the id of the checkpoint. The session is one on a server: ID is `Session.id`. Sessions of
+this machine belong to the program that opened them, and have checkpoint() in the API.
+"""
+
+_ROLLBACK: Final = """\
+examples:
+  sbx rollback --endpoint URL --id ID CHECKPOINT
+
+Everything since the checkpoint is gone. Commands and contexts that run are ended first.
+"""
+
+_DIFF: Final = """\
+examples:
+  sbx diff --endpoint URL --id ID CHECKPOINT           A, M and D for added, changed and deleted
+  sbx diff --endpoint URL --id ID --text CHECKPOINT    a unified difference of text files
+"""
+
+_FORK: Final = """\
+examples:
+  sbx fork --endpoint URL --id ID CHECKPOINT                     a shell in a fork
+  sbx fork --endpoint URL --id ID CHECKPOINT -- make test        a command in a fork
+  sbx fork --endpoint URL --id ID --adopt CHECKPOINT -- ./fix    kept if it succeeds
+
+The fork is removed when the command has ended; the session does not change unless --adopt is given
+and the command succeeds. The exit code is that of the command.
 """
 
 _COMPLETION: Final = """\
@@ -199,6 +232,8 @@ def make_parser(mark_path: PathMarker = lambda *_: None) -> argparse.ArgumentPar
     cp.add_argument("--backend", choices=BACKENDS, help="as for sbx run")
     cp.add_argument("-q", "--quiet", action="store_true", help="show no progress")
 
+    _checkpoint_commands(add, mark_path)
+
     doctor = _command(
         add, "doctor", "host_commands:doctor", "check which isolation works on this machine", ""
     )
@@ -239,6 +274,47 @@ def _command(
     )
     parser.set_defaults(handler=handler)
     return parser
+
+
+def _checkpoint_commands(
+    add: Callable[..., argparse.ArgumentParser], mark_path: PathMarker
+) -> None:
+    take = _command(
+        add, "checkpoint", "checkpoints:checkpoint", "keep the state of a work dir", _CHECKPOINT
+    )
+    take.add_argument("name", nargs="?", default="", metavar="NAME", help="text that describes it")
+    instead = take.add_mutually_exclusive_group()
+    instead.add_argument("--list", action="store_true", help="list the checkpoints instead")
+    instead.add_argument("--drop", metavar="CHECKPOINT", help="remove a checkpoint instead")
+    back = _command(
+        add, "rollback", "checkpoints:rollback", "return a work dir to a checkpoint", _ROLLBACK
+    )
+    compare = _command(
+        add, "diff", "checkpoints:diff", "compare a work dir with a checkpoint", _DIFF
+    )
+    compare.add_argument("--text", action="store_true", help="show the changed lines of text files")
+    fork = _command(add, "fork", "checkpoints:fork", "run a command in a fork", _FORK)
+    fork.usage = "sbx fork [options] CHECKPOINT [-- CMD [ARG ...]]"
+    fork.add_argument(
+        "--adopt", action="store_true", help="keep the result in the session if CMD succeeds"
+    )
+    fork.add_argument("--timeout", type=float, metavar="S", help="end CMD after S seconds")
+    for parser in (back, compare, fork):
+        parser.add_argument("checkpoint", metavar="CHECKPOINT", help="its id, or its name")
+    for parser in (take, back, compare, fork):
+        server = parser.add_argument_group("server")
+        server.add_argument("--endpoint", required=True, metavar="URL", help="the server")
+        server.add_argument("--id", required=True, metavar="ID", help="the id of the session")
+        token = server.add_argument(
+            "--token-file",
+            metavar="FILE",
+            help="file with the token (default: the variable SANDBOX_SERVER_TOKEN)",
+        )
+        mark_path(token, "file")
+        server.add_argument(
+            "--cert", metavar="FINGERPRINT|FILE", help="the certificate to accept, for https"
+        )
+        parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def _positional_command(

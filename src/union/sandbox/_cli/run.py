@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from union.sandbox._session.process import SandboxProcess
     from union.sandbox._session.session import Session
 
-__all__ = ["run", "run_at_terminal"]
+__all__ = ["run", "run_at_terminal", "stream_command"]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
                 return await run_at_terminal(sbx, ending, arguments)
             if options.json:
                 return await _as_json(sbx, ending, arguments)
-            return await _streamed(sbx, ending, arguments)
+            return await stream_command(sbx, ending, arguments)
 
     return run_to_end(work)
 
@@ -118,7 +118,8 @@ async def _forward_stdin(process: SandboxProcess) -> AsyncIterator[None]:
         await asyncio.gather(typing, return_exceptions=True)
 
 
-async def _streamed(sbx: Session, ending: Ending, arguments: dict[str, Any]) -> int:
+async def stream_command(sbx: Session, ending: Ending, arguments: dict[str, Any]) -> int:
+    """Run a command whose streams are those of the caller, and return its exit code."""
     process = await sbx.run(**arguments, stdin=has_input(0), stdout=True, stderr=True)
     ending.process = process
     tail = bytearray()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from union.sandbox._cli.signals import Ending
     from union.sandbox._session.session import Session
 
-__all__ = ["shell"]
+__all__ = ["shell", "shell_command"]
 
 _NOT_SHELLS: Final = frozenset({"", "false", "true", "nologin"})
 _PROMPT: Final = r"[sbx] \w\$ "
@@ -37,7 +37,7 @@ def shell(options: argparse.Namespace) -> int:
     session = open_session(options)
     arguments = run_arguments(options)
     prompt = arguments["env"].get("PS1", _PROMPT)
-    arguments["cmd"] = options.command or _shell_command(prompt)
+    arguments["cmd"] = options.command or shell_command(prompt)
 
     async def work(ending: Ending) -> int:
         async with session as sbx:
@@ -48,7 +48,7 @@ def shell(options: argparse.Namespace) -> int:
     return run_to_end(work)
 
 
-def _shell_command(prompt: str) -> list[str]:
+def shell_command(prompt: str = _PROMPT) -> list[str]:
     """Return a command that runs the first shell visible inside the sandbox."""
     own = os.environ.get("SHELL", "")
     wanted = [] if os.path.basename(own) in _NOT_SHELLS else [own]

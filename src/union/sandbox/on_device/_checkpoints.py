@@ -67,11 +67,15 @@ class LocalCheckpoints:
         """Keep the present state."""
         begun = time.perf_counter()
         self._check_count()
-        async with self._state.idle(ends_runs=False):
-            if self.limits.size is not None:
-                await self._check_size(await self._state.present_size())
-            layers = await self._state.freeze()
+        async with self._state.idle(ends_runs=False, may_run=True) as running:
+            layers = await self._frozen(self._state, len(running))
         return self._keep(name, layers, took_s=time.perf_counter() - begun)
+
+    async def _frozen(self, state: WorkState, running: int) -> tuple[Layer, ...]:
+        """Make the present state of this session, or of another one, a checkpoint's."""
+        if self.limits.size is not None:
+            await self._check_size(await state.present_size(whole=running > 0))
+        return await (state.copy_running(running) if running else state.freeze())
 
     async def rollback(self, checkpoint_id: str) -> None:
         """Return to a checkpoint; running commands are ended."""
@@ -143,10 +147,8 @@ class LocalCheckpoints:
         begun = time.perf_counter()
         self._check_count()
         state = theirs._state  # noqa: SLF001 - of the same class
-        async with state.idle(ends_runs=False):
-            if self.limits.size is not None:
-                await self._check_size(await state.present_size())
-            layers = await state.freeze()
+        async with state.idle(ends_runs=False, may_run=True) as running:
+            layers = await self._frozen(state, len(running))
             hold(layers)
         try:
             async with self._state.idle(ends_runs=True):
@@ -233,7 +235,7 @@ class LocalCheckpoints:
             id=secrets.token_hex(8),
             name=name,
             created=time.time(),
-            kind=self._state.kind,
+            kind="copy" if layers[0].is_copy else self._state.kind,
             took_s=took_s,
         )
         hold(layers)

@@ -12,7 +12,9 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.open_files import open_for_writing
+from union.sandbox._linux.stopped import NotStoppedError, StoppedProcesses
 from union.sandbox._linux.tree_copy import copy_tree, restore_tree, size_of
 from union.sandbox._session import threads
 from union.sandbox._system import IS_LINUX
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from union.sandbox._checkpoints.values import LayerKind
     from union.sandbox._linux.channel import Channel
+    from union.sandbox._linux.run import LocalRun
     from union.sandbox.on_device._posture import Posture
     from union.sandbox.on_device._transport import LocalTransport
 
@@ -65,8 +68,16 @@ class WorkState:
     # Holding back commands.
 
     @contextlib.asynccontextmanager
-    async def idle(self, *, ends_runs: bool) -> AsyncIterator[None]:
-        """Hold back commands and file calls while nothing of the session runs."""
+    async def idle(
+        self, *, ends_runs: bool, may_run: bool = False
+    ) -> AsyncIterator[list[LocalRun]]:
+        """Hold back commands and file calls while nothing of the session runs.
+
+        Args:
+            ends_runs: end the commands and contexts that run.
+            may_run: yield those that run, which may go on; otherwise they are an error.
+
+        """
         transport = self._transport
         if transport.pool.is_machine:
             raise SandboxUsageError(
@@ -80,11 +91,14 @@ class WorkState:
             if ends_runs:
                 runner.end_all()
             elif running := runner.running():
-                raise await self._busy(len(running))
+                if not may_run or transport.pool.uses_host_root or transport.pool.is_bare:
+                    raise await self.busy(len(running))
+                yield running
+                return
             await runner.idle()
-            yield
+            yield []
 
-    async def _busy(self, count: int) -> SandboxBusyError:
+    async def busy(self, count: int) -> SandboxBusyError:
         work = self._transport.work
         files = await threads.files.run(work.tree, open_for_writing, work.tree, work.path)
         return SandboxBusyError(count, files)
@@ -185,15 +199,18 @@ class WorkState:
 
     # Keeping a state and returning to it.
 
-    async def present_size(self) -> int:
+    async def present_size(self, *, whole: bool = False) -> int:
         """Return the bytes on disk that the next checkpoint adds to those before it.
+
+        Args:
+            whole: count everything, because it will be copied.
 
         Raises:
             SandboxUsageError: sandboxed code has made a directory that cannot be counted.
 
         """
         work = self._transport.work
-        upper = None if self.layers is None else self.layers.upper
+        upper = None if self.layers is None or whole else self.layers.upper
         count = functools.partial(size_of, strict=True)
         try:
             if upper is not None:
@@ -222,6 +239,33 @@ class WorkState:
             frozen = (await self._copied(),)
         await self._mount(frozen)
         return frozen
+
+    async def copy_running(self, count: int) -> tuple[Layer, ...]:
+        """Copy the present state while all processes of the session are stopped.
+
+        Raises:
+            SandboxBusyError: a process could not be stopped, or has run meanwhile.
+
+        """
+        work, pool = self._transport.work, self._transport.pool
+        pool.release()  # a waiting Python may have begun to write
+        with work.tree.borrow_root(".") as top:
+            found = os.fstat(top)
+        stopped = StoppedProcesses(Launcher.current().pid, work.path, (found.st_dev, found.st_ino))
+        try:
+            await threads.files.run(work.tree, stopped.stop)
+            layer = await self._copied()
+            try:
+                await threads.files.run(work.tree, stopped.check)
+            except BaseException:
+                hold((layer,))
+                self.release((layer,))
+                raise
+        except NotStoppedError as exc:
+            raise await self.busy(count) from exc
+        finally:
+            stopped.resume()
+        return (layer,)
 
     async def _mount(self, lower: tuple[Layer, ...]) -> None:
         layers = self.layers
@@ -276,7 +320,11 @@ class WorkState:
                 opened.callback(os.close, source)
                 target = os.open(layer.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 opened.callback(os.close, target)
-                await threads.files.run(work.tree, copy_tree, source, target)
+                # On disk, the files of a plain directory may have another owner than layers have.
+                is_plain = self.kind == "plain" and work.is_private and os.geteuid() == 0
+                owner = layer.store.owner if is_plain else None
+                copy = functools.partial(copy_tree, source, target, owner=owner)
+                await threads.files.run(work.tree, copy)
         except BaseException:
             hold((layer,))
             self.release((layer,))

@@ -1,0 +1,143 @@
+"""Stop all processes that see a work dir, for the moment in which it is copied.
+
+A stopped process can be continued by a signal that it has arranged itself, such as that of a timer.
+So the copy counts only if no thread has run meanwhile: each time a thread leaves a processor, the
+kernel counts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["NotStoppedError", "StoppedProcesses"]
+
+_WITHIN_S: Final = 2.0
+_PAUSE_S: Final = 0.0005
+_MAX_PAUSE_S: Final = 0.01
+_STOPPED: Final = frozenset("T")
+_GONE: Final = frozenset("ZX")
+_SWITCHES: Final = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+
+
+class NotStoppedError(Exception):
+    """A process was not stopped in time, or has run meanwhile."""
+
+
+class _Thread(NamedTuple):
+    state: str
+    switches: tuple[str, ...]
+
+
+class StoppedProcesses:
+    """All processes below ``launcher`` that show the directory ``identity`` at ``path``.
+
+    Args:
+        launcher: the pid of the process that all sandboxes descend from.
+        path: the path of the work dir inside a sandbox.
+        identity: device and inode of the work dir.
+
+    """
+
+    def __init__(self, launcher: int, path: str, identity: tuple[int, int]) -> None:
+        self._launcher = launcher
+        self._path = path
+        self._identity = identity
+        self._pidfds: dict[int, int] = {}
+        """Processes that were stopped here, by pid."""
+        self._threads: dict[tuple[int, int], _Thread] = {}
+
+    def stop(self) -> None:
+        """Stop them; raises ``NotStoppedError`` if one still runs after 2 s. Blocks."""
+        until = time.monotonic() + _WITHIN_S
+        pause_s = _PAUSE_S
+        last: dict[tuple[int, int], _Thread] | None = None
+        while True:
+            threads = self._look()
+            running = {pid for (pid, _), found in threads.items() if found.state not in _STOPPED}
+            if not running and threads == last:
+                self._threads = threads
+                return
+            last = threads
+            for pid in running - self._pidfds.keys():
+                self._stop(pid)
+            if time.monotonic() > until:
+                raise NotStoppedError
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    def check(self) -> None:
+        """Raise ``NotStoppedError`` unless no thread has run since ``stop()`` has returned."""
+        if self._look() != self._threads:
+            raise NotStoppedError
+
+    def resume(self) -> None:
+        """Continue the processes that were stopped here."""
+        for pidfd in self._pidfds.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+            os.close(pidfd)
+        self._pidfds.clear()
+
+    def _stop(self, pid: int) -> None:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        # Again: the number may be that of another process by now.
+        if not self._is_inside(pid):
+            os.close(pidfd)
+            return
+        self._pidfds[pid] = pidfd
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+
+    def _look(self) -> dict[tuple[int, int], _Thread]:
+        """Return the threads of all these processes."""
+        found: dict[tuple[int, int], _Thread] = {}
+        for pid in _descendants(self._launcher):
+            if not self._is_inside(pid):
+                continue
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                for name in os.listdir(f"/proc/{pid}/task"):
+                    thread = _thread(f"/proc/{pid}/task/{name}/status")
+                    if thread.state not in _GONE:
+                        found[pid, int(name)] = thread
+        return found
+
+    def _is_inside(self, pid: int) -> bool:
+        try:
+            shown = os.stat(f"/proc/{pid}/root{self._path}")
+        except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+            return False
+        except OSError as exc:
+            raise NotStoppedError from exc
+        return (shown.st_dev, shown.st_ino) == self._identity
+
+
+def _thread(path: str) -> _Thread:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        fields = dict(line.split(":", 1) for line in file if ":" in line)
+    switches = tuple(fields.get(name, "").strip() for name in _SWITCHES)
+    if "" in switches:  # this kernel does not count
+        raise NotStoppedError
+    return _Thread(fields["State"].strip()[:1], switches)
+
+
+def _descendants(top: int) -> Iterator[int]:
+    pending = [top]
+    while pending:
+        pid = pending.pop()
+        children: list[int] = []
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+                    children += map(int, file.read().split())
+        pending += children
+        yield from children

@@ -1,0 +1,159 @@
+"""Checkpoints while commands and contexts run: exact, or refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conftest import ISOLATED, REMOTE, session_of
+
+from union.sandbox.errors import SandboxBusyError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from union import sandbox as sb
+
+WRITER = """
+import os, mmap, sys, threading
+names = ("a", "b", "c")
+files = [open(name, "w+b") for name in names]
+for file in files: file.write(b"%012d" % 0); file.flush()
+mapped = mmap.mmap(files[2].fileno(), 12)
+SETUP
+print("ready", flush=True)
+n = 0
+while True:
+    n += 1
+    text = b"%012d" % n
+    os.pwrite(files[0].fileno(), text, 0)
+    os.pwrite(files[1].fileno(), text, 0)
+    mapped[:] = text
+"""
+CONTINUED_BY_A_TIMER = """
+import ctypes, signal
+libc = ctypes.CDLL(None, use_errno=True)
+class Event(ctypes.Structure):
+    _fields_ = [("value", ctypes.c_void_p), ("signo", ctypes.c_int), ("notify", ctypes.c_int),
+                ("rest", ctypes.c_char * 48)]
+class Times(ctypes.Structure):
+    _fields_ = [("every_s", ctypes.c_long), ("every_ns", ctypes.c_long),
+                ("first_s", ctypes.c_long), ("first_ns", ctypes.c_long)]
+event = Event(signo=signal.SIGCONT, notify=0)
+timers = [ctypes.c_void_p() for _ in range(64)]
+for timer in timers:
+    assert libc.timer_create(1, ctypes.byref(event), ctypes.byref(timer)) == 0
+def arm(*_):
+    # One after another: SIGSTOP discards a signal that is pending, with its timer.
+    for k, timer in enumerate(timers, 1):
+        times = Times(0, 0, 0, k * 3_000_000)
+        assert libc.timer_settime(timer, 0, ctypes.byref(times), None) == 0
+signal.signal(signal.SIGCONT, arm)  # an ignored signal of a timer is not sent
+arm()
+"""
+
+
+@pytest.fixture(params=[*ISOLATED, REMOTE + "userns"])
+async def live(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
+    async with session_of(request.param) as session:
+        yield session
+
+
+async def started(session: sb.Session, setup: str = "") -> sb.SandboxProcess:
+    source = WRITER.replace("SETUP", setup)
+    process = await session.run(source, script_type="python", stdout=True, background=True)
+    assert await anext(process.iter_stdout_lines()) == "ready"
+    return process
+
+
+async def numbers(checkpoint: sb.Checkpoint) -> list[int]:
+    async with checkpoint.fork() as other:
+        return [int(await other.get_bytes(name)) for name in ("a", "b", "c")]
+
+
+def is_a_moment(found: list[int]) -> bool:
+    """Whether the writer was between two of its steps."""
+    return sorted(found, reverse=True) == found and found[0] - found[2] <= 1
+
+
+@pytest.mark.spec("L2", "L3")
+@pytest.mark.threat(187)
+async def test_open_and_mapped_files_are_those_of_one_moment(live: sb.Session) -> None:
+    process = await started(live)
+    before = 0
+    for _ in range(3):
+        found = await numbers(await live.checkpoint())
+        assert is_a_moment(found), found
+        assert found[0] > before  # it goes on
+        before = found[0]
+    assert process.returncode is None
+    first = (await live.checkpoints())[0]
+    await live.rollback(first)
+    await process.wait()
+    assert process.termination_reason == "closed"
+    assert await live.diff(first) == ()
+
+
+@pytest.mark.spec("L2", "L3")
+@pytest.mark.threat(187)
+@pytest.mark.parametrize("way", ISOLATED)
+async def test_code_that_continues_itself_is_noticed(way: str) -> None:
+    """A timer sends it SIGCONT; a copy during which it ran does not count."""
+    async with session_of(way) as session:
+        await session.run_code(
+            """
+            import os
+            for n in range(300): open(f"f{n}", "wb").write(os.urandom(10_000))
+            """
+        )
+        process = await started(session, CONTINUED_BY_A_TIMER)
+        refused: list[SandboxBusyError] = []
+        for _ in range(3):
+            try:
+                found = await numbers(await session.checkpoint())
+            except SandboxBusyError as error:
+                refused.append(error)
+                break
+            else:
+                assert is_a_moment(found), found
+        assert refused
+        assert all("a" in error.files for error in refused)
+        assert process.returncode is None
+        process.kill()
+        await process.wait()
+        await session.checkpoint()
+
+
+@pytest.mark.spec("L3")
+async def test_contexts_keep_their_variables(live: sb.Session) -> None:
+    async with live.context() as context, live.context("bash") as shell:
+        await context.run("x = 41; f = open('log', 'w')", check=True)
+        await shell.run("y=1; mkdir d; cd d", check=True)
+        checkpoint = await live.checkpoint()
+        cell = "x += 1; f.write('one'); f.flush(); open('new', 'w').close(); print(x)"
+        assert (await context.run(cell, check=True)).stdout == "42\n"
+        await shell.run("echo $y > y", check=True)
+        assert [one.path for one in await live.diff(checkpoint)] == ["d/y", "log", "new"]
+        await live.rollback(checkpoint)
+        assert not context.alive
+    async with live.context() as context:
+        found = await context.run("import os; print(sorted(os.listdir()))", check=True)
+        assert "'d', 'log']" in found.stdout
+
+
+@pytest.mark.spec("L3")
+async def test_a_stopped_process_stays_stopped(live: sb.Session) -> None:
+    """Processes that the code has stopped itself are not continued."""
+    run = await live.run(
+        "sh -c 'kill -STOP $$; echo woken > woken' & echo $!; sleep 60",
+        stdout=True,
+        background=True,
+    )
+    await anext(run.iter_stdout_lines())
+    await asyncio.sleep(0.2)
+    checkpoint = await live.checkpoint()
+    await asyncio.sleep(0.2)
+    assert await live.diff(checkpoint) == ()
+    run.kill()
+    await run.wait()
