@@ -219,7 +219,7 @@ class SandboxConnectionError(SandboxExecutionError):
 
 
 class SandboxBusyError(SandboxError):
-    """Commands or contexts run, so that no exact checkpoint can be taken.
+    """Commands or contexts run and cannot be stopped, so that no checkpoint would be exact.
 
     ``running`` is their number, ``files`` the paths in the work dir that they have open for
     writing, as far as this process can see them.

@@ -78,6 +78,7 @@ def fork(options: argparse.Namespace) -> int:
         found = await _find(session, options.checkpoint)
         async with found.fork() as other:
             arguments: dict[str, Any] = {"cmd": options.command or shell_command(), "env": {}}
+            result = None
             if options.json:
                 result = await other.exec(options.command, timeout_s=options.timeout)
                 code = result.returncode
@@ -91,7 +92,7 @@ def fork(options: argparse.Namespace) -> int:
             is_adopted = options.adopt and code == 0
             if is_adopted:
                 await session.adopt(other)
-        if options.json:
+        if result is not None:
             reply = {
                 "result": dataclasses.asdict(result),
                 "adopted": is_adopted,

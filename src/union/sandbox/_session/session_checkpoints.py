@@ -50,14 +50,15 @@ class SessionCheckpoints(SessionFiles):
     async def checkpoint(self, name: str = "") -> Checkpoint:
         """Keep the present state of the work dir, the venv included.
 
-        ``rollback()`` restores exactly what is there when this returns.
+        ``rollback()`` restores exactly what is there when this returns. If commands or contexts
+        run, they are stopped while the work dir is copied, and go on.
 
         Args:
             name: text of at most 200 characters that describes it; none by default.
 
         Raises:
-            SandboxBusyError: a command or a context runs; ``files`` names those it has open for
-                writing.
+            SandboxBusyError: a process could not be stopped; ``files`` names those that are open
+                for writing.
 
         """
         from union.sandbox._checkpoints.values import check_name
@@ -96,7 +97,7 @@ class SessionCheckpoints(SessionFiles):
     async def adopt(self, other: Session) -> Checkpoint:
         """Replace the work dir by the present one of another session, such as a fork.
 
-        Commands of this session are ended first; ``other`` must have none and goes on unchanged.
+        Commands of this session are ended first; ``other`` goes on unchanged.
 
         Args:
             other: an open session of this process, or of the same server.
@@ -105,7 +106,7 @@ class SessionCheckpoints(SessionFiles):
             The checkpoint of the state that was adopted.
 
         Raises:
-            SandboxBusyError: a command or a context of ``other`` runs.
+            SandboxBusyError: a process of ``other`` could not be stopped.
 
         """
         if foreign_loop(other) is not None:

@@ -5,13 +5,17 @@
 #    source ~/.local/share/bash_completion/sbx
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_sbx_subparsers=(run shell repl mcp cp doctor serve version completion)
+_shtab_sbx_subparsers=(run shell repl mcp cp checkpoint rollback diff fork doctor serve version completion)
 
 _shtab_sbx_run_option_strings=(-h --help -c --shell --python -t --tty --json --backend --work-dir --cwd --persist --strict --env --read-only --read-write --network --allow --allow-pypi --secret --deny --timeout --memory --cpus)
 _shtab_sbx_shell_option_strings=(-h --help --backend --work-dir --cwd --persist --strict --env --read-only --read-write --network --allow --allow-pypi --secret --deny --timeout --memory --cpus)
 _shtab_sbx_repl_option_strings=(-h --help --language --pictures --backend --work-dir --cwd --persist --strict --env --read-only --read-write --network --allow --allow-pypi --secret --deny --timeout --memory --cpus)
 _shtab_sbx_mcp_option_strings=(-h --help --http --token-file --max-sandboxes --backend --work-dir --persist --strict --env --read-only --read-write --network --allow --allow-pypi --secret --deny --timeout --memory --cpus)
 _shtab_sbx_cp_option_strings=(-h --help --work-dir --backend -q --quiet)
+_shtab_sbx_checkpoint_option_strings=(-h --help --list --drop --endpoint --id --token-file --cert --json)
+_shtab_sbx_rollback_option_strings=(-h --help --endpoint --id --token-file --cert --json)
+_shtab_sbx_diff_option_strings=(-h --help --text --endpoint --id --token-file --cert --json)
+_shtab_sbx_fork_option_strings=(-h --help --adopt --timeout --endpoint --id --token-file --cert --json)
 _shtab_sbx_doctor_option_strings=(-h --help --json)
 _shtab_sbx_serve_option_strings=()
 _shtab_sbx_version_option_strings=(-h --help --json)
@@ -41,6 +45,10 @@ _shtab_sbx_mcp___read_write_COMPGEN=_shtab_compgen_files
 _shtab_sbx_cp_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_sbx_cp_pos_1_COMPGEN=_shtab_compgen_files
 _shtab_sbx_cp___work_dir_COMPGEN=_shtab_compgen_dirs
+_shtab_sbx_checkpoint___token_file_COMPGEN=_shtab_compgen_files
+_shtab_sbx_rollback___token_file_COMPGEN=_shtab_compgen_files
+_shtab_sbx_diff___token_file_COMPGEN=_shtab_compgen_files
+_shtab_sbx_fork___token_file_COMPGEN=_shtab_compgen_files
 
 _shtab_sbx_run___backend_choices=(bubblewrap userns landlock sandbox-exec none)
 _shtab_sbx_run___persist_choices=(workdir machine)
@@ -57,7 +65,7 @@ _shtab_sbx_mcp___persist_choices=(workdir machine)
 _shtab_sbx_mcp___network_choices=(blocked allowlist open)
 _shtab_sbx_cp___backend_choices=(bubblewrap userns landlock sandbox-exec none)
 _shtab_sbx_completion_pos_0_choices=(bash zsh fish)
-_shtab_sbx_pos_0_choices=(run shell repl mcp cp doctor serve version completion)
+_shtab_sbx_pos_0_choices=(run shell repl mcp cp checkpoint rollback diff fork doctor serve version completion)
 
 _shtab_sbx_run_pos_0_nargs='*'
 _shtab_sbx_run__h_nargs=0
@@ -84,6 +92,21 @@ _shtab_sbx_cp__h_nargs=0
 _shtab_sbx_cp___help_nargs=0
 _shtab_sbx_cp__q_nargs=0
 _shtab_sbx_cp___quiet_nargs=0
+_shtab_sbx_checkpoint__h_nargs=0
+_shtab_sbx_checkpoint___help_nargs=0
+_shtab_sbx_checkpoint___list_nargs=0
+_shtab_sbx_checkpoint___json_nargs=0
+_shtab_sbx_rollback__h_nargs=0
+_shtab_sbx_rollback___help_nargs=0
+_shtab_sbx_rollback___json_nargs=0
+_shtab_sbx_diff__h_nargs=0
+_shtab_sbx_diff___help_nargs=0
+_shtab_sbx_diff___text_nargs=0
+_shtab_sbx_diff___json_nargs=0
+_shtab_sbx_fork__h_nargs=0
+_shtab_sbx_fork___help_nargs=0
+_shtab_sbx_fork___adopt_nargs=0
+_shtab_sbx_fork___json_nargs=0
 _shtab_sbx_doctor__h_nargs=0
 _shtab_sbx_doctor___help_nargs=0
 _shtab_sbx_doctor___json_nargs=0

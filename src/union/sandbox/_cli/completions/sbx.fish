@@ -50,8 +50,8 @@ function _shtab_sbx_using
   test "$_shtab_sbx_cmdpath" = "$argv"
 end
 
-set -g _shtab_sbx_commands run shell repl mcp cp doctor serve version completion
-set -g _shtab_sbx_opts_with_value --allow --backend --cpus --cwd --deny --env --http --language --max-sandboxes --memory --network --persist --pictures --python --read-only --read-write --secret --shell --timeout --token-file --work-dir -c
+set -g _shtab_sbx_commands run shell repl mcp cp checkpoint rollback diff fork doctor serve version completion
+set -g _shtab_sbx_opts_with_value --allow --backend --cert --cpus --cwd --deny --drop --endpoint --env --http --id --language --max-sandboxes --memory --network --persist --pictures --python --read-only --read-write --secret --shell --timeout --token-file --work-dir -c
 
 complete -c sbx -e
 complete -c sbx -f
@@ -147,6 +147,39 @@ complete -c sbx -n '_shtab_sbx_using cp' -l backend -xka "bubblewrap userns land
 complete -c sbx -n '_shtab_sbx_using cp' -s q -l quiet -d 'show no progress'
 complete -c sbx -n '_shtab_sbx_using cp; and test $_shtab_sbx_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a path; :PATH in the work dir'
 complete -c sbx -n '_shtab_sbx_using cp; and test $_shtab_sbx_npos -eq 1' -ka "(__fish_complete_path (commandline -ct))" -d 'a path; :PATH in the work dir'
+complete -c sbx -n '_shtab_sbx_using; and test $_shtab_sbx_npos -eq 0' -a checkpoint -d 'Keep the state of a work dir.'
+complete -c sbx -n '_shtab_sbx_using checkpoint' -s h -l help -d 'show this help message and exit'
+complete -c sbx -n '_shtab_sbx_using checkpoint' -l list -d 'list the checkpoints instead'
+complete -c sbx -n '_shtab_sbx_using checkpoint' -l drop -x -d 'remove a checkpoint instead'
+complete -c sbx -n '_shtab_sbx_using checkpoint' -l endpoint -x -d 'the server'
+complete -c sbx -n '_shtab_sbx_using checkpoint' -l id -x -d 'the id of the session'
+complete -c sbx -n '_shtab_sbx_using checkpoint' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the token (default: the variable SANDBOX_SERVER_TOKEN)'
+complete -c sbx -n '_shtab_sbx_using checkpoint' -l cert -x -d 'the certificate to accept, for https'
+complete -c sbx -n '_shtab_sbx_using checkpoint' -l json -d 'print the result as JSON'
+complete -c sbx -n '_shtab_sbx_using; and test $_shtab_sbx_npos -eq 0' -a rollback -d 'Return a work dir to a checkpoint.'
+complete -c sbx -n '_shtab_sbx_using rollback' -s h -l help -d 'show this help message and exit'
+complete -c sbx -n '_shtab_sbx_using rollback' -l endpoint -x -d 'the server'
+complete -c sbx -n '_shtab_sbx_using rollback' -l id -x -d 'the id of the session'
+complete -c sbx -n '_shtab_sbx_using rollback' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the token (default: the variable SANDBOX_SERVER_TOKEN)'
+complete -c sbx -n '_shtab_sbx_using rollback' -l cert -x -d 'the certificate to accept, for https'
+complete -c sbx -n '_shtab_sbx_using rollback' -l json -d 'print the result as JSON'
+complete -c sbx -n '_shtab_sbx_using; and test $_shtab_sbx_npos -eq 0' -a diff -d 'Compare a work dir with a checkpoint.'
+complete -c sbx -n '_shtab_sbx_using diff' -s h -l help -d 'show this help message and exit'
+complete -c sbx -n '_shtab_sbx_using diff' -l text -d 'show the changed lines of text files'
+complete -c sbx -n '_shtab_sbx_using diff' -l endpoint -x -d 'the server'
+complete -c sbx -n '_shtab_sbx_using diff' -l id -x -d 'the id of the session'
+complete -c sbx -n '_shtab_sbx_using diff' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the token (default: the variable SANDBOX_SERVER_TOKEN)'
+complete -c sbx -n '_shtab_sbx_using diff' -l cert -x -d 'the certificate to accept, for https'
+complete -c sbx -n '_shtab_sbx_using diff' -l json -d 'print the result as JSON'
+complete -c sbx -n '_shtab_sbx_using; and test $_shtab_sbx_npos -eq 0' -a fork -d 'Run a command in a fork.'
+complete -c sbx -n '_shtab_sbx_using fork' -s h -l help -d 'show this help message and exit'
+complete -c sbx -n '_shtab_sbx_using fork' -l adopt -d 'keep the result in the session if CMD succeeds'
+complete -c sbx -n '_shtab_sbx_using fork' -l timeout -x -d 'end CMD after S seconds'
+complete -c sbx -n '_shtab_sbx_using fork' -l endpoint -x -d 'the server'
+complete -c sbx -n '_shtab_sbx_using fork' -l id -x -d 'the id of the session'
+complete -c sbx -n '_shtab_sbx_using fork' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the token (default: the variable SANDBOX_SERVER_TOKEN)'
+complete -c sbx -n '_shtab_sbx_using fork' -l cert -x -d 'the certificate to accept, for https'
+complete -c sbx -n '_shtab_sbx_using fork' -l json -d 'print the result as JSON'
 complete -c sbx -n '_shtab_sbx_using; and test $_shtab_sbx_npos -eq 0' -a doctor -d 'Check which isolation works on this machine.'
 complete -c sbx -n '_shtab_sbx_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c sbx -n '_shtab_sbx_using doctor' -l json -d 'print the report as JSON'

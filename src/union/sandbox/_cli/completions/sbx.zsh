@@ -10,11 +10,15 @@
 
 _shtab_sbx_commands() {
   local _commands=(
+    checkpoint:'Keep the state of a work dir.'
     completion:'Print the completion script for a shell.'
     cp:'Copy files into or out of a work dir.'
+    diff:'Compare a work dir with a checkpoint.'
     doctor:'Check which isolation works on this machine.'
+    fork:'Run a command in a fork.'
     mcp:'Serve a sandbox to MCP clients.'
     repl:'Run cells in a live interpreter.'
+    rollback:'Return a work dir to a checkpoint.'
     run:'Run one command in a sandbox.'
     serve:'start the server for remote sessions'
     shell:'Open an interactive shell in a sandbox.'
@@ -30,6 +34,21 @@ _shtab_sbx_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_sbx_defaults_added=0
+
+_shtab_sbx_checkpoint_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--list[list the checkpoints instead]"
+  "--drop[remove a checkpoint instead]:CHECKPOINT:"
+  "--endpoint[the server]:URL:"
+  "--id[the id of the session]:ID:"
+  "--token-file[file with the token (default\: the variable SANDBOX_SERVER_TOKEN)]:FILE:_files"
+  "--cert[the certificate to accept, for https]:FINGERPRINT|FILE:"
+  "--json[print the result as JSON]"
+  ":text that describes it:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_sbx_checkpoint_defaults_added=0
 
 _shtab_sbx_completion_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -51,6 +70,20 @@ _shtab_sbx_cp_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_sbx_cp_defaults_added=0
 
+_shtab_sbx_diff_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--text[show the changed lines of text files]"
+  "--endpoint[the server]:URL:"
+  "--id[the id of the session]:ID:"
+  "--token-file[file with the token (default\: the variable SANDBOX_SERVER_TOKEN)]:FILE:_files"
+  "--cert[the certificate to accept, for https]:FINGERPRINT|FILE:"
+  "--json[print the result as JSON]"
+  ":its id, or its name:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_sbx_diff_defaults_added=0
+
 _shtab_sbx_doctor_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--json[print the report as JSON]"
@@ -58,6 +91,21 @@ _shtab_sbx_doctor_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_sbx_doctor_defaults_added=0
+
+_shtab_sbx_fork_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--adopt[keep the result in the session if CMD succeeds]"
+  "--timeout[end CMD after S seconds]:S:"
+  "--endpoint[the server]:URL:"
+  "--id[the id of the session]:ID:"
+  "--token-file[file with the token (default\: the variable SANDBOX_SERVER_TOKEN)]:FILE:_files"
+  "--cert[the certificate to accept, for https]:FINGERPRINT|FILE:"
+  "--json[print the result as JSON]"
+  ":its id, or its name:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_sbx_fork_defaults_added=0
 
 _shtab_sbx_mcp_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -108,6 +156,19 @@ _shtab_sbx_repl_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_sbx_repl_defaults_added=0
+
+_shtab_sbx_rollback_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--endpoint[the server]:URL:"
+  "--id[the id of the session]:ID:"
+  "--token-file[file with the token (default\: the variable SANDBOX_SERVER_TOKEN)]:FILE:_files"
+  "--cert[the certificate to accept, for https]:FINGERPRINT|FILE:"
+  "--json[print the result as JSON]"
+  ":its id, or its name:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_sbx_rollback_defaults_added=0
 
 _shtab_sbx_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -195,11 +256,15 @@ _shtab_sbx() {
       (( CURRENT += 1 ))
       curcontext="${curcontext%:*:*}:_shtab_sbx-$line[1]:"
       case $line[1] in
+        checkpoint) _arguments -C -s $_shtab_sbx_checkpoint_options ;;
         completion) _arguments -C -s $_shtab_sbx_completion_options ;;
         cp) _arguments -C -s $_shtab_sbx_cp_options ;;
+        diff) _arguments -C -s $_shtab_sbx_diff_options ;;
         doctor) _arguments -C -s $_shtab_sbx_doctor_options ;;
+        fork) _arguments -C -s $_shtab_sbx_fork_options ;;
         mcp) _arguments -C -s $_shtab_sbx_mcp_options ;;
         repl) _arguments -C -s $_shtab_sbx_repl_options ;;
+        rollback) _arguments -C -s $_shtab_sbx_rollback_options ;;
         run) _arguments -C -s $_shtab_sbx_run_options ;;
         serve) _arguments -C -s $_shtab_sbx_serve_options ;;
         shell) _arguments -C -s $_shtab_sbx_shell_options ;;
