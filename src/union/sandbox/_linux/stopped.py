@@ -11,10 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 __all__ = ["NotStoppedError", "StoppedProcesses"]
 
@@ -36,17 +33,25 @@ class _Thread(NamedTuple):
 
 
 class StoppedProcesses:
-    """All processes below ``launcher`` that show the directory ``identity`` at ``path``.
+    """All processes of the sandboxes of one session.
+
+    These are the sandboxes that the caller names, and those with a process that shows the work dir:
+    one that waits for a command. A process that may not be inspected has executed no program of the
+    sandbox, or one of a sandbox that is named.
 
     Args:
-        launcher: the pid of the process that all sandboxes descend from.
+        launcher: the pid of the process whose children are the first processes of sandboxes.
+        firsts: those children that are known to belong to the session.
         path: the path of the work dir inside a sandbox.
         identity: device and inode of the work dir.
 
     """
 
-    def __init__(self, launcher: int, path: str, identity: tuple[int, int]) -> None:
+    def __init__(
+        self, launcher: int, firsts: frozenset[int], path: str, identity: tuple[int, int]
+    ) -> None:
         self._launcher = launcher
+        self._firsts = firsts
         self._path = path
         self._identity = identity
         self._pidfds: dict[int, int] = {}
@@ -91,7 +96,7 @@ class StoppedProcesses:
         except ProcessLookupError:
             return
         # Again: the number may be that of another process by now.
-        if not self._is_inside(pid):
+        if pid not in self._processes():
             os.close(pidfd)
             return
         self._pidfds[pid] = pidfd
@@ -101,9 +106,7 @@ class StoppedProcesses:
     def _look(self) -> dict[tuple[int, int], _Thread]:
         """Return the threads of all these processes."""
         found: dict[tuple[int, int], _Thread] = {}
-        for pid in _descendants(self._launcher):
-            if not self._is_inside(pid):
-                continue
+        for pid in self._processes():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 for name in os.listdir(f"/proc/{pid}/task"):
                     thread = _thread(f"/proc/{pid}/task/{name}/status")
@@ -111,13 +114,21 @@ class StoppedProcesses:
                         found[pid, int(name)] = thread
         return found
 
-    def _is_inside(self, pid: int) -> bool:
+    def _processes(self) -> set[int]:
+        found: set[int] = set()
+        for first in _children(self._launcher):
+            tree = [first]
+            for pid in tree:  # grows meanwhile
+                tree += _children(pid)
+            if first in self._firsts or any(map(self._shows_work_dir, tree)):
+                found.update(tree)
+        return found
+
+    def _shows_work_dir(self, pid: int) -> bool:
         try:
             shown = os.stat(f"/proc/{pid}/root{self._path}")
-        except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+        except OSError:
             return False
-        except OSError as exc:
-            raise NotStoppedError from exc
         return (shown.st_dev, shown.st_ino) == self._identity
 
 
@@ -130,14 +141,10 @@ def _thread(path: str) -> _Thread:
     return _Thread(fields["State"].strip()[:1], switches)
 
 
-def _descendants(top: int) -> Iterator[int]:
-    pending = [top]
-    while pending:
-        pid = pending.pop()
-        children: list[int] = []
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            for task in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
-                    children += map(int, file.read().split())
-        pending += children
-        yield from children
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    return found

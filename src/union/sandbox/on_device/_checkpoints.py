@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterable, AsyncIterator
 
+    from union.sandbox._linux.run import LocalRun
     from union.sandbox.on_device._transport import LocalTransport
 
 __all__ = ["LocalCheckpoints", "Origin"]
@@ -68,13 +69,13 @@ class LocalCheckpoints:
         begun = time.perf_counter()
         self._check_count()
         async with self._state.idle(ends_runs=False, may_run=True) as running:
-            layers = await self._frozen(self._state, len(running))
+            layers = await self._frozen(self._state, running)
         return self._keep(name, layers, took_s=time.perf_counter() - begun)
 
-    async def _frozen(self, state: WorkState, running: int) -> tuple[Layer, ...]:
+    async def _frozen(self, state: WorkState, running: list[LocalRun]) -> tuple[Layer, ...]:
         """Make the present state of this session, or of another one, a checkpoint's."""
         if self.limits.size is not None:
-            await self._check_size(await state.present_size(whole=running > 0))
+            await self._check_size(await state.present_size(whole=bool(running)))
         return await (state.copy_running(running) if running else state.freeze())
 
     async def rollback(self, checkpoint_id: str) -> None:
@@ -148,7 +149,7 @@ class LocalCheckpoints:
         self._check_count()
         state = theirs._state  # noqa: SLF001 - of the same class
         async with state.idle(ends_runs=False, may_run=True) as running:
-            layers = await self._frozen(state, len(running))
+            layers = await self._frozen(state, running)
             hold(layers)
         try:
             async with self._state.idle(ends_runs=True):

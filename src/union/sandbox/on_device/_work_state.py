@@ -240,7 +240,7 @@ class WorkState:
         await self._mount(frozen)
         return frozen
 
-    async def copy_running(self, count: int) -> tuple[Layer, ...]:
+    async def copy_running(self, running: list[LocalRun]) -> tuple[Layer, ...]:
         """Copy the present state while all processes of the session are stopped.
 
         Raises:
@@ -251,7 +251,13 @@ class WorkState:
         pool.release()  # a waiting Python may have begun to write
         with work.tree.borrow_root(".") as top:
             found = os.fstat(top)
-        stopped = StoppedProcesses(Launcher.current().pid, work.path, (found.st_dev, found.st_ino))
+        located = [await run.sandbox.channel.locate(run.sandbox.number) for run in running]
+        stopped = StoppedProcesses(
+            Launcher.current().pid,
+            frozenset(located) - {0},
+            work.path,
+            (found.st_dev, found.st_ino),
+        )
         try:
             await threads.files.run(work.tree, stopped.stop)
             layer = await self._copied()
@@ -262,7 +268,7 @@ class WorkState:
                 self.release((layer,))
                 raise
         except NotStoppedError as exc:
-            raise await self.busy(count) from exc
+            raise await self.busy(len(running)) from exc
         finally:
             stopped.resume()
         return (layer,)
