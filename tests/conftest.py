@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -239,6 +240,19 @@ def host_dir(session: sb.Session) -> str:
     if name is None or session.work_dir != str(shared_server(SERVED).work_dir):
         return session.work_dir
     return shared_server(SERVED).host_dir(name)
+
+
+@contextlib.contextmanager
+def shown_to_host(session: sb.Session) -> Iterator[str]:
+    """Give a path of this process that shows the work dir of an open session as it is.
+
+    The path of a work dir with layers shows only the lowest one.
+    """
+    fd = session._transport.work.tree.dup_root()
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 def marked(*ways: str) -> list[Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import ISOLATED, session_of
+from tests.conftest import ISOLATED, session_of, shown_to_host
 
 from union import sandbox as sb
 
@@ -47,6 +48,37 @@ async def test_one_large_file_and_many_small_ones(way: str) -> None:
         assert (await session.exec("cat after; echo more >> after", check=True)).stdout == "works"
         with pytest.raises(OSError, match="No space"):
             await session.put_bytes("large", bytes(32 * MIB))
+
+
+@pytest.mark.spec("L5")
+@pytest.mark.threat(189)
+@pytest.mark.parametrize("way", ISOLATED)
+async def test_64_mib_are_at_most_80_on_the_host(way: str) -> None:
+    """In one file, or in 10,000: the file system itself is asked, by its own count of blocks."""
+    async with session_of(way, resources=sb.Resources(disk="64Mi")) as session:
+        with shown_to_host(session) as top:
+
+            def used() -> int:
+                found = os.statvfs(top)
+                return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+            await session.exec("head -c 200M /dev/zero > large")
+            assert 60 * MIB < used() <= 80 * MIB
+            await session.remove("large")
+            made = await session.run_code(
+                """
+                import errno
+                n = 0
+                try:
+                    while n < 10_000:
+                        with open(f"f{n}", "wb") as f: f.write(b"x" * 9000)
+                        n += 1
+                except OSError as exc: assert exc.errno == errno.ENOSPC
+                print(n)
+                """
+            )
+            assert 1000 < int(made) < 10_000
+            assert 60 * MIB < used() <= 80 * MIB
 
 
 @pytest.mark.spec("L5")

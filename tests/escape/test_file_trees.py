@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import SOON_S
+from tests.conftest import SOON_S, shown_to_host
 from tests.escape.inside import attack, program
 from tests.escape.plants import SECRET, snapshot
 
 from union import sandbox as sb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 pytestmark = pytest.mark.spec("E2", "E3")
 
@@ -146,8 +146,15 @@ async def test_an_upload_into_a_swap_writes_nothing_outside(
     assert refused >= 4 * _ENOUGH
 
 
+@pytest.fixture
+def top(jail: sb.Session) -> Iterator[str]:
+    """A path of this process for the work dir, also for one that has layers."""
+    with shown_to_host(jail) as path:
+        yield path
+
+
 async def test_control_a_plain_copy_is_fooled_by_the_swap(
-    jail: sb.Session, plant: Path, tmp_path: Path
+    jail: sb.Session, plant: Path, top: str
 ) -> None:
     """The attack succeeds against a program that opens files by name."""
     await jail.put_bytes("t/d/secret", b"inside")
@@ -157,7 +164,7 @@ async def test_control_a_plain_copy_is_fooled_by_the_swap(
     async with attacked(jail, _FLIP_PARENT, plant):
         while len(seen) < 2 and time.monotonic() < last:
             with contextlib.suppress(OSError):
-                seen.add(Path(f"{jail.work_dir}/t/d/secret").read_bytes())
+                seen.add(Path(f"{top}/t/d/secret").read_bytes())
     assert seen == {b"inside", SECRET.encode()}
 
 
@@ -197,11 +204,11 @@ async def test_a_growing_file_never_exceeds_the_cap(jail: sb.Session, tmp_path: 
 
 @pytest.mark.threat(5, 6, 12, 13)
 async def test_a_file_that_changes_between_counting_and_copying(
-    jail: sb.Session, plant: Path, tmp_path: Path
+    jail: sb.Session, plant: Path, tmp_path: Path, top: str
 ) -> None:
     """The same, one change at a time and at the worst moment."""
     before = snapshot(plant)
-    where = f"{jail.work_dir}/t/z"
+    where = f"{top}/t/z"
 
     def grow() -> None:
         os.truncate(where, 50 * MIB)

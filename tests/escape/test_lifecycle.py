@@ -307,8 +307,7 @@ async def test_nothing_survives_a_cancelled_call(jail: sb.Session) -> None:
     task = asyncio.create_task(jail.exec(cmd))
     # The script is on the shell's command line, so only the file shows that it has started; the
     # shell creates it before it writes it.
-    up = Path(jail.work_dir, "up")
-    while not (up.exists() and up.read_text() == "up\n" and marked(mark)):
+    while not (await _content(jail, "up") == b"up\n" and marked(mark)):
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -316,6 +315,13 @@ async def test_nothing_survives_a_cancelled_call(jail: sb.Session) -> None:
     assert eventually(lambda: not sandbox_processes())
     assert not marked(mark)
     assert (await jail.exec("cat up")).stdout == "up\n"
+
+
+async def _content(session: sb.Session, path: str) -> bytes:
+    try:
+        return await session.get_bytes(path)
+    except FileNotFoundError:
+        return b""
 
 
 def test_the_marks_are_seen_from_the_host() -> None:
