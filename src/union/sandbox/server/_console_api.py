@@ -39,6 +39,8 @@ _KEEPALIVE_S: Final = 15.0
 _WRITE_TIMEOUT_S: Final = 30.0
 """Longest time for an observer to read one update."""
 _END_TIMEOUT_S: Final = 5.0
+_MAX_DIFF_CHANGES: Final = 500
+_MAX_DIFF_CHARS: Final = 512 * 1024
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _NAMES: Final = {1: "stdout", 2: "stderr"}
 
@@ -57,6 +59,8 @@ class ConsoleApi:
                 return json_response(self._overview())
             case "GET", [name]:
                 return json_response(_detail(self._sessions.get(name)))
+            case "GET", [name, "diff", checkpoint]:
+                return json_response(await _difference(self._sessions.get(name), checkpoint))
             case "GET", [name, "runs", number]:
                 return await self._follow(request, self._record(name, number))
             case "DELETE", [name, "runs", number]:
@@ -203,6 +207,24 @@ async def _end(record: RunRecord) -> bool:
         finally:
             record.watchers.discard(wake)
     return record.end is not None
+
+
+async def _difference(session: ServerSession, checkpoint: str) -> dict[str, Any]:
+    """Return what has changed since a checkpoint, as much as a page shows."""
+    session.hold()
+    try:
+        with session.operations.comparing():
+            changes = await session.checkpoint_calls.diff(checkpoint, content=True)
+    finally:
+        session.release()
+    shown: list[dict[str, Any]] = []
+    room = _MAX_DIFF_CHARS
+    for change in changes[:_MAX_DIFF_CHANGES]:
+        text = change.text if change.text is not None and len(change.text) <= room else None
+        room -= len(text or "")
+        path = change.path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        shown.append({"path": path, "action": change.action, "size": change.size, "text": text})
+    return {"total": len(changes), "changes": shown}
 
 
 def _summary(session: ServerSession) -> dict[str, Any]:

@@ -58,6 +58,7 @@ async function request(path, options = {}) {
 export const overview = async (signal) => (await request("console", { signal })).json();
 export const session = async (name, signal) => (await request(`console/${name}`, { signal })).json();
 export const metrics = async (signal) => (await request("metrics", { signal })).text();
+export const difference = async (name, checkpoint) => (await request(`console/${name}/diff/${checkpoint}`)).json();
 export const endRun = (name, run) => request(`console/${name}/runs/${run}`, { method: "DELETE" });
 export const endSession = (name) => request(`sessions/${name}`, { method: "DELETE" });
 

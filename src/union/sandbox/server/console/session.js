@@ -1,5 +1,6 @@
 // One session: its properties, its runs and their output, its connections, its isolation.
 
+import { CheckpointsView } from "./checkpoints.js";
 import { bytes, clock, el, many, setAttr, patch, setText, span } from "./dom.js";
 import { show } from "./output.js";
 import { oneLine, visible } from "./plain.js";
@@ -61,6 +62,7 @@ export class SessionView {
     this.decisions = table("decisions", "Network decisions", ["Time"], ["Run", "n"], ["Destination"],
       ["Decision"], ["Reason"], ["Sent", "n"], ["Received", "n"]);
     this.noDecisions = el("p", { class: "empty" });
+    this.checkpoints = new CheckpointsView(this.name);
     this.isolation = el("dl", { class: "facts", id: "isolation" });
     this.paths = el("div", { class: "paths" });
     return el("article", { "aria-label": `Session ${this.name.slice(0, 8)}` },
@@ -71,6 +73,7 @@ export class SessionView {
       el("section", { class: "card" }, el("h3", { text: "Runs" }), this.runs, this.noRuns),
       el("section", { class: "card", id: "output" }, this.outputTitle, this.screen),
       el("section", { class: "card" }, el("h3", { text: "Network" }), this.decisions, this.noDecisions),
+      this.checkpoints.node,
       el("section", { class: "card" }, el("h3", { text: "Isolation" }), this.isolation,
         el("details", {}, el("summary", { text: "Paths visible in the sandbox" }), this.paths)));
   }
@@ -93,6 +96,7 @@ export class SessionView {
     this.#runs(runs, seen.now);
     this.#choose(runs);
     this.#decisions(seen.decisions, mode, allow, deny);
+    this.checkpoints.update(seen.checkpoints ?? []);
     this.#isolation(seen);
   }
 
