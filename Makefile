@@ -84,9 +84,9 @@ format: setup ## rewrite to the house format, with the safe fixes
 	@$(bin)/ruff check --fix-only --quiet .
 	@$(bin)/ruff format --quiet .
 
-bench: setup ## the numbers, on this machine; also for docs/benchmarks.md
-	@$(bin)/python -m bench
-	@$(bin)/python -m bench.targets
+bench: setup ## the numbers, on this machine; asks before it rewrites docs/benchmarks.md, WRITE=1 does without asking
+	@answer=$$($(bin)/python -m bench.keep $(if $(WRITE),--write)) && \
+		$(bin)/python -m bench $$answer && $(bin)/python -m bench.targets $$answer
 
 bench-peers: setup ## what `make bench` compares with, from the package index, in .cache/peers
 	@$(bin)/python -m bench.peers.install

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import chart, report
+from bench import chart, keep, report
 from bench.contenders import BARE, OURS, REMOTE, ROOT, ContenderError, Worker, all_contenders
 from bench.idle import held_contexts, idle_sessions
 from bench.measures import MEASURES, MORE, take_turns
@@ -48,6 +48,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="measure nothing; rewrite the page and the chart from the last complete run",
     )
+    keep.add_option(parser)
     options = parser.parse_args(given)
     if unknown := set(options.names) - set(known):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
@@ -63,7 +64,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 class Progress:
-    """Progress on one changing line of a terminal; nothing in a pipe."""
+    """Progress on one changing line of a terminal, or a line for each step in a pipe."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -76,14 +77,19 @@ class Progress:
         """Start a new step."""
         self._step += 1
         self._title = title
-        self.note("")
+        if self._watched:
+            self.note("")
+        else:
+            print(self._line(), file=sys.stderr, flush=True)
 
     def note(self, detail: str) -> None:
         """Show the progress of the step."""
         if self._watched:
-            spent = time.monotonic() - self._begun
-            line = f"{spent:4.0f} s  {self._step} of {self._steps}  {self._title}  {detail}"
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{self._line()}  {detail}", end="", file=sys.stderr, flush=True)
+
+    def _line(self) -> str:
+        spent = time.monotonic() - self._begun
+        return f"{spent:4.0f} s  {self._step} of {self._steps}  {self._title}"
 
     def done(self) -> None:
         """Clear the line."""
@@ -186,6 +192,8 @@ def main() -> int:
         results = json.loads((KEPT / "latest.json").read_text(encoding="utf-8"))
         write(arguments([]), results)
         return 0
+    if options.kept and not keep.may_write(given=options.write):
+        options.kept, options.output = False, SCRATCH
     try:
         with server() as port:
             results = asyncio.run(measure(options, port))
@@ -194,6 +202,7 @@ def main() -> int:
         return 1
     print(report.terminal(results))
     write(options, results)
+    print(f"written: {os.path.relpath(options.output / 'latest.json')}", file=sys.stderr)
     return 0
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench import machine_files, report, synchronous
+from bench import keep, machine_files, report, synchronous
 from bench.__main__ import CONTEXTS, KEPT, PAGE, SCRATCH, measure
 from bench.contenders import BARE, OURS, ContenderError
 from bench.measures import MORE
@@ -178,7 +178,11 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--scale", type=float, default=0.5, help="multiplies rounds and seconds")
     parser.add_argument("--output", type=Path, help="directory of the JSON, not of the page")
     parser.add_argument("--rewrite", action="store_true", help="rewrite the page from the last run")
+    keep.add_option(parser)
     options = parser.parse_args(given)
+    is_whole = options.rewrite or (
+        options.scale >= 0.5 and options.output is None and keep.may_write(given=options.write)
+    )
     kept = KEPT / "targets.json"
     try:
         results = json.loads(kept.read_text("utf-8")) if options.rewrite else collect(options.scale)
@@ -186,7 +190,6 @@ def main(given: list[str] | None = None) -> int:
         print(f"This machine cannot run the benchmark: {exc}", file=sys.stderr)
         return 1
     print(table(results["rows"]))
-    is_whole = options.scale >= 0.5 and options.output is None
     directory = options.output or (KEPT if is_whole else SCRATCH)
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(results, indent=1, ensure_ascii=False)

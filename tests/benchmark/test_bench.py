@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
-from bench import chart, machine_files, report, synchronous
+from bench import chart, keep, machine_files, report, synchronous
 from bench.__main__ import KEPT, PAGE, Progress, arguments
 from bench.contenders import BARE, OURS, ROOT, ContenderError, Worker, all_contenders
 from bench.measures import MEASURES, summary, take_turns
@@ -166,7 +166,9 @@ def test_summary_has_median_spread_and_tail() -> None:
     assert (once["median"], once["ratio"], once["spread"], once["p99"]) == (3, 3, 0, 3)
 
 
-def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_one_line_on_a_terminal_and_a_line_for_each_step_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for watched in (True, False):
         stderr = io.StringIO()
         monkeypatch.setattr(stderr, "isatty", lambda watched=watched: watched)
@@ -176,7 +178,35 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
         progress.note("round 1 of 3")
         progress.done()
         assert ("1 of 2  first  round 1 of 3" in stderr.getvalue()) == watched
-        assert bool(stderr.getvalue()) == watched
+        assert ("\r" in stderr.getvalue()) == watched
+        assert watched or stderr.getvalue().strip() == "0 s  1 of 2  first"
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, typed: str, *, terminal: bool) -> tuple[bool, str]:
+    stdin, stderr = io.StringIO(typed), io.StringIO()
+    for stream in (stdin, stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    return keep.may_write(given=None), stderr.getvalue()
+
+
+def test_tracked_files_are_rewritten_only_if_a_person_agrees(monkeypatch: pytest.MonkeyPatch):
+    for typed, expected in (
+        ("y\n", True),
+        ("yes\n", True),
+        ("n\n", False),
+        ("\n", False),
+        ("", False),
+    ):
+        agreed, shown = answered(monkeypatch, typed, terminal=True)
+        assert agreed is expected, typed
+        assert "rewrite docs/benchmarks.md and bench/results? [y/N]" in shown
+    agreed, shown = answered(monkeypatch, "y\n", terminal=False)
+    assert not agreed
+    assert "make bench WRITE=1" in shown
+    assert keep.may_write(given=True)  # --write asks nothing
+    assert not keep.may_write(given=False)
 
 
 def test_only_a_complete_run_is_kept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
