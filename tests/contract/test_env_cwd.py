@@ -44,7 +44,7 @@ async def test_the_environment_is_small_and_clean(sbx: sb.Session, monkeypatch) 
         "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TERM",
         "VIRTUAL_ENV", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
         "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "PIP_CERT", "SANDBOX_NETWORK", "UV_HTTP_RETRIES",
-        "GIT_CONFIG_NOSYSTEM",
+        "GIT_CONFIG_NOSYSTEM", "EMAIL",
     }  # fmt: skip
     assert set(found) <= allowed
 

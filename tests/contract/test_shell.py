@@ -78,6 +78,18 @@ async def test_the_front_of_pip_explains_itself(sbx: sb.Session):
 
 
 @pytest.mark.spec("C12")
+async def test_pip_lists_the_packages_of_the_caller_too(sbx: sb.Session):
+    if await sbx.run_code("import importlib.util as u; print(u.find_spec('pytest'))") == "None\n":
+        pytest.skip("this session runs where the packages of the tests are not installed")
+    rows = dict(row.split() for row in (await sbx.exec("pip list")).stdout.splitlines())
+    assert rows["pytest"] == pytest.__version__
+    shown = await sbx.exec("pip show pytest no-such-package")
+    assert f"Name: pytest\nVersion: {pytest.__version__}\n" in shown.stdout
+    assert (shown.returncode, "no-such-package" in shown.stderr) == (0, True)
+    assert (await sbx.exec("pip show no-such-package")).returncode == 1
+
+
+@pytest.mark.spec("C12")
 @pytest.mark.parametrize("pip", ["pip", "uv pip"])
 async def test_an_install_without_network_fails_at_once_with_the_reason(sbx: sb.Session, pip: str):
     if sbx.backend == "none":
@@ -98,11 +110,19 @@ async def test_an_install_without_network_fails_at_once_with_the_reason(sbx: sb.
 async def test_git_works_in_the_work_dir(sbx: sb.Session):
     if shutil.which("git") is None:
         pytest.skip("git is not installed: apt-get install git")
+    # Without a private root the name is that of the host's account, which may have none.
+    named = "" if sbx.backend in {"userns", "bubblewrap"} else "-c user.name=sandbox"
     made = await sbx.exec(
-        "git init -q && echo 1 > a && git add a && "
-        "git -c user.name=n -c user.email=e@example.com commit -qm first && git log --format=%s"
+        f"git init -q && echo 1 > a && git add a && git {named} commit -qm first && "
+        "git log --format='%s %an %ae'"
     )
-    assert (made.stdout, made.returncode) == ("first\n", 0), made.stderr
+    expected = "first sandbox sandbox@localhost\n"
+    assert (made.stdout, made.returncode) == (expected, 0), made.stderr
+    again = await sbx.exec(
+        f"git config user.email own@example.com && git {named} commit -q --amend --reset-author "
+        "-m second && git log --format='%s %ae'"
+    )
+    assert again.stdout == "second own@example.com\n", "configuration has precedence"
 
 
 @pytest.mark.spec("C12")

@@ -217,7 +217,7 @@ def test_the_environment_holds_documented_names_only(live: Live) -> None:
     raw = Path(f"/proc/{live.command}/environ").read_bytes()
     names = {entry.partition(b"=")[0].decode() for entry in raw.split(b"\0") if entry}
     documented = {"PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TERM", "VIRTUAL_ENV"}
-    documented |= {"SANDBOX_NETWORK", "UV_HTTP_RETRIES"}  # without network
+    documented |= {"EMAIL", "SANDBOX_NETWORK", "UV_HTTP_RETRIES"}  # without network
     given = {name for name in CA_VARIABLES if os.environ.get(name)}
     assert names - given == documented | {"OWN"}
     assert set(os.environ) - documented - given, "the host has more"

@@ -145,7 +145,7 @@ def test_a_waiting_python_holds_its_streams_and_its_script(waiting: sb.Session) 
     raw = Path(f"/proc/{pid}/environ").read_bytes()
     names = {entry.partition(b"=")[0].decode() for entry in raw.split(b"\0") if entry}
     documented = {"PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TERM", "VIRTUAL_ENV", "OWN"}
-    documented |= {"SANDBOX_NETWORK", "UV_HTTP_RETRIES"}  # without network
+    documented |= {"EMAIL", "SANDBOX_NETWORK", "UV_HTTP_RETRIES"}  # without network
     given = {name for name in CA_VARIABLES if os.environ.get(name)}
     assert names - given <= documented
 

@@ -133,6 +133,8 @@ class CommandBuilder:
             "PATH": f"{self._venv}/bin:{own_bin}:{_SYSTEM_PATH}",
             "HOME": self._work_dir,
             "USER": "sandbox",
+            # The least of git's sources for an author: `git commit` works without configuration.
+            "EMAIL": "sandbox@localhost",
             "LANG": "C.UTF-8",
             "LC_ALL": "C.UTF-8",
             "TMPDIR": self._tmp_dir or "/tmp",  # noqa: S108 - a name inside the sandbox

@@ -72,8 +72,51 @@ def main(arguments: list[str]) -> int:
             sys.stderr.write(f"pip: unknown command {command!r}\n")
         (sys.stdout if asked else sys.stderr).write(USAGE.format(commands=", ".join(COMMANDS)))
         return 0 if asked else 2
+    if command == "list" and not options:
+        return list_packages()
+    if command == "show" and options and not any(word.startswith("-") for word in options):
+        return show_packages(options)
     os.environ["VIRTUAL_ENV"] = sys.prefix
     return call_uv(["pip", command, *options])
+
+
+def list_packages() -> int:
+    """Print every package that can be imported; uv knows only those of the session's own venv."""
+    from importlib import metadata  # noqa: PLC0415 - slow, and most commands need none of it
+
+    found: dict[str, str] = {}
+    for one in metadata.distributions():
+        name = one.metadata["Name"]
+        if name:
+            found.setdefault(name, one.version)  # the first is the one that is imported
+    rows = [("Package", "Version"), *sorted(found.items(), key=lambda row: row[0].lower())]
+    width = max(len(name) for name, _ in rows)
+    rows.insert(1, ("-" * width, "-" * max(len(version) for _, version in rows)))
+    sys.stdout.write("".join(f"{name:{width}} {version}\n" for name, version in rows))
+    return 0
+
+
+def show_packages(names: list[str]) -> int:
+    """Print what is known about packages that can be imported."""
+    from importlib import metadata  # noqa: PLC0415 - slow, and most commands need none of it
+
+    missing, shown = [], []
+    for name in names:
+        try:
+            one = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        requires = {re.split(r"[^\w.-]", r)[0] for r in one.requires or () if "extra ==" not in r}
+        shown.append(
+            f"Name: {one.metadata['Name']}\nVersion: {one.version}\n"
+            f"Summary: {one.metadata['Summary'] or ''}\nLocation: {one.locate_file('')}\n"
+            f"Requires: {', '.join(sorted(requires))}\n"
+        )
+    sys.stdout.write("---\n".join(shown))
+    if missing:
+        sys.stderr.write(f"WARNING: Package(s) not found: {', '.join(missing)}\n")
+    return 0 if shown else 1
 
 
 def find_uv() -> str:
