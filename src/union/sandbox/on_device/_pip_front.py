@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
 
 def list_packages() -> int:
     """Print every package that can be imported; uv knows only those of the session's own venv."""
-    from importlib import metadata  # noqa: PLC0415 - slow, and most commands need none of it
+    from importlib import metadata
 
     found: dict[str, str] = {}
     for one in metadata.distributions():
@@ -98,7 +98,7 @@ def list_packages() -> int:
 
 def show_packages(names: list[str]) -> int:
     """Print what is known about packages that can be imported."""
-    from importlib import metadata  # noqa: PLC0415 - slow, and most commands need none of it
+    from importlib import metadata
 
     missing, shown = [], []
     for name in names:
