@@ -118,11 +118,12 @@ def sbom(released: str, files: list[Path], *, epoch: int) -> dict[str, Any]:
 
 
 def check_workflow(path: Path = WORKFLOW) -> str:
-    """Check the workflow against the schema of GitHub Actions; return how."""
-    try:
-        metadata.version("check-jsonschema")
-    except metadata.PackageNotFoundError:
-        raise ReleaseError("check-jsonschema is missing: pip install --group dist") from None
+    """Check the workflow against the schema of GitHub Actions, and with a linter; return how."""
+    for tool in ("check-jsonschema", "zizmor"):
+        try:
+            metadata.version(tool)
+        except metadata.PackageNotFoundError:
+            raise ReleaseError(f"{tool} is missing: pip install --group dist") from None
     done = subprocess.run(
         [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows",
          str(path)],
@@ -130,12 +131,18 @@ def check_workflow(path: Path = WORKFLOW) -> str:
     )  # fmt: skip
     if done.returncode != 0:
         raise ReleaseError(f"{path.name}: {done.stdout}{done.stderr}")
-    unpinned = re.findall(
-        r"uses: (?!\./)([^@\s]+)(?:@(?!v\d)\S+)?$", path.read_text(), re.MULTILINE
-    )
-    if unpinned:
-        raise ReleaseError(f"{path.name}: actions without a version: {unpinned}")
-    return "GitHub Actions schema"
+    used = re.findall(r"uses: (?!\./)(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    pinned = re.compile(r"[^@\s]+@[0-9a-f]{40} # v\d+(\.\d+)*")
+    if unpinned := [one for one in used if not pinned.fullmatch(one)]:
+        raise ReleaseError(f"{path.name}: not pinned as NAME@COMMIT # vN.N.N: {unpinned}")
+    linter = Path(sys.executable).with_name("zizmor")
+    done = subprocess.run(
+        [str(linter), "--offline", "--no-progress", "--quiet", str(path)],
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise ReleaseError(f"{path.name}: {done.stdout}{done.stderr}")
+    return "GitHub Actions schema, zizmor, actions pinned by commit"
 
 
 def build_all(source: Path, target: Path) -> list[Path]:

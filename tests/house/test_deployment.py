@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,19 @@ def test_the_workflow_releases_what_is_checked():
     assert workflow["permissions"] == {"contents": "read"}
 
 
-def test_the_workflow_fits_its_schema():
+def test_the_workflow_fits_its_schema_and_a_linter_accepts_it(tmp_path: Path):
     pytest.importorskip("check_jsonschema", reason="pip install --group dist")
+    if not Path(sys.executable).with_name("zizmor").exists():
+        pytest.skip("zizmor is not installed: pip install --group dist")
     assert release.check_workflow()
+    text = release.WORKFLOW.read_text(encoding="utf-8")
+    loose = tmp_path / "release.yml"
+    loose.write_text(re.sub(r"checkout@\S+ # \S+", "checkout@v4", text), encoding="utf-8")
+    with pytest.raises(release.ReleaseError, match="not pinned"):
+        release.check_workflow(loose)
+    loose.write_text(text.replace("persist-credentials: false", ""), encoding="utf-8")
+    with pytest.raises(release.ReleaseError, match="artipacked"):
+        release.check_workflow(loose)
 
 
 @pytest.mark.parametrize(
