@@ -41,6 +41,7 @@ NOT_EXECUTED = {
     "pip install '.[pydantic-ai]'": "downloads a framework; `make test-adapters` installs it so",
     "pip install '.[smolagents]'": "downloads a framework; `make test-adapters` installs it so",
     "pip install '.[strands-agents]'": "downloads a framework; `make test-adapters` installs it so",
+    "pip install '.[flyte]'": "differs from '.[remote]', which is executed, by a large SDK",
     "sbx mcp": "needs the SDK of MCP; `make test-adapters` starts it with clients",
     "SANDBOX_SERVER_TOKEN=... sandbox-server": "needs the SDK of MCP; `make test-adapters` has it",
     "sbx run --work-dir project --allow-pypi": "needs the public package index",
@@ -51,7 +52,7 @@ NOT_EXECUTED = {
 }
 INSTALL = "python3 -m venv .venv && . .venv/bin/activate"
 # Executed in the virtualenv of the installation; their requirements are in that of the tests.
-EXTRAS = ("pip install '.[remote]'", "pip install '.[flyte]'")
+EXTRAS = ("pip install '.[remote]'",)
 # Executed in a directory with these files: the page, the beginning of a line, files and variables.
 PROGRAM = "import os\nprint(sorted(n for n in os.environ if n.endswith('KEY')))\n"
 WITH_FILES: dict[tuple[str, str], tuple[dict[str, str], dict[str, str], str]] = {
@@ -123,12 +124,10 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "VIRTUAL_ENV"))}
     own = Path(sys.executable).parent
     path = [p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != own]
-    # Last: `uv`, which is a program. `sbx` and `python` must be those of the new virtualenv.
-    tools = tmp_path_factory.mktemp("tools")
-    (tools / "uv").symlink_to(own / "uv")
+    # Last, for `uv`: the others must be those of the new virtualenv.
     return {
         **kept,
-        "PATH": os.pathsep.join([*path, str(tools)]),
+        "PATH": os.pathsep.join([*path, str(own)]),
         "PYTHON": getattr(sys, "_base_executable", sys.executable),
         "PYTHONPATH": str(found),
         "PIP_NO_INDEX": "1",
