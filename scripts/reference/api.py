@@ -8,7 +8,15 @@ import importlib
 import inspect
 from typing import Any
 
-from scripts.reference.docstrings import attribute_docs, body_of, fields, members, prose, signature
+from scripts.reference.docstrings import (
+    attribute_docs,
+    body_of,
+    fields,
+    members,
+    prose,
+    signature,
+    split_fields,
+)
 
 from union import sandbox as sb
 
@@ -124,14 +132,15 @@ def render(name: str, value: Any) -> str:
     parts = [f"### {name}"]
     last = name.rpartition(".")[2]
     if inspect.isclass(value):
-        parts.append(prose(value.__doc__))
+        is_table = dataclasses.is_dataclass(value)
+        parts.append(prose(split_fields(value.__doc__)[0] if is_table else value.__doc__))
         if last in WITH_CONSTRUCTOR:
             parts.append(signature(name, value.__init__, drop_self=True))
-        if dataclasses.is_dataclass(value):
+        if is_table:
             parts.append(fields(value))
         parts += [member(last, *item, cls=value) for item in members(value)]
         attributes = attribute_docs(body_of(value))
-        if not dataclasses.is_dataclass(value):
+        if not is_table:
             parts += [f"#### {last}.{n}\n\n{doc}" for n, doc in attributes.items()]
     elif inspect.isroutine(value):
         parts += [signature(name, value), prose(value.__doc__)]

@@ -150,11 +150,49 @@ def code(text: str) -> str:
     return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
 
 
+def split_fields(docstring: str | None) -> tuple[str, dict[str, str]]:
+    """Return a docstring of a class without its descriptions of fields, and these by name.
+
+    They are entries of a Google-style section, or lines that begin with the name and a colon.
+    """
+    kept: list[str] = []
+    found: dict[str, str] = {}
+    names: list[str] = []
+    in_section = False
+    for line in inspect.cleandoc(docstring or "").splitlines():
+        if line in {"Args:", "Attributes:"}:
+            in_section, names = True, []
+            continue
+        in_section = in_section and (not line or line.startswith(" "))
+        begun = re.match(r"(?: {4}(\w+)|((?:``\w+``(?: and )?)+)): (.*)", line)
+        if begun is not None and (begun[2] or in_section):
+            names = re.findall(r"\w+", (begun[1] or begun[2]).replace(" and ", " "))
+            found |= dict.fromkeys(names, begun[3])
+        elif names and line.strip():
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+        else:
+            names = []
+            kept.append(line)
+    return "\n".join(kept), {name: _literals(_sentence(text)) for name, text in found.items()}
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def fields(cls: type) -> str:
-    """Return the fields of a dataclass as a table."""
-    docs = attribute_docs(body_of(cls))
+    """Return the fields of a dataclass as a table; those of a class of others are not listed."""
+    docs = split_fields(cls.__doc__)[1] | attribute_docs(body_of(cls))
     rows = ["| field | type | default | |", "|---|---|---|---|"]
+    ours = {
+        name
+        for part in cls.__mro__
+        if part.__module__.startswith("union.")
+        for name in inspect.get_annotations(part)
+    }
     for field in dataclasses.fields(cls):
+        if field.name not in ours or field.name.startswith("_"):
+            continue
         default = "" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
         if field.default_factory is not dataclasses.MISSING:
             default = f"`{field.default_factory.__name__}()`"

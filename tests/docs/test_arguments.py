@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from scripts.reference.api import GROUPS, find
 from scripts.reference.codes import all_codes, anchor
+from scripts.reference.docstrings import split_fields
 from tests.docs.blocks import ROOT
 
 from union import sandbox as sb
@@ -70,6 +71,23 @@ def test_every_argument_is_described(name: str):
 def test_no_argument_is_described_that_does_not_exist(name: str):
     call = CALLABLES[name]
     assert described(call.__doc__ or "") - set(inspect.signature(call).parameters) == set()
+
+
+def test_every_field_of_a_class_is_described():
+    text = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| .* \| ([^|]*) \|$", text, re.MULTILINE)
+    assert len(rows) > 100
+    assert [name for name, description in rows if not description.strip()] == []
+
+
+def test_descriptions_of_fields_are_found_in_a_docstring():
+    rest, found = split_fields(
+        "A thing.\n\n``a`` and ``b``: the first\ntwo.\n``c``: last.\n\nMore text.\n\n"
+        "Attributes:\n    d: in a section,\n        continued.\n    e: another.\n"
+    )
+    assert rest.split() == ["A", "thing.", "More", "text."]
+    assert found == {"a": "The first two.", "b": "The first two.", "c": "Last.",
+                     "d": "In a section, continued.", "e": "Another."}  # fmt: skip
 
 
 def test_fields_of_resources_are_in_the_guide_with_unit_default_and_enforcement():

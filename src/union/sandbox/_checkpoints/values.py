@@ -66,7 +66,9 @@ class TreeChange:
     old_kind: FileKind | None = None
     """The kind before; None for an added entry."""
     old_size: int | None = None
+    """Bytes before; None for an added entry."""
     old_mode: int | None = None
+    """Permission bits before; None for an added entry."""
     text: str | None = None
     """With ``content=True``, the unified difference of a small text file; otherwise None."""
 

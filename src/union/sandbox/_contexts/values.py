@@ -124,7 +124,9 @@ class CellOutput:
     """Output of a running cell, as it arrives."""
 
     stream: Literal["stdout", "stderr"]
+    """The stream that the cell wrote to."""
     data: bytes
+    """The bytes, as they were written."""
 
     @property
     def text(self) -> str:

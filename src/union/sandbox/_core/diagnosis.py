@@ -21,6 +21,7 @@ class Attack:
     """One escape check: an attempt from inside a sandbox to reach something of the host."""
 
     name: str
+    """A short name, such as ``network``."""
     tried: str
     """The attempt, in words."""
     outcome: Literal["held", "weaker", "failed"]
@@ -35,7 +36,9 @@ class BackendReport:
     """Whether one backend works on this machine, with its isolation and its escape checks."""
 
     name: str
+    """The name for ``backend=``."""
     available: bool
+    """Whether a sandbox of it was opened."""
     reason: str = ""
     """Why it is not available."""
     hint: str = ""
@@ -67,9 +70,13 @@ class Layer:
     """One kernel or system feature that backends use."""
 
     name: str
+    """A short name, such as ``user-namespaces``."""
     available: bool
+    """Whether this machine has it."""
     detail: str = ""
+    """The version or place found, or why it is missing."""
     hint: str = ""
+    """The remedy; empty if there is nothing to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +84,21 @@ class DoctorReport:
     """The isolation that works on this machine, as tested by ``doctor()``. Can be printed."""
 
     version: str
+    """The version of this package."""
     python: str
+    """The version of Python."""
     system: str
+    """The operating system and its release."""
     machine: str
+    """The architecture, such as ``x86_64``."""
     uid: int
+    """The user id of this process."""
     default: str
     """The name of the default backend."""
     backends: tuple[BackendReport, ...]
+    """A report for each backend."""
     layers: tuple[Layer, ...]
+    """A report for each feature of the kernel and the system."""
 
     @property
     def ok(self) -> bool:

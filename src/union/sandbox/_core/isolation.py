@@ -52,17 +52,21 @@ class Isolation:
     """
 
     backend: str
+    """The backend of the session."""
     namespaces: tuple[str, ...] = ()
+    """The kinds of namespaces that a sandbox has of its own."""
     root: str = "host"
     proc: str = "host"
     ids: str = "host"
     landlock_abi: int = 0
+    """The version of Landlock that is enforced; 0 for none."""
     seccomp: str = ""
     """Digest of the system-call filter; empty for none."""
     capabilities: tuple[str, ...] | None = None
     """Capabilities left in any set; None if they are not restricted. With ``landlock`` the bounding
     set, which no_new_privs makes ineffective, is not counted."""
     no_new_privs: bool = False
+    """Whether no program inside can gain privileges by an exec."""
     securebits: bool = False
     proc_net: str = "host"
     read_only: str = "none"

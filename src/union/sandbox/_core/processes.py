@@ -26,6 +26,7 @@ class ProcessInfo:
     parent: int
     """The process id of its parent; 1 if that has ended, 0 for the first process of a command."""
     name: str
+    """The name of the program; at most 15 bytes."""
     command: tuple[str, ...]
     """The program and its arguments; cut after 4 KiB."""
     started_at: float

@@ -41,6 +41,7 @@ class SandboxSession(Session):
     name: str
     """The name of the run."""
     created_at: datetime
+    """When the run was submitted."""
     expires_at: datetime
     """When the run ends at the latest."""
     endpoint: str = ""
@@ -50,13 +51,19 @@ class SandboxSession(Session):
     url: str | None = None
     """The run's page in the console; None without a cluster."""
     project: str | None = None
+    """The project of the run; None without a cluster."""
     domain: str | None = None
+    """The domain of the run; None without a cluster."""
     environment: str = ""
+    """The name of the deployed `SandboxEnvironment`; empty without a cluster."""
     sandbox_mode: str = "userns"
+    """The backend of the sandboxes: ``userns``, ``bwrap`` or ``landlock``."""
     network_mode: str | None = None
     """The default and the ceiling of every call; None: blocked unless a call requests more."""
     network_allowlist: list[str] | None = None
+    """The entries of ``network_mode="allowlist"``; None without that mode."""
     network_denylist: list[str] | None = None
+    """Entries that are refused in every mode; None for none."""
     host_work_dir: str | None = None
     """The work dir, if the owner has chosen one."""
     access: str = ""

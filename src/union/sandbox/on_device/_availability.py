@@ -25,9 +25,13 @@ class BackendStatus:
     """Whether a backend works here; if not, the reason and the remedy."""
 
     name: str
+    """The name for ``backend=``."""
     available: bool
+    """Whether a session of it can be opened here."""
     reason: str = ""
+    """Why it is not available; empty if it is."""
     hint: str = ""
+    """The remedy; empty if there is nothing to do."""
 
 
 def in_own_loop(work: Coroutine[object, object, _T]) -> _T:

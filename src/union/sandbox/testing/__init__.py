@@ -77,12 +77,17 @@ class Call:
     script_type: str
     """``shell``, ``python`` or ``argv``."""
     env: dict[str, str]
+    """The variables of the session and the call together."""
     cwd: str | None
+    """The working directory; None for the work dir."""
     stdin: bytes
     """The complete input; with ``stdin=PIPE``, everything written until it was closed."""
     network_mode: str
+    """``blocked``, ``allowlist`` or ``open``."""
     timeout_s: float | None
+    """The timeout of the call in seconds; None for none."""
     background: bool
+    """Whether the call returns when the command has started."""
     pty: tuple[int, int] | None = None
     """Rows and columns of the terminal at the start; None for no terminal."""
     files: dict[str, bytes]
