@@ -51,11 +51,11 @@ class SandboxSession(Session):
     url: str | None = None
     """The run's page in the console; None without a cluster."""
     project: str | None = None
-    """The project of the run; None without a cluster."""
+    """The project of the run; None if there is none."""
     domain: str | None = None
-    """The domain of the run; None without a cluster."""
+    """The domain of the run; None if there is none."""
     environment: str = ""
-    """The name of the deployed `SandboxEnvironment`; empty without a cluster."""
+    """The name of the `SandboxEnvironment` of the run."""
     sandbox_mode: str = "userns"
     """The backend of the sandboxes: ``userns``, ``bwrap`` or ``landlock``."""
     network_mode: str | None = None
