@@ -1,7 +1,8 @@
 """Run the unit tests and the contract on every Python that this machine has.
 
 `make test-pythons` looks for interpreters on PATH, below ~/.pyenv and among those of uv. Each has a
-virtualenv below .cache. Prints one line per version: what ran, and with which result.
+virtualenv below .cache. Prints one line per version: what ran, and with which result. With RECORD=1
+the results also become rows of docs/reference/requirements.md.
 """
 
 from __future__ import annotations
@@ -12,11 +13,37 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 TESTS = ("tests/unit", "tests/contract", "--only-way=userns")
+PAGE = ROOT / "docs/reference/requirements.md"
+BEGIN, END = (
+    "<!-- pythons: begin, written by make test-pythons RECORD=1 -->",
+    "<!-- pythons: end -->",
+)
+HEAD = ("| Python | tests | result | date |", "|---|---|---|---|")
+
+
+def recorded(text: str, python: str, tests: str, result: str, *, date: str) -> str:
+    """Return the page with one result; it replaces that of the same version and tests."""
+    before, rest = text.split(BEGIN)
+    table, after = rest.split(END)
+    rows = [tuple(line.strip("| ").split(" | ")) for line in table.strip().splitlines()[2:]]
+    minor = python.rpartition(".")[0]
+    kept = [row for row in rows if (row[0].rpartition(".")[0], row[1]) != (minor, f"`{tests}`")]
+    kept.append((python, f"`{tests}`", result, date))
+    kept.sort(key=lambda row: (tuple(map(int, row[0].split("."))), row[1]))
+    lines = "\n".join([*HEAD, *(f"| {' | '.join(row)} |" for row in kept)])
+    return f"{before}{BEGIN}\n{lines}\n{END}{after}"
+
+
+def counts(summary: str) -> str:
+    """Return the counts of pytest's last line, without the time."""
+    found = re.findall(r"(\d+) (passed|failed|skipped|errors?|xfailed)", summary)
+    return ", ".join(f"{int(number):,} {kind}" for number, kind in found) or "no tests"
 
 
 def interpreters() -> dict[str, str]:
@@ -83,6 +110,14 @@ def main(arguments: list[str]) -> int:
         part = os.environ.get("PART", "").split()
         is_good, summary = run(version, found[version], (*(part or TESTS[:-1]), TESTS[-1]))
         print(f"python {version}: {summary}", flush=True)
+        if os.environ.get("RECORD"):
+            asked = [found[version], "-c", "import platform; print(platform.python_version())"]
+            done = subprocess.run(asked, check=True, capture_output=True, text=True)
+            today = datetime.now(UTC).date().isoformat()
+            named = " ".join(part or TESTS[:-1])
+            text = PAGE.read_text(encoding="utf-8")
+            text = recorded(text, done.stdout.strip(), named, counts(summary), date=today)
+            PAGE.write_text(text, encoding="utf-8")
         failed = failed or not is_good
     return 1 if failed else 0
 
