@@ -4,7 +4,7 @@
 
 /** Weight of a page by its place: answers first, records of the past last. */
 const WEIGHTS = [
-  [/^guides\/limits/, 2],
+  [/^guides\/troubleshooting/, 0.7],
   [/^(index|tutorial)|^guides\/|^cookbook\/|^adapters\//, 1.3],
   [/^decisions\/|^project\/CHANGELOG|^examples\//, 0.4],
   [/^SPEC|^reference\/(promises|threats|portability|fuzzing|soak)/, 0.5],
@@ -26,7 +26,9 @@ function score(section, wanted) {
     points += (inTitle ? 10 : 0) + (inPath ? 4 : 0) + (inText ? 2 : 0);
   }
   const phrase = wanted.join(" ");
-  if (wanted.length > 1 && text.includes(phrase)) points += 8;
+  // `network_mode` is the phrase "network mode", too.
+  const repeated = text.replaceAll("_", " ").split(phrase).length - 1;
+  if (wanted.length > 1 && repeated) points += 8 + 2 * Math.min(repeated, 4);
   if (title.join(" ").startsWith(phrase)) points += 12;
   const found = WEIGHTS.find(([pattern]) => pattern.test(section.location));
   return points * (found ? found[1] : 1);

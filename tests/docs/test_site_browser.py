@@ -91,11 +91,11 @@ def found(page: Page, query: str) -> list[list[str]]:
 def test_search_finds_the_page_that_answers(base: str, page: Page):
     page.go(f"{base}guides/sbx.html")
     results = found(page, "memory limit")
-    assert results[0] == ["Limits and resources", "guides/limits.html"]
-    assert ["Resources", "guides/limits.html#resources"] in results[:3]
+    expected = "guides/limits.html#resources-memory-cpu-and-other-limits"
+    assert results[0] == ["Resources: memory, CPU and other limits", expected]
     look(page, f"search-{base[:4]}")
     page.do("void document.querySelector('dialog.site-search a').click()")
-    page.until("location.href.endsWith('guides/limits.html') && !!document.body", moving=True)
+    page.until(f"location.href.endsWith('{expected}') && !!document.body", moving=True)
     page.until("document.readyState === 'complete'", moving=True)
     assert "memory limit" in page.text()
     # Nothing failed, and nothing was requested from other hosts.
@@ -111,6 +111,9 @@ def test_queries_that_people_type_lead_to_their_pages(site: Path, page: Page):
         "jupyter": "guides/sync.html",
         "docker": "guides/docker.html",
         "network mode": "guides/network.html",
+        "cpu limit": "guides/limits.html",
+        "api key": "guides/secrets.html",
+        "spawn bwrap": "guides/troubleshooting.html#spawn-bwrap",
         "pytest fixture": "guides/pytest.html",
     }
     for query, place in expected.items():
