@@ -50,7 +50,9 @@ function search(index, query, most = 12) {
 function excerpt(text, query) {
   const first = words(query).map((word) => text.toLowerCase().indexOf(word)).filter((at) => at >= 0);
   const start = Math.max(0, Math.min(...first, text.length) - 50);
-  const part = text.slice(start, start + 160).trim();
+  // Whole words only.
+  const cut = text.slice(start, start + 160).trim().replace(start ? /^\S*\s+/ : /^/, "");
+  const part = start + 160 < text.length ? cut.replace(/\s+\S*$/, "") : cut;
   return (start ? "… " : "") + part + (start + 160 < text.length ? " …" : "");
 }
 
