@@ -167,10 +167,9 @@ def test_the_workflow_fits_its_schema_and_a_linter_accepts_it(tmp_path: Path):
     loose.write_text(re.sub(r"checkout@\S+ # \S+", "checkout@v4", text), encoding="utf-8")
     with pytest.raises(release.ReleaseError, match="not pinned"):
         release.check_workflow(loose)
-    loose.write_text(
-        text.replace("persist-credentials: false", "persist-credentials: true"), encoding="utf-8"
-    )
-    with pytest.raises(release.ReleaseError, match="artipacked"):
+    injected = "run: make release-check ${{ github.event.head_commit.message }}"
+    loose.write_text(text.replace("run: make release-check", injected), encoding="utf-8")
+    with pytest.raises(release.ReleaseError, match="template-injection"):
         release.check_workflow(loose)
 
 
