@@ -49,7 +49,14 @@ if TYPE_CHECKING:
     )
     from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.resources import Resources
-    from union.sandbox._policy.credentials import Basic, Bearer, Header, Query, SigV4
+    from union.sandbox._policy.credentials import (
+        Basic,
+        Bearer,
+        Header,
+        Query,
+        ServerSecret,
+        SigV4,
+    )
     from union.sandbox._policy.decision import Decision
     from union.sandbox._policy.http_entries import Http
     from union.sandbox._policy.http_request import HttpRequest
@@ -166,6 +173,7 @@ _HOMES = {
     "Secret": "_policy.secret",
     "Session": "_session.session",
     "SessionClosedError": "errors",
+    "ServerSecret": "_policy.credentials",
     "SigV4": "_policy.credentials",
     "Skipped": "_core.files",
     "TerminationReason": "_core.literals",
@@ -250,6 +258,7 @@ __all__ = [
     "SandboxUsageError",
     "ScriptType",
     "Secret",
+    "ServerSecret",
     "Session",
     "SessionClosedError",
     "SigV4",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from union.sandbox._contexts.specs import ContextLanguage
     from union.sandbox._core.spec import SessionSpec
+    from union.sandbox._wire.values import EntryEncoder
 
 __all__ = [
     "ContextChange",
@@ -156,7 +157,14 @@ def _offset(value: object, name: str = "offset") -> int:
 # A cell.
 
 
-def encode_cell(spec: CellSpec, session: SessionSpec, *, context: int, number: int) -> bytes:
+def encode_cell(
+    spec: CellSpec,
+    session: SessionSpec,
+    entries: EntryEncoder | None = None,
+    *,
+    context: int,
+    number: int,
+) -> bytes:
     """Encode a cell of a context as the body of a START."""
     payload: dict[str, Any] = {
         "kind": "cell",
@@ -170,7 +178,7 @@ def encode_cell(spec: CellSpec, session: SessionSpec, *, context: int, number: i
         "streamed": spec.is_streamed or None,
     }
     if spec.operation == "run" and spec.network != session.network:
-        payload |= encode_network(spec.network)
+        payload |= encode_network(spec.network, entries)
     return encode_start_body(payload, spec.code)
 
 

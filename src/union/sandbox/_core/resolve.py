@@ -443,9 +443,10 @@ def _run_network(spec: SessionSpec, mode: object, allowlist: object) -> NetworkS
 def _check_hidden(network: NetworkSpec, command: dict[str, Any], env: _Variables) -> None:
     """Raise if a command or a variable contains a secret that an ``Http`` entry hides."""
     for entry in network.allow:
-        if entry.http is None or entry.http.auth is None:
+        secret = None if entry.http is None else entry.http.callers_secret
+        if secret is None:
             continue
-        value = entry.http.auth.secret.reveal()
+        value = secret.reveal()
         for name, text in env:
             if value in text:
                 raise PolicyError(

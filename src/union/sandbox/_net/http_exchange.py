@@ -284,16 +284,12 @@ class HttpExchange:
             return RequestVerdict(allowed=False, reason="the network policy changed")
         problem = messages.query_problem(query, http)
         spent = self._interception.spent(http)
-        if http.max_requests is not None and spent.requests >= http.max_requests:
-            problem = f"budget of {http.text} used up: max_requests={http.max_requests}"
         known = length if isinstance(length, int) else 0
-        if http.max_bytes_up is not None and spent.bytes_up + known > http.max_bytes_up:
-            problem = f"budget of {http.text} used up: max_bytes_up={http.max_bytes_up}"
-        if http.max_bytes_down is not None and spent.bytes_down >= http.max_bytes_down:
-            problem = f"budget of {http.text} used up: max_bytes_down={http.max_bytes_down}"
+        # Once the budget for responses is used up, no request is sent.
+        problem = problem or spent.exceeded(requests=1, up=known, down=1)
         if problem:
             return RequestVerdict(allowed=False, reason=problem)
-        spent.requests += 1
+        spent.add(requests=1)
         return verdict
 
     async def _exchange(

@@ -13,7 +13,6 @@ from union.sandbox._codecs.http1 import (
     forwarded_headers,
     split_authority,
 )
-from union.sandbox._policy.addresses import format_host_port
 from union.sandbox._policy.credentials import Headers, SigV4, is_identity_header
 from union.sandbox._policy.names import NameSyntaxError
 from union.sandbox._policy.rules import parse_host
@@ -62,7 +61,7 @@ _REASONS: Final = {
 
 def authority(http: Http) -> str:
     """Return the Host header for the server."""
-    return format_host_port(http.host, None if http.port == 443 else http.port)
+    return http.place
 
 
 def check_request(head: RequestHead, target: str, http: Http) -> int | str | None:

@@ -98,21 +98,16 @@ class Transfer:
             TransferRefusedError: the budget is exceeded.
 
         """
-        limit = self._http.max_bytes_up
-        if limit is not None and self._spent.bytes_up + size > limit:
-            raise self._used_up(f"max_bytes_up={limit}")
-        self._spent.bytes_up += size
+        if problem := self._spent.exceeded(up=size):
+            raise TransferRefusedError(problem, status=403)
+        self._spent.add(up=size)
         self.bytes_up += size
 
     def _count_down(self, size: int) -> None:
-        limit = self._http.max_bytes_down
-        if limit is not None and self._spent.bytes_down + size > limit:
-            raise self._used_up(f"max_bytes_down={limit}")
-        self._spent.bytes_down += size
+        if problem := self._spent.exceeded(down=size):
+            raise TransferRefusedError(problem, status=403)
+        self._spent.add(down=size)
         self.bytes_down += size
-
-    def _used_up(self, limit: str) -> TransferRefusedError:
-        return TransferRefusedError(f"budget of {self._http.text} used up: {limit}", status=403)
 
     async def read_body(self, length: int) -> bytes:
         """Read a whole request body of known length."""
@@ -197,10 +192,9 @@ class Transfer:
     ) -> Keeps:
         length = body_length(head.headers, minor=head.minor)
         bodiless = request.method == "HEAD" or head.status in {204, 304}
-        if not bodiless and isinstance(length, int):
-            limit = self._http.max_bytes_down
-            if limit is not None and self._spent.bytes_down + length > limit:
-                raise self._used_up(f"max_bytes_down={limit}")
+        announced = length if isinstance(length, int) and not bodiless else 0
+        if problem := self._spent.exceeded(down=announced):
+            raise TransferRefusedError(problem, status=403)
         if self.table is not None and not bodiless and messages.is_compressed(head):
             raise TransferRefusedError(
                 "the server compressed its response, in which a secret would not be found; "

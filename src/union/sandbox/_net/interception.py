@@ -7,7 +7,6 @@ import os
 import ssl
 import threading
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._codecs.scrubber import ScrubTable
@@ -26,13 +25,47 @@ _upstream_contexts: dict[tuple[str | None, ...], ssl.SSLContext] = {}
 takes tens of milliseconds."""
 
 
-@dataclass(slots=True)
 class Spent:
-    """What has been used of the budgets of one ``Http`` entry."""
+    """What has been used of the budgets of one ``Http`` entry, and of the wider one it narrows.
 
-    requests: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
+    Args:
+        http: the entry.
+        wider: the same of the wider entry; None if there is none.
+
+    """
+
+    __slots__ = ("_http", "_wider", "bytes_down", "bytes_up", "requests")
+
+    def __init__(self, http: Http, wider: Spent | None = None) -> None:
+        # The entry is the key of the table that holds this object, so it must not be kept alive.
+        self._http = weakref.ref(http)
+        self._wider = wider
+        self.requests = 0
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    def exceeded(self, *, requests: int = 0, up: int = 0, down: int = 0) -> str:
+        """Return the budget that this much more would exceed; empty if none."""
+        http = self._http()
+        if http is not None:
+            for name, used, limit in (
+                ("max_requests", self.requests + requests, http.max_requests),
+                ("max_bytes_up", self.bytes_up + up, http.max_bytes_up),
+                ("max_bytes_down", self.bytes_down + down, http.max_bytes_down),
+            ):
+                if limit is not None and used > limit:
+                    return f"budget of {http.text} used up: {name}={limit}"
+        if self._wider is None:
+            return ""
+        return self._wider.exceeded(requests=requests, up=up, down=down)
+
+    def add(self, *, requests: int = 0, up: int = 0, down: int = 0) -> None:
+        """Count a use."""
+        self.requests += requests
+        self.bytes_up += up
+        self.bytes_down += down
+        if self._wider is not None:
+            self._wider.add(requests=requests, up=up, down=down)
 
 
 class Interception:
@@ -71,7 +104,11 @@ class Interception:
 
     def spent(self, http: Http) -> Spent:
         """Return what this session has used of the budgets of an entry."""
-        return self._spent.setdefault(http, Spent())
+        found = self._spent.get(http)
+        if found is None:
+            wider = None if http.within is None else self.spent(http.within)
+            found = self._spent[http] = Spent(http, wider)
+        return found
 
     def scrub_table(self, http: Http) -> ScrubTable | None:
         """Return the secrets to replace in responses; None if there are none."""

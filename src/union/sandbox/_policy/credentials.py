@@ -24,6 +24,7 @@ __all__ = [
     "Header",
     "Headers",
     "Query",
+    "ServerSecret",
     "SigV4",
     "is_identity_header",
     "needs_digest",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 Headers = tuple[tuple[str, str], ...]
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _IDENTITY_HEADERS: Final = frozenset(
     {
@@ -197,11 +199,37 @@ class SigV4:
             raise PolicyError("SigV4: this is not an access key id", argument="access_key")
 
 
-Auth = Bearer | Header | Basic | Query | SigV4
+@dataclass(frozen=True, slots=True)
+class ServerSecret:
+    """A credential that the server of the session owns; the client knows only its name.
+
+    The operator stores it with ``sandbox-server --secrets FILE``, or names it in the
+    ``credentials`` of a ``SandboxEnvironment``. Host, position and limits are the operator's. An
+    ``Http`` entry may narrow them.
+
+    Args:
+        name: the name on the server.
+
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or _NAME.fullmatch(self.name) is None:
+            raise PolicyError(
+                "ServerSecret: a name has 1 to 100 letters, digits, '.', '_' and '-', got "
+                f"{self.name!r:.120}",
+                argument="name",
+            )
+
+
+Auth = Bearer | Header | Basic | Query | SigV4 | ServerSecret
 
 
 def secrets_sent(auth: Auth) -> tuple[Secret, ...]:
     """Return the secrets that are part of a request."""
+    if isinstance(auth, ServerSecret):
+        return ()
     if not isinstance(auth, SigV4):
         return (auth.secret,)
     return () if auth.session_token is None else (auth.session_token,)
@@ -228,6 +256,8 @@ def put_credential(
         CredentialRefusedError: the credential cannot be put into this request.
 
     """
+    if isinstance(auth, ServerSecret):
+        raise CredentialRefusedError("the credential is on a server, and this session is not")
     if isinstance(auth, SigV4):
         return target, _signed_again(auth, method, target, headers, digest)
     if isinstance(auth, Query):

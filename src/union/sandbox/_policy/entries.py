@@ -18,10 +18,11 @@ from union.sandbox._policy.names import NameSyntaxError, normalise_name
 from union.sandbox.errors import PolicyError
 
 if TYPE_CHECKING:
+    from union.sandbox._core.spec import NetworkSpec
     from union.sandbox._policy.addresses import Network
     from union.sandbox._policy.http_entries import Http
 
-__all__ = ["Entry", "first_uncovered", "parse_entries"]
+__all__ = ["Entry", "first_uncovered", "has_http", "parse_entries"]
 
 _ACCEPTED: Final = (
     "an entry is a DNS name ('example.com'), a pattern ('*.example.com'), an IP address "
@@ -114,6 +115,11 @@ def _http_entry(item: object, argument: str) -> Entry | None:
     if argument != "network_allowlist":
         raise PolicyError(f"{argument} cannot have an Http entry", argument=argument)
     return Entry(text=item.text, kind="name", name=item.host, port=item.port, http=item)
+
+
+def has_http(network: NetworkSpec) -> bool:
+    """Return whether the network of a call has an ``Http`` entry."""
+    return any(entry.http is not None for entry in network.allow)
 
 
 def first_uncovered(entries: tuple[Entry, ...], *, ceiling: tuple[Entry, ...]) -> Entry | None:

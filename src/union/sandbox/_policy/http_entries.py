@@ -16,6 +16,7 @@ from union.sandbox._policy.credentials import (
     Bearer,
     Header,
     Query,
+    ServerSecret,
     SigV4,
     secrets_sent,
 )
@@ -24,6 +25,7 @@ from union.sandbox.errors import PolicyError
 
 if TYPE_CHECKING:
     from union.sandbox._policy.entries import Entry
+    from union.sandbox._policy.secret import Secret
 
 __all__ = [
     "Http",
@@ -48,7 +50,7 @@ _STRUCTURE: Final = frozenset("./\\%?#;")
 _MAX_PATH_CHARS: Final = 8192
 _MIN_SCRUBBED: Final = 8
 """Shorter secrets occur by chance, so that replacing them would change other content."""
-_AUTHS: Final = (Bearer, Header, Basic, Query, SigV4)
+_AUTHS: Final = (Bearer, Header, Basic, Query, SigV4, ServerSecret)
 _ACCEPTED_RULE: Final = (
     "a rule is a method or '*', a space, and a path: 'GET /v1/models', 'POST /repos/*/issues', "
     "'* /v1/**'. In a path, '*' matches within one segment, and '**' at the end all that follows"
@@ -80,8 +82,9 @@ class Http:
 
     Args:
         host: a DNS name, with an optional ``:port``. The default port is 443.
-        auth: the credential: ``Bearer``, ``Header``, ``Basic``, ``Query`` or ``SigV4``. Default
-            None: none; the client's own headers are forwarded.
+        auth: the credential: ``Bearer``, ``Header``, ``Basic``, ``Query`` or ``SigV4``, or the name
+            of one that the server of the session owns, ``ServerSecret``. Default None: none; the
+            client's own headers are forwarded.
         allow: rules such as ``"GET /v1/models"`` or ``"* /repos/acme/**"``. In a path, ``*``
             matches within one segment, and ``**`` at the end all that follows. Default None: every
             request.
@@ -103,6 +106,7 @@ class Http:
         "auth",
         "env",
         "host",
+        "is_stored",
         "max_bytes_down",
         "max_bytes_up",
         "max_requests",
@@ -110,6 +114,7 @@ class Http:
         "rules",
         "scrub",
         "websockets",
+        "within",
     )
 
     def __init__(
@@ -128,7 +133,7 @@ class Http:
         self.host, self.port = _host_and_port(host)
         if auth is not None and not isinstance(auth, _AUTHS):
             raise PolicyError(
-                "Http: auth must be Bearer, Header, Basic, Query or SigV4, got "
+                "Http: auth must be Bearer, Header, Basic, Query, SigV4 or ServerSecret, got "
                 f"{type(auth).__name__}",
                 argument="auth",
                 hint="for a token in the Authorization header: auth=sb.Bearer(sb.Secret(...))",
@@ -159,22 +164,37 @@ class Http:
                     )
         self.scrub = scrub
         self.websockets = websockets
+        self.is_stored = False
+        """Whether a server owns the credential: its value is unknown to the caller."""
+        self.within: Http | None = None
+        """A wider entry whose budgets count too: set by a server for an entry that narrows one."""
 
     @property
     def variables(self) -> tuple[tuple[str, str], ...]:
         """Variables of programs inside, with placeholders as their values."""
-        if self.env is None or self.auth is None:
+        if self.env is None or self.auth is None or isinstance(self.auth, ServerSecret):
             return ()
         return ((self.env, self.auth.secret.placeholder),)
 
     @property
+    def callers_secret(self) -> Secret | None:
+        """The secret that the caller passed; None if there is none, or if a server owns it."""
+        if self.auth is None or isinstance(self.auth, ServerSecret) or self.is_stored:
+            return None
+        return self.auth.secret
+
+    @property
+    def place(self) -> str:
+        """The host, with the port unless it is that of HTTPS."""
+        return format_host_port(self.host, None if self.port == 443 else self.port)
+
+    @property
     def text(self) -> str:
         """The entry as records and messages show it."""
-        port = None if self.port == 443 else self.port
-        return f"Http({format_host_port(self.host, port)!r})"
+        return f"Http({self.place!r})"
 
     def __repr__(self) -> str:
-        shown = [self.text[5:-1]]
+        shown = [repr(self.place)]
         if self.auth is not None:
             shown.append(f"auth={type(self.auth).__name__}(***)")
         if self.allow is not None:
@@ -237,20 +257,20 @@ def path_problem(path: str) -> str:
 
 
 def texts_of(entries: Iterable[Entry]) -> list[str]:
-    """Return the entries as text, for a place that cannot serve ``Http`` entries.
+    """Return the entries as text, for a description that is stored, such as the inputs of a run.
 
     Raises:
-        PolicyError: there is one.
+        PolicyError: there is an ``Http`` entry.
 
     """
     found = []
     for entry in entries:
         if entry.http is not None:
             raise PolicyError(
-                f"network_allowlist: {entry.text} works in sessions on this machine only: a server "
-                "is not sent secrets",
+                f"network_allowlist: {entry.text} cannot be part of a session whose description is "
+                "stored with the inputs of a run",
                 argument="network_allowlist",
-                hint="use on_device.session(), or list the host by name and pass a limited secret",
+                hint="pass it to each run() or cell; the session may list the host by name",
             )
         found.append(entry.text)
     return found

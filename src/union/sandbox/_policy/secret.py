@@ -39,7 +39,7 @@ class Secret:
 
     """
 
-    __slots__ = ("_placeholder", "_value")
+    __slots__ = ("__weakref__", "_placeholder", "_value")
 
     def __init__(self, value: str, *, placeholder: str | None = None) -> None:
         if not isinstance(value, str):

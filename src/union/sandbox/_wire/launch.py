@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from union.sandbox.errors import SandboxUsageError
@@ -34,6 +34,7 @@ class LaunchSpec:
         owner_lease: Seconds without a request of the owner until the server ends, and seconds
             until the owner's first request; None: no lease.
         owner_socket: Inherited file descriptor of a connected socket to the owner, or None.
+        secrets: Credentials of the server by name, with their values, or None.
 
     """
 
@@ -46,6 +47,7 @@ class LaunchSpec:
     home: str | None = None
     owner_lease: tuple[float, float] | None = None
     owner_socket: int | None = None
+    secrets: dict[str, Any] | None = field(default=None, repr=False)
 
     def encode(self) -> bytes:
         """Return the document: one line, with its line end."""
@@ -96,9 +98,10 @@ _FIELDS: Final = {
     "home": "a string or null",
     "owner_lease": "two numbers or null",
     "owner_socket": "a whole number or null",
+    "secrets": "an object or null",
 }
 _REQUIRED: Final = frozenset(
-    field.name for field in dataclasses.fields(LaunchSpec) if field.default is dataclasses.MISSING
+    item.name for item in dataclasses.fields(LaunchSpec) if item.default is dataclasses.MISSING
 )
 
 
@@ -106,7 +109,7 @@ def _is_valid(name: str, value: object) -> bool:
     if value is None:
         return name not in _REQUIRED
     match name:
-        case "session_arguments":
+        case "session_arguments" | "secrets":
             return isinstance(value, dict)
         case "expires":
             return _is_number(value)

@@ -7,10 +7,9 @@ The description of a session or a run goes through the same checks as a caller's
 from __future__ import annotations
 
 import dataclasses
-import math
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from union.sandbox._core.events import Exited, Failed, Started, Usage
 from union.sandbox._core.files import FileInfo, FileKind
@@ -18,11 +17,17 @@ from union.sandbox._core.isolation import Isolation
 from union.sandbox._core.resolve import resolve_run, resolve_session
 from union.sandbox._core.resolve_call import RESOURCE_OF
 from union.sandbox._core.resources import Resources
-from union.sandbox._policy.decision import Decision, FrontendName
 from union.sandbox._policy.http_entries import texts_of
-from union.sandbox._policy.http_request import HttpRequest
+from union.sandbox._wire.checks import checked as _checked
+from union.sandbox._wire.checks import number as _number
 from union.sandbox._wire.errors import clean_text
 from union.sandbox._wire.frames import WireError, parse_json, to_json
+from union.sandbox._wire.network_values import (
+    decode_decision,
+    decode_request,
+    encode_decision,
+    encode_request,
+)
 from union.sandbox.constants import DEVNULL, PIPE, STDOUT, Stream
 
 if TYPE_CHECKING:
@@ -30,9 +35,11 @@ if TYPE_CHECKING:
 
     from union.sandbox._core.events import Event
     from union.sandbox._core.spec import CallPosture, Limits, NetworkSpec, RunSpec, SessionSpec
+    from union.sandbox._policy.entries import Entry
 
 __all__ = [
     "MAX_START",
+    "EntryEncoder",
     "SessionInfo",
     "Start",
     "decode_decision",
@@ -47,6 +54,7 @@ __all__ = [
     "encode_event",
     "encode_file",
     "encode_network",
+    "encode_request",
     "encode_run",
     "encode_session",
     "encode_session_info",
@@ -66,30 +74,6 @@ _MAX_ITEMS: Final = 256
 _MAX_PATH: Final = 4096
 _MAX_PATHS: Final = 10_000
 _MAX_GRACE_S: Final = 7 * 24 * 3600.0
-
-
-def _checked(value: object, kind: type | tuple[type, ...], what: str) -> Any:
-    if isinstance(value, bool) and kind is not bool:
-        raise WireError(f"{what} must be {_type_names(kind)}, got {value!r}")
-    if not isinstance(value, kind):
-        raise WireError(f"{what} must be {_type_names(kind)}, got {type(value).__name__}")
-    return value
-
-
-def _type_names(kind: type | tuple[type, ...]) -> str:
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    return " or ".join(each.__name__ for each in kinds)
-
-
-def _number(value: object, what: str) -> float:
-    """Return a finite number as a float; JSON has integers that are too large for one."""
-    try:
-        number = float(_checked(value, (int, float), what))
-    except OverflowError as exc:
-        raise WireError(f"{what} is too large") from exc
-    if not math.isfinite(number):
-        raise WireError(f"{what} is not finite")
-    return number
 
 
 def _whole(value: object, what: str, *, maximum: int = 2**63) -> int:
@@ -131,6 +115,14 @@ def reject_unknown(value: dict[str, Any], known: frozenset[str], what: str) -> N
 
 # A session.
 
+
+class EntryEncoder(Protocol):
+    """Encodes an allow-list that may have ``Http`` entries (``http_values``)."""
+
+    def encode(self, allow: tuple[Entry, ...], /) -> dict[str, Any]:
+        """Return the fields ``network_allowlist`` and, with values to send, ``secrets``."""
+
+
 _SESSION: Final = frozenset(
     {
         "backend", "host_work_dir", "work_dir_name", "network_mode", "network_allowlist",
@@ -141,12 +133,17 @@ _SESSION: Final = frozenset(
 )  # fmt: skip
 
 
-def encode_network(network: NetworkSpec) -> dict[str, Any]:
-    """Encode mode and allow-list; the rest of a policy belongs to the session."""
+def encode_network(network: NetworkSpec, entries: EntryEncoder | None = None) -> dict[str, Any]:
+    """Encode mode and allow-list, ``Http`` entries by ``entries``; the rest is the session's."""
     payload: dict[str, Any] = {"network_mode": network.mode}
     if network.mode == "allowlist":
-        payload["network_allowlist"] = texts_of(network.allow)
+        encode = _encode_texts if entries is None else entries.encode
+        payload |= encode(network.allow)
     return payload
+
+
+def _encode_texts(allow: tuple[Entry, ...]) -> dict[str, Any]:
+    return {"network_allowlist": texts_of(allow)}
 
 
 def _encode_resources(limits: Limits, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -167,10 +164,10 @@ def _encode_call(call: CallPosture, session: SessionSpec) -> dict[str, Any]:
     }
 
 
-def encode_session(spec: SessionSpec) -> dict[str, Any]:
+def encode_session(spec: SessionSpec, entries: EntryEncoder | None = None) -> dict[str, Any]:
     """Encode a session as the arguments that describe it; default values are left out."""
     payload = {
-        **(encode_network(spec.network) if spec.network_is_ceiling else {}),
+        **(encode_network(spec.network, entries) if spec.network_is_ceiling else {}),
         "backend": spec.backend,
         "host_work_dir": spec.host_work_dir,
         "work_dir_name": spec.work_dir_name,
@@ -235,7 +232,7 @@ _RUN: Final = frozenset(
 _MODES: Final = ("stdout", "stderr")
 
 
-def encode_run(spec: RunSpec, session: SessionSpec) -> bytes:
+def encode_run(spec: RunSpec, session: SessionSpec, entries: EntryEncoder | None = None) -> bytes:
     """Encode a run as the body of a START: sizes, a JSON object, the command's text, its stdin."""
     payload: dict[str, Any] = {
         "kind": spec.kind,
@@ -250,7 +247,7 @@ def encode_run(spec: RunSpec, session: SessionSpec) -> bytes:
         "pty": spec.pty,
     }
     if spec.network != session.network:
-        payload |= encode_network(spec.network)
+        payload |= encode_network(spec.network, entries)
     if spec.call is not None:
         payload |= _encode_call(spec.call, session)
     text = spec.text.encode("utf-8", "surrogateescape")
@@ -469,14 +466,6 @@ def encode_started(event: Started, isolation: Isolation | None) -> bytes:
     return to_json({"started": payload})
 
 
-def encode_decision(decision: Decision) -> bytes:
-    return to_json({"decision": dataclasses.asdict(decision)})
-
-
-def encode_request(request: HttpRequest) -> bytes:
-    return to_json({"request": dataclasses.asdict(request)})
-
-
 def decode_event(data: bytes) -> tuple[str, Any]:
     """Return the name of an event and its value: ``Event``, ``Decision`` or plain fields."""
     payload = parse_json(data, max_bytes=_MAX_EVENT)
@@ -516,46 +505,6 @@ def _decode_usage(payload: dict[str, Any]) -> Usage:
         max_rss_bytes=_whole(payload["max_rss_bytes"], "max_rss_bytes"),
         peak_memory_bytes=None if peak is None else _whole(peak, "peak_memory_bytes"),
     )
-
-
-_DECISION: Final[dict[str, tuple[type, ...]]] = {
-    "time": (int, float), "door": (str,), "host": (str,), "address": (str,), "port": (int,),
-    "rule": (str,), "reason": (str,), "suggestion": (str,), "error": (str,), "bytes_up": (int,),
-    "bytes_down": (int,), "duration_ms": (int, float),
-}  # fmt: skip
-
-
-def decode_decision(payload: dict[str, Any]) -> Decision:
-    known = {name: _checked(payload[name], kind, name) for name, kind in _DECISION.items()}
-    for name, value in known.items():
-        if isinstance(value, str):
-            known[name] = clean_text(value)
-        else:
-            _number(value, name)
-    known["door"] = cast("FrontendName", known["door"])
-    return Decision(
-        allowed=_checked(payload["allowed"], bool, "allowed"),
-        intercepted=payload.get("intercepted") is True,  # an older server does not send it
-        **known,
-    )
-
-
-_REQUEST: Final[dict[str, tuple[type, ...]]] = {
-    "time": (int, float), "method": (str,), "host": (str,), "path": (str,), "reason": (str,),
-    "suggestion": (str,), "status": (int,), "error": (str,), "bytes_up": (int,),
-    "bytes_down": (int,), "duration_ms": (int, float),
-}  # fmt: skip
-
-
-def decode_request(payload: dict[str, Any]) -> HttpRequest:
-    known = {name: _checked(payload[name], kind, name) for name, kind in _REQUEST.items()}
-    for name, value in known.items():
-        if isinstance(value, str):
-            known[name] = clean_text(value)
-        else:
-            _number(value, name)
-    flags = {name: _checked(payload[name], bool, name) for name in ("allowed", "has_credential")}
-    return HttpRequest(**known, **flags)
 
 
 # Files.

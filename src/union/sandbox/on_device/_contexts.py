@@ -12,6 +12,7 @@ from union.sandbox._contexts import python_driver
 from union.sandbox._core.processes import MAX_LISTED
 from union.sandbox._core.spec import NetworkSpec, RunSpec
 from union.sandbox._linux.process_list import list_processes, list_sandbox
+from union.sandbox._policy.entries import has_http
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox._system import IS_LINUX, NAME
@@ -19,7 +20,6 @@ from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device._cell_channels import FramedChannel, NodeChannel, ShellChannel
 from union.sandbox.on_device._interpreter import Interpreter
 from union.sandbox.on_device._network import shape_of
-from union.sandbox.on_device._trust import has_http
 
 if TYPE_CHECKING:
     from collections.abc import Callable

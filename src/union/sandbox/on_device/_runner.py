@@ -17,6 +17,7 @@ from union.sandbox._linux.prepared import NotBuiltError
 from union.sandbox._linux.protocol import FailurePlace, operation
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox._plan.rootfs import RUN_DIR
+from union.sandbox._policy.entries import has_http
 from union.sandbox._session import threads
 from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxUsageError
@@ -25,7 +26,7 @@ from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._network import shape_of
 from union.sandbox.on_device._run_network import serve_network
 from union.sandbox.on_device._start_gate import StartGate
-from union.sandbox.on_device._trust import Trust, has_http
+from union.sandbox.on_device._trust import Trust
 from union.sandbox.on_device._venv import Venv
 
 if TYPE_CHECKING:

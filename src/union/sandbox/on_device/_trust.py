@@ -16,15 +16,18 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.files import VENV_DIR
+from union.sandbox._policy.credentials import ServerSecret
+from union.sandbox._policy.entries import has_http
 from union.sandbox._session import threads
 from union.sandbox.constants import CA_VARIABLES
+from union.sandbox.errors import PolicyError
 
 if TYPE_CHECKING:
     from union.sandbox._core.spec import NetworkSpec
     from union.sandbox._net.interception import Interception
     from union.sandbox.on_device._workdir import WorkDir
 
-__all__ = ["Trust", "has_http", "http_variables"]
+__all__ = ["Trust", "http_variables"]
 
 _BUNDLE: Final = f"{VENV_DIR}/ca-bundle.pem"
 _JAVA_STORE: Final = f"{VENV_DIR}/ca-bundle.jks"
@@ -57,11 +60,6 @@ _VARIABLES: Final = (
 """Variables by which programs find the file: each reads another one."""
 
 
-def has_http(network: NetworkSpec) -> bool:
-    """Return whether the network of a call has an ``Http`` entry."""
-    return any(entry.http is not None for entry in network.allow)
-
-
 def http_variables(network: NetworkSpec, *, work_dir: str) -> dict[str, str]:
     """Return the variables of a call with ``Http`` entries: trust, and placeholders."""
     if not has_http(network):
@@ -74,6 +72,15 @@ def http_variables(network: NetworkSpec, *, work_dir: str) -> dict[str, str]:
         )
     for entry in network.allow:
         if entry.http is not None:
+            if isinstance(entry.http.auth, ServerSecret):
+                raise PolicyError(
+                    f"network_allowlist: {entry.text} names {entry.http.auth.name!r}, a secret of "
+                    "a server, and this session has no server",
+                    argument="network_allowlist",
+                    code="server-secret",
+                    hint="pass the value with sb.Secret(...), or use a session of a server that "
+                    "has it",
+                )
             found.update(entry.http.variables)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
 import signal
 from collections import deque
@@ -18,6 +19,7 @@ from union.sandbox._contexts.wire import (
     encode_context,
 )
 from union.sandbox._core.events import Exited, Failed
+from union.sandbox._policy.entries import has_http
 from union.sandbox._wire.errors import decode_error
 from union.sandbox._wire.frames import MESSAGES, WireError
 from union.sandbox._wire.process_values import decode_processes
@@ -34,10 +36,12 @@ if TYPE_CHECKING:
     from union.sandbox._core.processes import ProcessInfo
     from union.sandbox._core.spec import SessionSpec
     from union.sandbox._policy.decision import Decision
+    from union.sandbox._policy.entries import Entry
     from union.sandbox._policy.http_request import HttpRequest
     from union.sandbox._wire.values import SessionInfo
     from union.sandbox.remote._admission import Slot
     from union.sandbox.remote._connection import ClientConnection
+    from union.sandbox.remote._http_entries import SentEntries
 
 __all__ = ["RemoteContext", "start_context"]
 
@@ -82,7 +86,15 @@ class RemoteContext:
 
     """
 
-    def __init__(self, spec: ContextSpec, session: SessionSpec, *, isolation: Isolation) -> None:
+    def __init__(
+        self,
+        spec: ContextSpec,
+        session: SessionSpec,
+        *,
+        isolation: Isolation,
+        entries: Callable[[], SentEntries],
+    ) -> None:
+        self._entries = entries
         self._spec = spec
         self._session = session
         self._isolation = isolation
@@ -186,12 +198,39 @@ class RemoteContext:
         return bytes(self._between[1]), bytes(self._between[2])
 
     def start(self, number: int, spec: CellSpec, sink: CellSink) -> None:
+        entries = self._entries() if has_http(spec.network) else None
+        body = self._encode(number, spec, entries)
+        again = None
+        if entries is not None:
+
+            def again() -> None:
+                entries.forget()
+                self._start(spec, self._encode(number, spec, entries), sink)
+
+        self._start(spec, body, sink, again)
+        if entries is not None and self._cell is not None and self._cell.run is not None:
+            self._cell.run.started.add_done_callback(
+                functools.partial(_confirm, entries, spec.network.allow)
+            )
+
+    def _encode(self, number: int, spec: CellSpec, entries: SentEntries | None) -> bytes:
+        _, context = self._opened()
+        return encode_cell(spec, self._session, entries, context=context.number, number=number)
+
+    def _start(
+        self,
+        spec: CellSpec,
+        body: bytes,
+        sink: CellSink,
+        again: Callable[[], None] | None = None,
+    ) -> None:
         connection, context = self._opened()
         cell = self._cell = _CellReceiver(self, sink, self._generation)
+        cell.again = again
         limit_s = None if spec.timeout_s is None else spec.timeout_s + self._spec.interrupt_grace_s
         run = RemoteRun(
             secrets.randbits(63),
-            encode_cell(spec, self._session, context=context.number, number=number),
+            body,
             cell,
             connection=connection,
             isolation=context.isolation,
@@ -285,6 +324,7 @@ async def start_context(
     start: Callable[[Callable[[ClientConnection, Slot], _ContextRun], None], Awaitable[Any]],
     *,
     endpoint: str,
+    entries: Callable[[], SentEntries],
 ) -> RemoteContext:
     """Start the interpreter of a context on a server.
 
@@ -294,6 +334,7 @@ async def start_context(
         info: the description of the session by its server.
         start: sends a run when it is admitted, and returns when it has started.
         endpoint: the address of the server, for errors.
+        entries: returns the ``Http`` entries of the session.
 
     """
     if not info.has_contexts:
@@ -302,7 +343,7 @@ async def start_context(
             code="context-unsupported",
             hint="update sandbox-server, or use run_code() for code without earlier state",
         )
-    context = RemoteContext(spec, session, isolation=info.isolation)
+    context = RemoteContext(spec, session, isolation=info.isolation, entries=entries)
     try:
         async with asyncio.timeout(_START_S):
             await start(context.new_run, None)
@@ -317,11 +358,19 @@ async def start_context(
     return context
 
 
+def _confirm(entries: SentEntries, allow: tuple[Entry, ...], started: asyncio.Future[None]) -> None:
+    """Record that the server has the secrets of a cell that it has started."""
+    if not started.cancelled() and started.exception() is None:
+        entries.confirm(allow)
+
+
 class _CellReceiver:
     """The Sink of a cell's run: puts displays and output back in order, and ends exactly once."""
 
     def __init__(self, context: RemoteContext, sink: CellSink, generation: int) -> None:
         self.run: RemoteRun | None = None
+        self.again: Callable[[], None] | None = None
+        """Sends the cell again, with its secrets; None if it was."""
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._context = context
         self._sink = sink
@@ -337,7 +386,11 @@ class _CellReceiver:
     def on_started(self, started: asyncio.Future[None]) -> None:
         """End the cell if the server refused it."""
         if not started.cancelled() and isinstance(error := started.exception(), SandboxError):
-            self._fail(error)
+            if error.code == "secret-dropped" and self.again is not None and not self.over.done():
+                self.over.set_result(None)
+                self.again()
+            else:
+                self._fail(error)
 
     def _fail(self, error: SandboxError) -> None:
         if not self.over.done():

@@ -10,6 +10,7 @@ import secrets
 import warnings
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from union.sandbox._policy.entries import has_http
 from union.sandbox._wire.frames import WireError
 from union.sandbox._wire.values import (
     MAX_START,
@@ -19,6 +20,7 @@ from union.sandbox._wire.values import (
     encode_session,
 )
 from union.sandbox.errors import (
+    PolicyError,
     SandboxConnectionError,
     SandboxError,
     SandboxExecutionError,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from union.sandbox.remote._checkpoints import RemoteCheckpoints
     from union.sandbox.remote._context import RemoteContext
     from union.sandbox.remote._http import HttpClient
+    from union.sandbox.remote._http_entries import SentEntries
 
 __all__ = ["RemoteTransport"]
 
@@ -80,6 +83,7 @@ class RemoteTransport(HttpCalls):
         self._releases_when_lost = False
         self._fork_of: tuple[str, str] | None = None
         """The session and the checkpoint that this one begins with."""
+        self._sent_entries: SentEntries | None = None
 
     # Opening and closing.
 
@@ -182,11 +186,23 @@ class RemoteTransport(HttpCalls):
     async def _join(self, http: HttpClient) -> dict[str, Any]:
         """Open the session; return the description that the server sends."""
         self._is_requested = True
-        if self._fork_of is None:
-            return await http.call("PUT", self.path(), encode_session(self._spec))
-        session, checkpoint = self._fork_of
-        arguments = {"fork": {"session": session, "checkpoint": checkpoint}}
-        return await http.call("PUT", self.path(), arguments, within_s=_OPEN_FORK_S)
+        if self._fork_of is not None:
+            session, checkpoint = self._fork_of
+            arguments = {"fork": {"session": session, "checkpoint": checkpoint}}
+            return await http.call("PUT", self.path(), arguments, within_s=_OPEN_FORK_S)
+        entries = self._entries() if has_http(self._spec.network) else None
+        payload = await http.call("PUT", self.path(), encode_session(self._spec, entries))
+        if entries is not None:
+            entries.confirm(self._spec.network.allow)
+        return payload
+
+    def _entries(self) -> SentEntries:
+        """Return the ``Http`` entries of this session; the first use creates the object."""
+        if self._sent_entries is None:
+            from union.sandbox.remote._http_entries import SentEntries
+
+            self._sent_entries = SentEntries(self._required_access.endpoint)
+        return self._sent_entries
 
     def _is_gone(self, exc: SandboxConnectionError) -> bool:  # noqa: ARG002 - for subclasses
         """Whether no server will ever reply at this address, so that waiting is useless."""
@@ -298,7 +314,28 @@ class RemoteTransport(HttpCalls):
         if isinstance(stdin, bytes) and len(stdin) > _MAX_INLINE_STDIN:
             # Fed as the command reads it, so that neither side holds a second copy.
             spec = spec._replace(stdin="pipe")
-        body = encode_run(spec, self._spec)
+        run = await self._start_run(spec, sink)
+        if isinstance(stdin, bytes) and len(stdin) > _MAX_INLINE_STDIN:
+            run.feed_stdin(stdin)
+            run.close_stdin()
+        return run
+
+    async def _start_run(self, spec: RunSpec, sink: Sink) -> RemoteRun:
+        """Send a command; send it again with its secrets if the server has dropped one."""
+        entries = self._entries() if has_http(spec.network) else None
+        try:
+            run = await self._send_run(spec, sink, entries)
+        except PolicyError as exc:
+            if entries is None or exc.code != "secret-dropped":
+                raise
+            entries.forget()
+            run = await self._send_run(spec, sink, entries)
+        if entries is not None:
+            entries.confirm(spec.network.allow)
+        return run
+
+    async def _send_run(self, spec: RunSpec, sink: Sink, entries: SentEntries | None) -> RemoteRun:
+        body = encode_run(spec, self._spec, entries)
         if len(body) > MAX_START:
             raise SandboxUsageError(
                 f"cmd and env must have at most {MAX_START} bytes, got {len(body)}",
@@ -307,7 +344,7 @@ class RemoteTransport(HttpCalls):
             )
         isolation = self._required_info.isolation
         fds = {fd for fd, mode in ((1, spec.stdout), (2, spec.stderr)) if mode != "devnull"}
-        run = await self._start_admitted(
+        return await self._start_admitted(
             lambda connection, slot: RemoteRun(
                 secrets.randbits(63),
                 body,
@@ -320,10 +357,6 @@ class RemoteTransport(HttpCalls):
             ),
             spec.timeout_s,
         )
-        if isinstance(stdin, bytes) and len(stdin) > _MAX_INLINE_STDIN:
-            run.feed_stdin(stdin)
-            run.close_stdin()
-        return run
 
     async def open_context(self, spec: ContextSpec) -> RemoteContext:
         """Start the interpreter of a context on the server."""
@@ -331,7 +364,9 @@ class RemoteTransport(HttpCalls):
 
         await self._connected()
         info, endpoint = self._required_info, str(self._required_access.endpoint)
-        return await start_context(spec, self._spec, info, self._start_admitted, endpoint=endpoint)
+        return await start_context(
+            spec, self._spec, info, self._start_admitted, endpoint=endpoint, entries=self._entries
+        )
 
     async def _start_admitted(
         self, make: Callable[[ClientConnection, Slot], _R], timeout_s: float | None

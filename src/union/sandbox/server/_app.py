@@ -38,7 +38,7 @@ from union.sandbox.server import (
 )
 from union.sandbox.server._auth import issue_capability
 from union.sandbox.server._console_api import ConsoleApi
-from union.sandbox.server._http import HEADERS, json_response, malformed, read_json
+from union.sandbox.server._http import HEADERS, is_private, json_response, malformed, read_json
 from union.sandbox.server._metrics import render
 from union.sandbox.server._server_connection import ServerConnection
 from union.sandbox.server._sessions import short_id
@@ -281,7 +281,9 @@ class App:
         if request.method == "DELETE":
             await self._sessions.close_by_name(name)
             return json_response({"closed": True})
-        session = await self._sessions.open(name, await read_json(request))
+        session = await self._sessions.open(
+            name, await read_json(request), is_private=is_private(request)
+        )
         return json_response(encode_session_info(session.info()))
 
     async def _in_session(
@@ -345,7 +347,9 @@ class App:
         _LOGGER.debug("client connected", extra={"session": short_id(session.name)})
         budget = self._sessions.frames.of(grant.key)
         stream = WebSocket(ws, budget)
-        await ServerConnection(stream, session, self._sessions, grant=grant).serve()
+        await ServerConnection(
+            stream, session, self._sessions, grant=grant, is_private=is_private(request)
+        ).serve()
         return ws
 
 

@@ -51,6 +51,11 @@ class Grant:
         return self.session in {None, session}
 
     @property
+    def role(self) -> str:
+        """The kind of the token: ``owner``, ``capability``, ``guest`` or ``metrics``."""
+        return "owner" if self.is_full else self.key.partition(":")[0]
+
+    @property
     def reads_metrics(self) -> bool:
         return self.is_full or self == SCRAPE_GRANT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +15,7 @@ from union.sandbox._policy.upstream import parse_allowed_proxies
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Verifier
 from union.sandbox.server._secret_files import read_secret
+from union.sandbox.server._stored_secrets import read_stored_secrets
 
 if TYPE_CHECKING:
     import socket
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from union.sandbox._core.spec import NetworkSpec
     from union.sandbox._policy.rules import Entry
+    from union.sandbox._policy.stored_secrets import StoredSecret
     from union.sandbox._wire.launch import LaunchSpec
     from union.sandbox.server._auth import Guest
 
@@ -81,6 +83,8 @@ class Config:
     ceiling: NetworkSpec
     allow_proxies: tuple[Entry, ...] = ()
     """Upstream proxies that clients may use for their sessions."""
+    secrets: Mapping[str, StoredSecret] = field(default_factory=dict, repr=False)
+    """Credentials that clients use by name, and cannot read."""
     preload: tuple[str, ...] = ()
     """Modules that templates may import; those of a session that names none itself."""
     max_sessions: int = 64
@@ -202,6 +206,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="URL|HOST[:PORT]",
         help="upstream proxy that clients may use; for one on an internal network also give its "
         "address; may be repeated (default: none)",
+    )
+    add(
+        "--secrets",
+        metavar="FILE",
+        help="file (TOML) with credentials that clients use by name and cannot read; only this "
+        "user may have access to it (default: none)",
     )
     add(
         "--preload",
@@ -335,6 +345,7 @@ def config_from_arguments(argv: Sequence[str] | None, environ: Mapping[str, str]
         allow_hosts=tuple(name.lower().rstrip(".") for name in parsed.allow_host),
         ceiling=resolved.network,
         allow_proxies=parse_allowed_proxies(parsed.allow_proxy, argument="--allow-proxy"),
+        secrets={} if parsed.secrets is None else read_stored_secrets(parsed.secrets),
         preload=resolved.preload or (),
         max_sessions=_count("--max-sessions", parsed.max_sessions),
         max_runs=_count("--max-runs", parsed.max_runs),
@@ -362,6 +373,11 @@ def _check_together(config: Config) -> None:
             "--supervised does not accept a token: the launch document brings its own tokens",
             argument="--supervised",
             hint=f"remove the token option and unset {TOKEN_VARIABLE}",
+        )
+    if config.supervised and config.secrets:
+        raise SandboxUsageError(
+            "--supervised does not accept --secrets: the launch document brings its own",
+            argument="--secrets",
         )
     if config.mcp_allow and config.mcp is None:
         raise SandboxUsageError("--mcp-allow needs --mcp", argument="--mcp-allow")

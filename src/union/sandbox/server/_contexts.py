@@ -277,7 +277,11 @@ class ServerCell(ServerRun):
             raise busy("the context runs another cell", code="context-busy")
         context.cell = self
         self.event(Started(_PID))
-        live.start(self._index, self._cell, self)
+        try:
+            live.start(self._index, self._cell, self)
+        except BaseException:
+            context.cell = None
+            raise
         return _CellHandle(live, self)
 
     # The CellSink protocol; ``decision`` is that of a run.

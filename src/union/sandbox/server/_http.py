@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -26,7 +28,15 @@ if TYPE_CHECKING:
     from union.sandbox.server._metrics import Metrics
     from union.sandbox.server._quotas import Charge
 
-__all__ = ["HEADERS", "HttpServer", "json_response", "malformed", "read_body", "read_json"]
+__all__ = [
+    "HEADERS",
+    "HttpServer",
+    "is_private",
+    "json_response",
+    "malformed",
+    "read_body",
+    "read_json",
+]
 
 _LOGGER: Final = logging.getLogger("union.sandbox.server")
 HEADERS: Final = {
@@ -40,6 +50,23 @@ _FLUSH_S: Final = 5.0
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 _BODY_TIMEOUT_S: Final = 30.0
+
+
+def is_private(request: web.BaseRequest) -> bool:
+    """Return whether no third party can read a request: TLS, a Unix socket or loopback."""
+    transport = request.transport
+    if transport is None:
+        return False
+    if transport.get_extra_info("sslcontext") is not None:
+        return True
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family == socket.AF_UNIX:
+        return True
+    peer = transport.get_extra_info("peername")
+    try:
+        return ip_address(peer[0].partition("%")[0]).is_loopback
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return False
 
 
 def json_response(payload: dict[str, Any], status: int = 200) -> web.Response:

@@ -25,7 +25,7 @@ from union.sandbox._wire.values import encode_event
 from union.sandbox.constants import DEVNULL, PIPE
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Grant
-from union.sandbox.server._http import HEADERS, read_body
+from union.sandbox.server._http import HEADERS, is_private, read_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,9 @@ async def run_once(request: web.BaseRequest, sessions: Sessions) -> web.StreamRe
             hint="open a session and send the command to POST /v1/sessions/ID/runs",
         )
     arguments, _ = await _read_command(request)
-    session = await sessions.open(secrets.token_hex(16), arguments.pop("session", None) or {})
+    session = await sessions.open(
+        secrets.token_hex(16), arguments.pop("session", None) or {}, is_private=is_private(request)
+    )
     session.hold()
     try:
         return await _run(request, session, arguments, Grant(), b"")
@@ -145,6 +147,7 @@ async def _run(
                 hint="send the request without offsets to run the command again",
             )
         session.check_room(grant)
+        arguments = session.resolve_entries(arguments, grant, is_private=is_private(request))
         run = session.launch(number, _spec(session, arguments), grant)
         run.request_digest = digest
         charge = request.pop("charge")

@@ -55,7 +55,7 @@ class OwnerSocket:
                 await stream.send((to_json({"error": encode_error(exc)}),))
                 return
             await stream.send((to_json(encode_session_info(session.info())),))
-            await ServerConnection(stream, session, sessions, grant=grant).serve()
+            await ServerConnection(stream, session, sessions, grant=grant, is_private=True).serve()
         except WireError:
             sessions.metrics.bad_frames += 1
         finally:

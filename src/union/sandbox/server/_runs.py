@@ -219,6 +219,7 @@ class ServerRun:
 
     def request(self, request: HttpRequest) -> None:
         self.log.events.append(encode_request(request))
+        self.record.request(request)
         self._notify_soon()
 
     def _account(self, more: int) -> None:

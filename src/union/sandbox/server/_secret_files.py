@@ -15,17 +15,26 @@ _MAX_LINKS: Final = 40
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-def read_secret(argument: str, path: str, *, is_secret: bool) -> str:
+def read_secret(
+    argument: str,
+    path: str,
+    *,
+    is_secret: bool,
+    max_bytes: int = MAX_BYTES,
+    encoding: str = "ascii",
+) -> str:
     """Return the text of a token or digest file, without its one line end.
 
     Args:
         argument: Option that names the file, for errors.
         path: Path of the file.
         is_secret: Whether other users must not read it; a digest may be readable.
+        max_bytes: Largest accepted size. Default: 4096.
+        encoding: Encoding of its text. Default: ``"ascii"``.
 
     Raises:
-        SandboxUsageError: It cannot be read, is too large or is not ASCII text, or other users can
-            change or read it.
+        SandboxUsageError: It cannot be read, is too large or is not text in this encoding, or other
+            users can change or read it.
 
     """
     try:
@@ -35,16 +44,17 @@ def read_secret(argument: str, path: str, *, is_secret: bool) -> str:
     data = b""
     try:
         _check(argument, path, os.fstat(fd), is_secret=is_secret)
-        while len(data) <= MAX_BYTES and (piece := os.read(fd, MAX_BYTES + 1)):
+        while len(data) <= max_bytes and (piece := os.read(fd, max_bytes + 1)):
             data += piece
     finally:
         os.close(fd)
-    if len(data) > MAX_BYTES:
-        raise _unusable(argument, path, f"it holds more than {MAX_BYTES} bytes")
+    if len(data) > max_bytes:
+        raise _unusable(argument, path, f"it holds more than {max_bytes} bytes")
     try:
-        return data.decode("ascii")
-    except UnicodeDecodeError as exc:
-        raise _unusable(argument, path, "it is not ASCII text") from exc
+        return data.decode(encoding)
+    except UnicodeDecodeError:
+        # Without the cause, which holds the content of the file.
+        raise _unusable(argument, path, f"it is not {encoding.upper()} text") from None
 
 
 def check_secret_file(argument: str, path: str, *, is_secret: bool) -> None:

@@ -60,7 +60,10 @@ class ServerConnection:
         sessions: Sessions,
         *,
         grant: Grant,
+        is_private: bool,
     ) -> None:
+        self._is_private = is_private
+        """Whether no third party can read the connection, so that it may carry secrets."""
         self._stream = stream
         self._session = session
         self._sessions = sessions
@@ -297,7 +300,7 @@ class ServerConnection:
             self._refuse(number, exc)
             return
         try:
-            run = self._session.start(number, start, self._grant)
+            run = self._session.start(number, start, self._grant, is_private=self._is_private)
         except SandboxError as exc:
             # The description is invalid: the client gets a refused run.
             run = self._session.refused(number, exc, self._grant)

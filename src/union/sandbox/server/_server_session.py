@@ -25,6 +25,7 @@ from union.sandbox.on_device._transport import LocalTransport
 from union.sandbox.on_device._workdir import WorkPlace
 from union.sandbox.server._checkpoints import Operations
 from union.sandbox.server._contexts import ServerCell, ServerContext
+from union.sandbox.server._http_entries import SessionEntries
 from union.sandbox.server._records import SessionRecord
 from union.sandbox.server._run_table import RunTable
 from union.sandbox.server._runs import ServerRun
@@ -57,9 +58,11 @@ class ServerSession:
         spec: SessionSpec,
         owner: Sessions,
         *,
+        entries: SessionEntries,
         launch: LaunchSpec | None = None,
         transport: LocalTransport | None = None,
     ) -> None:
+        self._entries = entries
         self.name = name
         self.spec = spec
         self.is_supervised = launch is not None
@@ -122,7 +125,10 @@ class ServerSession:
         """Return a new session, not open yet, that begins with a checkpoint of this one."""
         origin = self.checkpoint_calls.origin(checkpoint_id)
         transport = self.transport.forked(origin)
-        return ServerSession(name, transport.spec, self._owner, transport=transport)
+        entries = SessionEntries(self._owner.config.secrets)
+        return ServerSession(
+            name, transport.spec, self._owner, entries=entries, transport=transport
+        )
 
     def summary(self) -> dict[str, Any]:
         """Return the facts of the session that the list of sessions and the console show."""
@@ -173,8 +179,17 @@ class ServerSession:
             self._owner.check_accepting()
             self.runs.check_room(grant, needs_slot=needs_slot)
 
-    def start(self, number: int, start: Start, grant: Grant) -> ServerRun:
+    def resolve_entries(
+        self, fields: dict[str, Any], grant: Grant, *, is_private: bool
+    ) -> dict[str, Any]:
+        """Return the arguments of a call with ``Http`` objects; raise if one is refused."""
+        ceiling = self.spec.network if self.spec.network_is_ceiling else None
+        return self._entries.resolve(fields, grant, is_private=is_private, ceiling=ceiling)
+
+    def start(self, number: int, start: Start, grant: Grant, *, is_private: bool) -> ServerRun:
         """Start a run, a context or a cell; a refusal becomes its end."""
+        fields = self.resolve_entries(start.fields, grant, is_private=is_private)
+        start = start._replace(fields=fields)
         if start.kind == "context":
             return self._open_context(number, start, grant)
         if start.kind == "cell":

@@ -23,6 +23,8 @@ from union.sandbox.errors import (
     SessionClosedError,
 )
 from union.sandbox.on_device._workdir import is_allowed, not_allowed
+from union.sandbox.server._auth import Grant
+from union.sandbox.server._http_entries import SessionEntries
 from union.sandbox.server._network_policy import check_proxies
 from union.sandbox.server._quotas import Buffers, FrameBudgets, RequestBytes, RunSlots, busy
 from union.sandbox.server._records import History
@@ -116,8 +118,17 @@ class Sessions:
                 hint="it was closed, its lease expired, or the server was restarted",
             ) from None
 
-    async def open(self, name: str, arguments: dict[str, Any]) -> ServerSession:
-        """Open a session, or return the open session of this name, so that a retry is safe."""
+    async def open(
+        self, name: str, arguments: dict[str, Any], *, is_private: bool = True
+    ) -> ServerSession:
+        """Open a session, or return the open session of this name, so that a retry is safe.
+
+        Args:
+            name: the name of the session.
+            arguments: its description by the client.
+            is_private: whether no third party can read the connection. Default True.
+
+        """
         if name in self._sessions:
             return self._sessions[name]
         if name in self._ended:
@@ -131,9 +142,11 @@ class Sessions:
             if "fork" in arguments:
                 opening = self._open_fork(name, arguments)
             else:
+                entries = SessionEntries(self.config.secrets)
+                arguments = entries.resolve(arguments, Grant(), is_private=is_private)
                 spec = self._spec(arguments)
                 check_proxies(spec.network, self.config.allow_proxies)
-                opening = self._open(name, spec)
+                opening = self._open(name, spec, entries)
             try:
                 self.check_accepting()
                 if len(self) >= self.config.max_sessions:
@@ -152,7 +165,8 @@ class Sessions:
         spec = self._spec(launch.session_arguments)
         left_s = max(0.001, launch.expires - time.time())
         spec = dataclasses.replace(spec, timeout_s=left_s)
-        await self._open(launch.session, spec, launch)
+        entries = SessionEntries(self.config.secrets)
+        await self._open(launch.session, spec, entries, launch)
 
     async def _open_fork(self, name: str, arguments: dict[str, Any]) -> ServerSession:
         """Open a session that begins with a checkpoint of another one, and has its settings."""
@@ -167,9 +181,13 @@ class Sessions:
         return await self._begin(self.get(parent).forked(name, checkpoint))
 
     async def _open(
-        self, name: str, spec: SessionSpec, launch: LaunchSpec | None = None
+        self,
+        name: str,
+        spec: SessionSpec,
+        entries: SessionEntries,
+        launch: LaunchSpec | None = None,
     ) -> ServerSession:
-        return await self._begin(ServerSession(name, spec, self, launch=launch))
+        return await self._begin(ServerSession(name, spec, self, entries=entries, launch=launch))
 
     async def _begin(self, session: ServerSession) -> ServerSession:
         name, spec = session.name, session.spec

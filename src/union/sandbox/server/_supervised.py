@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from union.sandbox._wire.launch import MAX_LAUNCH_BYTES, LaunchSpec
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.server._auth import Guest, Verifier
+from union.sandbox.server._stored_secrets import stored_from_launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +62,8 @@ def apply_launch_spec(config: Config, spec: LaunchSpec) -> Config:
         config,
         verifier=owner,
         guest=Guest(verifier=guest, session=spec.session, until=spec.expires),
-        launch=spec,
+        launch=dataclasses.replace(spec, secrets=None),
+        secrets=stored_from_launch(spec.secrets or {}),
         owner_socket=None if spec.owner_socket is None else _inherited_socket(spec.owner_socket),
         max_sessions=1,
     )

@@ -1,0 +1,85 @@
+"""``Http`` entries of a session on a server: secrets are sent once, entries name them."""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from union.sandbox._wire.http_values import encode_entry, encode_secret
+from union.sandbox.errors import PolicyError
+
+if TYPE_CHECKING:
+    from union.sandbox._policy.entries import Entry
+    from union.sandbox._policy.http_entries import Http
+    from union.sandbox._policy.secret import Secret
+    from union.sandbox._wire.endpoint import Endpoint
+
+__all__ = ["SentEntries"]
+
+
+class SentEntries:
+    """Encodes the allow-lists of one session (the EntryEncoder protocol).
+
+    A value is sent until the server has started a command with it, and then never again: what was
+    sent and not confirmed may have been lost.
+
+    Args:
+        endpoint: the address of the server.
+
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._entries: weakref.WeakKeyDictionary[Http, str] = weakref.WeakKeyDictionary()
+        self._secrets: weakref.WeakKeyDictionary[Secret, str] = weakref.WeakKeyDictionary()
+        self._confirmed: weakref.WeakSet[Secret] = weakref.WeakSet()
+        self._used: list[Secret] = []
+
+    def encode(self, allow: tuple[Entry, ...], /) -> dict[str, Any]:
+        """Encode an allow-list, and the secrets that the server does not have yet.
+
+        Raises:
+            PolicyError: code ``unencrypted``; a value would be sent in the clear.
+
+        """
+        self._used = []
+        items = [entry.text if entry.http is None else self._entry(entry.http) for entry in allow]
+        payload: dict[str, Any] = {"network_allowlist": items}
+        missing = [secret for secret in self._used if secret not in self._confirmed]
+        if missing:
+            self._check_encrypted()
+            payload["secrets"] = {self._secrets[s]: encode_secret(s) for s in missing}
+        return payload
+
+    def confirm(self, allow: tuple[Entry, ...]) -> None:
+        """Record that the server has the secrets of this allow-list."""
+        self._used = []
+        for entry in allow:
+            if entry.http is not None:
+                self._entry(entry.http)
+        self._confirmed.update(self._used)
+
+    def forget(self) -> None:
+        """Send every value again: the server has dropped one."""
+        self._confirmed.clear()
+
+    def _entry(self, http: Http) -> dict[str, Any]:
+        identifier = self._entries.setdefault(http, secrets.token_hex(16))
+        return encode_entry(http, identifier, self._name_of)
+
+    def _name_of(self, secret: Secret) -> str:
+        self._used.append(secret)
+        return self._secrets.setdefault(secret, secrets.token_hex(16))
+
+    def _check_encrypted(self) -> None:
+        if self._endpoint.is_secure:
+            return
+        raise PolicyError(
+            f"network_allowlist: a secret is not sent to {self._endpoint}, because the connection "
+            "is not encrypted",
+            argument="network_allowlist",
+            code="unencrypted",
+            hint="use https:// (sandbox-server --tls-cert or --tls-self-signed) or unix://, or "
+            "store the secret on the server: sandbox-server --secrets FILE, and sb.ServerSecret",
+        )
