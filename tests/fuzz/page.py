@@ -22,6 +22,7 @@ WHAT: Final = {
     "http_requests": "requests to the host of an `Http` entry, through the whole exchange",
     "http_responses": "responses of such a host, through the whole exchange",
     "http_scrubbing": "a secret in content that is split at any place",
+    "http_entries": "`Http` entries and secrets that a client sends to a server",
     "chunked": "chunked bodies, split anywhere, parsed again by the same reader",
     "http_proxy": "a complete client of the HTTP proxy, and the server behind it",
     "socks": "a complete client of the SOCKS5 proxy",

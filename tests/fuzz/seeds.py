@@ -10,7 +10,7 @@ import contextlib
 import ssl
 import struct
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.fuzz import archives
 from tests.fuzz.targets_wire import BACKENDS, ISOLATION, NEXT_MESSAGE, SESSION
@@ -427,6 +427,24 @@ def _on_a_line(*messages: bytes) -> bytes:
     return b"".join(len(one).to_bytes(4, "big") + one for one in messages)
 
 
+def _http_entries() -> list[bytes]:
+    value = {"value": "sk-0123456789abcdef", "placeholder": "sk-ABCDEFGHIJKLMNOP"}
+    entry = {"id": "a" * 32, "host": "allowed.test", "allow": ["GET /v1/**"], "max_requests": 3}
+    auths: list[dict[str, Any]] = [
+        {"kind": "bearer", "secret": "b" * 32},
+        {"kind": "header", "name": "x-api-key", "prefix": "", "secret": "b" * 32},
+        {"kind": "basic", "username": "me", "secret": "b" * 32},
+        {"kind": "query", "name": "key", "secret": "b" * 32},
+        {"kind": "sigv4", "access_key": "AK", "secret": "b" * 32, "session_token": "b" * 32},
+        {"kind": "server", "name": "stored"},
+    ]
+    return [
+        wire.to_json({"network_allowlist": ["a.test", {**entry, "auth": auth}],
+                      "secrets": {"b" * 32: value}, "network_mode": "allowlist"})
+        for auth in auths
+    ]  # fmt: skip
+
+
 def seeds() -> dict[str, list[bytes]]:
     """The inputs to begin with, by target."""
     frames = _frames()
@@ -459,6 +477,7 @@ def seeds() -> dict[str, list[bytes]]:
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n7\r\n<TOKEN>\r\n0\r\n\r\n",
             b"HTTP/1.1 204 <TOKEN>\r\n\r\nHTTP/1.0 200 OK\r\n\r\n<TOKEN><TOKEN>",
         ],
+        "http_entries": _http_entries(),
         "http_scrubbing": [b"\x03before <TOKEN> after", b"\x00<TOKEN>", b"\x28sk-<TOKEN>sk-proj"],
         "chunked": [
             b"\1" + b"3\r\nabcXY0\r\n\r\n",

@@ -23,6 +23,7 @@ PYTHON: Final[dict[str, Callable[[bytes], None]]] = {
     "http_requests": intercepted.requests,
     "http_responses": intercepted.responses,
     "http_scrubbing": intercepted.scrubbing,
+    "http_entries": intercepted.entries,
     "socks": net.socks,
     "dns": net.dns_query,
     "tls": net.tls_hello,

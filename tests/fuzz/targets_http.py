@@ -15,9 +15,15 @@ from union.sandbox._net.interception import Interception
 from union.sandbox._net.ledger import Attempt
 from union.sandbox._net.stream import EndOfStreamError, HeadTooLongError, Stream
 from union.sandbox._policy.credentials import Bearer
-from union.sandbox._policy.http_entries import Http, path_problem
+from union.sandbox._policy.http_entries import Http, covers, path_problem
 from union.sandbox._policy.rules import Verdict
 from union.sandbox._policy.secret import Secret
+from union.sandbox._policy.stored_secrets import parse_stored
+from union.sandbox._wire import frames as wire
+from union.sandbox._wire.http_values import decode_entry, encode_entry
+from union.sandbox.errors import SandboxUsageError
+from union.sandbox.server._auth import Grant
+from union.sandbox.server._http_entries import SessionEntries
 
 TOKEN = "sk-proj-0123456789abcdefghij"
 ENTRY = Http("allowed.test", auth=Bearer(Secret(TOKEN)), allow=["GET /v1/**", "POST /v1/x"])
@@ -136,3 +142,41 @@ def scrubbing(data: bytes) -> None:
     assert TOKEN.encode() not in out
     with contextlib.suppress(HttpFormatError):
         parse_request_head(data)
+
+
+STORED = parse_stored(
+    {"stored": {"host": "stored.test", "value": TOKEN, "allow": ["GET /v1/**"]}}, argument="x"
+)
+
+
+def _refusal(fields: dict[str, Any], registry: SessionEntries, *, is_private: bool) -> str | None:
+    """Return the text and the code of a refusal; None if the entries are accepted."""
+    try:
+        registry.resolve(fields, Grant(), is_private=is_private)
+    except (wire.WireError, SandboxUsageError) as exc:
+        return f"{exc} {getattr(exc, 'code', '')}"
+    return None
+
+
+def entries(data: bytes) -> None:
+    """Whatever a client sends: no error has a value, and no entry exceeds the operator's."""
+    try:
+        fields = wire.parse_json(data)
+    except wire.WireError:
+        return
+    registry, wide = SessionEntries(STORED), STORED["stored"].http
+    refusal = _refusal(fields, registry, is_private=True)
+    if refusal is not None:
+        assert TOKEN not in refusal
+        return
+    listed = registry.resolve(fields, Grant(), is_private=True).get("network_allowlist")
+    for item in listed if isinstance(listed, list) else ():
+        if not isinstance(item, Http):
+            continue
+        assert item.auth is not wide.auth or covers(wide, item)
+        assert TOKEN not in repr(item)
+        if item.auth is not None and not item.is_stored:
+            again = encode_entry(item, "a" * 32, lambda _: "b" * 32)
+            assert decode_entry(again, lambda _: Secret(TOKEN)).allow == item.allow
+    refusal = _refusal(fields, registry, is_private=False)
+    assert "unencrypted" in refusal if refusal else not fields.get("secrets")

@@ -140,7 +140,7 @@ def test_the_port_and_the_spelling_of_a_host():
         parse_entries([http, sb.Http("api.example.com:8443")], argument="network_allowlist")
     with pytest.raises(sb.PolicyError):
         parse_entries([http], argument="network_denylist")
-    with pytest.raises(sb.PolicyError, match="this machine"):
+    with pytest.raises(sb.PolicyError, match="stored"):
         texts_of([entry])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from union.sandbox._core.optional_deps import require
 from union.sandbox._core.resources import limits_from
+from union.sandbox.cluster._credentials import check_credentials, variables_of
 from union.sandbox.cluster._request import BACKENDS, DEFAULT_NAMES, MAX_TIMEOUT_S
 from union.sandbox.errors import SandboxUsageError
 
@@ -88,6 +90,10 @@ class SandboxEnvironment(flyte.TaskEnvironment):
             for ``"bwrap"``, otherwise the default of the cluster.
         proc: ``"unmasked"`` gives sandboxes a ``/proc`` of their own, on clusters that support it.
             Default: ``"default"``.
+        credentials: Secrets that code in sandboxes can use by ``ServerSecret(name)`` and cannot
+            read: for each name a dict with ``variable``, which holds one of ``secrets``, ``host``,
+            and optionally ``auth``, ``allow``, ``max_requests`` and ``roles``, as in the file of
+            ``sandbox-server --secrets``. Commands do not see these variables. Default: none.
 
     """
 
@@ -97,6 +103,7 @@ class SandboxEnvironment(flyte.TaskEnvironment):
     sys_cap_admin: bool | None = None
     seccomp_profile: Literal["RuntimeDefault", "Unconfined"] | None = None
     proc: Literal["default", "unmasked"] = "default"
+    credentials: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, accepted in _CHOICES.items():
@@ -113,6 +120,7 @@ class SandboxEnvironment(flyte.TaskEnvironment):
                 hint="sandbox_mode, runtime, sys_cap_admin, seccomp_profile and proc decide it",
             )
         self._check_gpu()
+        self.credentials = check_credentials(self.credentials, _variables(self.secrets))
         self.image = _image_of_pod(self.image)
         profile = self._profile()
         if _declared.setdefault(self.name, profile) != profile:
@@ -161,7 +169,8 @@ class SandboxEnvironment(flyte.TaskEnvironment):
         if self._forwarded is not None:
             return self._forwarded
         names = list(self.env_vars or {})
-        names += [name for secret in _secrets(self.secrets) if (name := _variable(secret))]
+        hidden = variables_of(self.credentials)
+        names += [name for name in _variables(self.secrets) if name not in hidden]
         return tuple(dict.fromkeys(name for name in names if _VARIABLE.fullmatch(name)))
 
     def _register(self) -> Any:
@@ -179,6 +188,11 @@ def _secrets(request: Any) -> list[Any]:
         return []
     listed = request if isinstance(request, list) else [request]
     return [flyte.Secret(key=item) if isinstance(item, str) else item for item in listed]
+
+
+def _variables(request: Any) -> list[str]:
+    """Return the variables that hold the secrets of an environment."""
+    return [name for secret in _secrets(request) if (name := _variable(secret))]
 
 
 def _variable(secret: Any) -> str | None:
@@ -211,6 +225,7 @@ def _body(environment: SandboxEnvironment) -> Callable[..., Any]:
             announce_to=announce_to,
             announce_key=announce_key,
             forwarded=environment.forwarded,
+            credentials=environment.credentials,
         )
 
     # Flyte resolves annotations by name in a module that lacks these names.
@@ -222,12 +237,17 @@ def _body(environment: SandboxEnvironment) -> Callable[..., Any]:
 
 
 def in_pod(
-    name: str, sandbox_mode: SandboxMode, *, forwarded: tuple[str, ...]
+    name: str,
+    sandbox_mode: SandboxMode,
+    *,
+    forwarded: tuple[str, ...],
+    credentials: dict[str, dict[str, Any]] | None = None,
 ) -> SandboxEnvironment:
     """Return the environment for use in its own pod: nothing is built, nothing is deployed."""
     _declared.pop(name, None)
     environment = SandboxEnvironment(name=name, image="auto", sandbox_mode=sandbox_mode)
     environment._forwarded = forwarded  # noqa: SLF001 - fixed when it was deployed
+    environment.credentials = credentials or {}
     return environment
 
 
@@ -244,10 +264,12 @@ class SandboxResolver:
 
     def loader_args(self, task: Any, root_dir: object = None) -> list[str]:  # noqa: ARG002 - Flyte's
         environment = task.parent_env()
+        stored = environment.credentials
         return [
             "environment", environment.name,
             "mode", environment.sandbox_mode,
             "forward", ",".join(environment.forwarded) or _NO_VARIABLES,
+            *(("credentials", json.dumps(stored)) if stored else ()),
         ]  # fmt: skip
 
     def load_task(self, loader_args: Sequence[str]) -> Any:
@@ -257,6 +279,7 @@ class SandboxResolver:
             given["environment"],
             cast("SandboxMode", given["mode"]),
             forwarded=() if names == _NO_VARIABLES else tuple(names.split(",")),
+            credentials=json.loads(given.get("credentials", "{}")),
         )
         SERVED.append(environment)  # Tasks hold only a weak reference to their environment.
         return environment.server_task

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._session import threads
 from union.sandbox._wire.launch import LaunchSpec
+from union.sandbox.cluster._credentials import read_credentials
 from union.sandbox.cluster._keys import Keys, session_name, verifier_of
 from union.sandbox.cluster._server_command import WORK_DIR, ServerCommand
 from union.sandbox.cluster._server_handle import ServerAddress
@@ -57,6 +58,7 @@ class LocalServer:
     def __init__(self, request: Request) -> None:
         self.keys = Keys()
         self.verifier = ""  # The owner chose the socket, so no announcement is verified.
+        stored = read_credentials(request.credentials)
         self._home_dir = _home()
         self._home = self._home_dir.path
         self.endpoint = f"unix://{self._home}/s"
@@ -76,6 +78,7 @@ class LocalServer:
                 shown_at=WORK_DIR if request.spec.host_work_dir is None else None,
                 home=self._home,
                 owner_socket=their_fd,
+                secrets=stored or None,
             )
 
         command = ServerCommand(

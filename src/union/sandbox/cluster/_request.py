@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from union.sandbox._core.resolve import resolve_session, validate_timeout
+from union.sandbox._policy.http_entries import texts_of
 from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class Request:
     spec: SessionSpec
     env_vars: dict[str, str] = field(default_factory=dict)
     """The variables that the environment sets in its pods; used where there is no pod."""
+    credentials: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The credentials of the environment, without values; used where there is no pod."""
 
     @property
     def backend(self) -> str:
@@ -179,6 +182,7 @@ def resolve_request(
     own_mode: SandboxMode | None = None
     own_resources: object = None
     env_vars: dict[str, str] = {}
+    credentials: dict[str, dict[str, Any]] = {}
     if environment is None:
         # No environment of landlock is deployed by default: it needs no other pod than userns.
         own_mode = requested if requested in DEFAULT_NAMES else "userns"
@@ -192,6 +196,7 @@ def resolve_request(
         runtime = str(getattr(environment, "runtime", "container"))
         own_resources = getattr(environment, "resources", None)
         env_vars = dict(getattr(environment, "env_vars", None) or {})
+        credentials = dict(getattr(environment, "credentials", None) or {})
     else:
         raise _usage_error("environment", environment, "a SandboxEnvironment, or the name of one")
     mode = requested or own_mode or "userns"
@@ -215,6 +220,7 @@ def resolve_request(
         **described,
         resources=own_resources if resources is None else resources,
     )
+    texts_of(spec.network.allow)  # the description is stored, so it can have no Http entry
     return Request(
         name=run,
         environment=environment_name,
@@ -230,6 +236,7 @@ def resolve_request(
         resources=resources,
         spec=_with_reserve(spec),
         env_vars=env_vars,
+        credentials=credentials,
     )
 
 

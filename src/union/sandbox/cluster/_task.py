@@ -17,6 +17,7 @@ from union.sandbox._wire.errors import encode_error
 from union.sandbox._wire.frames import VERSION
 from union.sandbox._wire.launch import LaunchSpec
 from union.sandbox.cluster._announce import Announcement, announce
+from union.sandbox.cluster._credentials import read_credentials
 from union.sandbox.cluster._keys import session_name
 from union.sandbox.cluster._pod_memory import within_pod
 from union.sandbox.cluster._request import ATTACH_SALT, BACKENDS, MAX_TIMEOUT_S, OWNER_LEASE
@@ -25,7 +26,7 @@ from union.sandbox.cluster._supervisor import Supervisor
 from union.sandbox.errors import SandboxError, SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["serve_run"]
 
@@ -89,6 +90,7 @@ async def serve_run(
     announce_to: str,
     announce_key: str,
     forwarded: Sequence[str],
+    credentials: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """Serve the only session of this run until it expires or is closed."""
     import flyte
@@ -109,6 +111,7 @@ async def serve_run(
     try:
         arguments = within_pod(arguments)
         scratch = _scratch()
+        stored = read_credentials(credentials or {})
     except SandboxError as exc:
         await _publish(_failure(exc, run, expires), announce_key, announce_to)
         raise
@@ -120,6 +123,7 @@ async def serve_run(
         guest_sha256=guest_sha256,
         expires=expires,
         shown_at=None if arguments.get("host_work_dir") else WORK_DIR,
+        secrets=stored or None,
     )
     command = ServerCommand(
         backend=BACKENDS[sandbox_mode],

@@ -43,22 +43,31 @@ class SentEntries:
             PolicyError: code ``unencrypted``; a value would be sent in the clear.
 
         """
+        self.check(allow)
         self._used = []
         items = [entry.text if entry.http is None else self._entry(entry.http) for entry in allow]
         payload: dict[str, Any] = {"network_allowlist": items}
         missing = [secret for secret in self._used if secret not in self._confirmed]
         if missing:
-            self._check_encrypted()
             payload["secrets"] = {self._secrets[s]: encode_secret(s) for s in missing}
         return payload
 
+    def check(self, allow: tuple[Entry, ...]) -> None:
+        """Raise ``PolicyError`` if a value of this allow-list would be sent in the clear."""
+        self._note(allow)
+        if any(secret not in self._confirmed for secret in self._used):
+            self._check_encrypted()
+
     def confirm(self, allow: tuple[Entry, ...]) -> None:
         """Record that the server has the secrets of this allow-list."""
+        self._note(allow)
+        self._confirmed.update(self._used)
+
+    def _note(self, allow: tuple[Entry, ...]) -> None:
         self._used = []
         for entry in allow:
             if entry.http is not None:
                 self._entry(entry.http)
-        self._confirmed.update(self._used)
 
     def forget(self) -> None:
         """Send every value again: the server has dropped one."""

@@ -132,6 +132,8 @@ class RemoteTransport(HttpCalls):
         return self._http
 
     async def _connect(self) -> None:
+        if has_http(self._spec.network):
+            self._entries().check(self._spec.network.allow)
         http = await self._http_client()
         await check_health(http, self._required_access.connect_timeout_s, self._is_gone)
         info = self._checked_info(await self._join(http))

@@ -63,6 +63,9 @@ export class SessionView {
       ["Decision"], ["Reason"], ["Sent", "n"], ["Received", "n"]);
     this.noDecisions = el("p", { class: "empty" });
     this.checkpoints = new CheckpointsView(this.name);
+    this.requests = table("requests", "HTTP requests", ["Time"], ["Run", "n"], ["Request"],
+      ["Decision"], ["Status", "n"], ["Reason"], ["Sent", "n"], ["Received", "n"]);
+    this.requestsTitle = el("h3", { text: "HTTP requests" });
     this.isolation = el("dl", { class: "facts", id: "isolation" });
     this.paths = el("div", { class: "paths" });
     return el("article", { "aria-label": `Session ${this.name.slice(0, 8)}` },
@@ -72,7 +75,8 @@ export class SessionView {
       this.facts,
       el("section", { class: "card" }, el("h3", { text: "Runs" }), this.runs, this.noRuns),
       el("section", { class: "card", id: "output" }, this.outputTitle, this.screen),
-      el("section", { class: "card" }, el("h3", { text: "Network" }), this.decisions, this.noDecisions),
+      el("section", { class: "card" }, el("h3", { text: "Network" }), this.decisions, this.noDecisions,
+        this.requestsTitle, this.requests),
       this.checkpoints.node,
       el("section", { class: "card" }, el("h3", { text: "Isolation" }), this.isolation,
         el("details", {}, el("summary", { text: "Paths visible in the sandbox" }), this.paths)));
@@ -97,6 +101,7 @@ export class SessionView {
     this.#choose(runs);
     this.#decisions(seen.decisions, mode, allow, deny);
     this.checkpoints.update(seen.checkpoints ?? []);
+    this.#requests(seen.requests);
     this.#isolation(seen);
   }
 
@@ -220,6 +225,25 @@ export class SessionView {
       cell({}, el("span", { class: `badge ${kind}`, text: word })),
       cell({ class: "wide why", text: oneLine(why + hint), title: visible(why + hint) }),
       cell({ class: "n", text: bytes(d.bytes_up) }), cell({ class: "n", text: bytes(d.bytes_down) }));
+  }
+
+  /** Requests to hosts with an Http entry: the server records no header, query, body or value. */
+  #requests(requests) {
+    this.requests.hidden = this.requestsTitle.hidden = requests.length === 0;
+    patch(this.requests.querySelector("tbody"), [...requests].reverse(),
+      (r) => r.number, (r) => this.#request(r), () => {});
+  }
+
+  #request(r) {
+    const why = r.error || r.reason;
+    const [word, kind] = r.allowed ? (r.error ? ["failed", "warn"] : ["allowed", "ok"]) : ["refused", "bad"];
+    const text = `${r.method} ${r.host}${r.path}`;
+    return el("tr", {}, cell({ text: clock(r.time) }), cell({ class: "n", text: r.run }),
+      cell({ class: "wide" }, el("code", { text: oneLine(text), title: visible(text) })),
+      cell({}, el("span", { class: `badge ${kind}`, text: word })),
+      cell({ class: "n", text: r.status || "–" }),
+      cell({ class: "wide why", text: oneLine(why), title: visible(why) }),
+      cell({ class: "n", text: bytes(r.bytes_up) }), cell({ class: "n", text: bytes(r.bytes_down) }));
   }
 
   #isolation(seen) {
