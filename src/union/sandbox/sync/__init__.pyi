@@ -69,6 +69,7 @@ from union.sandbox import SandboxPathError as SandboxPathError
 from union.sandbox import SandboxUsageError as SandboxUsageError
 from union.sandbox import ScriptType as ScriptType
 from union.sandbox import Secret as Secret
+from union.sandbox import ServerSecret as ServerSecret
 from union.sandbox import SessionClosedError as SessionClosedError
 from union.sandbox import SigV4 as SigV4
 from union.sandbox import Skipped as Skipped
@@ -153,6 +154,7 @@ __all__ = [
     "SandboxUsageError",
     "ScriptType",
     "Secret",
+    "ServerSecret",
     "Session",
     "SessionClosedError",
     "SigV4",
