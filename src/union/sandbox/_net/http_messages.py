@@ -76,7 +76,7 @@ def check_request(head: RequestHead, target: str, http: Http) -> int | str | Non
         raise HttpFormatError(f"expected exactly one Host header, got {len(hosts)}")
     name, port = split_authority(hosts[0], default_port=http.port)
     try:
-        is_same = parse_host(name) == http.host
+        is_same = name == http.host or parse_host(name) == http.host
     except NameSyntaxError as exc:
         raise HttpFormatError(f"the Host header {exc}") from exc
     if not is_same or port not in {http.port, 80}:

@@ -206,22 +206,36 @@ class Transfer:
         chunked = length == "chunked" and request.minor == 1
         framed = bodiless or chunked or isinstance(length, int)
         close = not framed or not messages.client_keeps_alive(request)
-        await self._to_client(
-            messages.response_head(head, self._http, chunked=chunked, close=close)
-        )
-        if not bodiless:
-            scrubber = None if self.table is None else Scrubber(self.table)
-            async for data in _payload(server, length):
-                self._count_down(len(data))
-                out = data if scrubber is None else scrubber.feed(data)
-                if out:
-                    await self._to_client(_chunk(out) if chunked else out)
-            if scrubber is not None and (out := scrubber.finish()):
-                await self._to_client(_chunk(out) if chunked else out)
-            if chunked:
-                await self._to_client(b"0\r\n\r\n")
+        encoded = messages.response_head(head, self._http, chunked=chunked, close=close)
+        if bodiless:
+            await self._to_client(encoded)
+        else:
+            await self._body_to_client(server, encoded, length, chunked=chunked)
         keeps_server = framed_by_server and messages.server_keeps_alive(head)
         return Keeps(client=not close, server=keeps_server)
+
+    async def _body_to_client(
+        self, server: Stream, head: bytes, length: int | str | None, *, chunked: bool
+    ) -> None:
+        """Send the head and the scrubbed body; a part that is here already goes with the head."""
+        if not server.has_buffered:
+            await self._to_client(head)
+            head = b""
+        scrubber = None if self.table is None else Scrubber(self.table)
+        async for data in _payload(server, length):
+            self._count_down(len(data))
+            out = data if scrubber is None else scrubber.feed(data)
+            if out or head:
+                out = _chunk(out) if chunked and out else out
+                await self._to_client(head + out if head else out)
+                head = b""
+        rest = b"" if scrubber is None else scrubber.finish()
+        if rest and chunked:
+            rest = _chunk(rest)
+        if chunked:
+            rest += b"0\r\n\r\n"
+        if head or rest:
+            await self._to_client(head + rest)
 
     async def _switch(self, server: Stream, head: ResponseHead) -> None:
         """Forward the bytes of a WebSocket both ways until one side ends."""

@@ -89,11 +89,13 @@ class Policy:
                     self._bound[entry.name] = (*known, entry.http)
         if not self._bound:
             return None
-        try:
-            name = parse_host(host)
-        except NameSyntaxError:
-            return None
-        found = self._bound.get(name, ()) if isinstance(name, str) else ()
+        found = self._bound.get(host, ())  # most hosts are in the canonical spelling already
+        if not found:
+            try:
+                name = parse_host(host)
+            except NameSyntaxError:
+                return None
+            found = self._bound.get(name, ()) if isinstance(name, str) else ()
         exact = next((http for http in found if http.port == port), None)
         return exact or (found[0] if found and port == _PLAIN_HTTP_PORT else None)
 

@@ -95,14 +95,18 @@ class TlsStream(Stream):
 
     async def _receive(self, size: int) -> bytes:
         while not self._has_ended:
-            data = self._decrypt(size)
-            if data:
+            if self._has_records and (data := self._decrypt(size)):
                 return data
             if self._has_ended:
                 break
             await self._flush()
             await self._fill()
         return b""
+
+    @property
+    def _has_records(self) -> bool:
+        """Whether a read can succeed; one that cannot costs an exception."""
+        return bool(self._incoming.pending or self._incoming.eof or self._tls.pending())
 
     def _decrypt(self, size: int) -> bytes:
         """Return up to ``size`` bytes of the records that have arrived."""
@@ -115,6 +119,8 @@ class TlsStream(Stream):
                     break
                 pieces.append(data)
                 size -= len(data)
+                if not self._has_records:
+                    break
         except ssl.SSLWantReadError:
             pass
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
