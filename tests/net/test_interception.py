@@ -158,6 +158,12 @@ async def test_a_path_that_servers_read_differently_is_refused(monkeypatch, path
         "GET /v1/x HTTP/1.1\r\nHost: {host}\r\nConnection: host\r\n\r\n",
         "TRACE /v1/x HTTP/1.1\r\nHost: {host}\r\n\r\n",
         "CONNECT evil.test:443 HTTP/1.1\r\nHost: {host}\r\n\r\n",
+        "get /v1/x HTTP/1.1\r\nHost: {host}\r\n\r\n",
+        "PRI * HTTP/1.1\r\nHost: {host}\r\n\r\n",
+        "GET /v1/\xe9 HTTP/1.1\r\nHost: {host}\r\n\r\n",
+        "GET /v1/x HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding:\x0bchunked\r\n\r\n",
+        "GET /v1/x HTTP/1.1\r\nHost: {host}\r\nX: a\rY: b\r\n\r\n",
+        "GET /v1/x HTTP/1.1\r\nHost: {host}\r\nX: a\0b\r\n\r\n",
     ],
 )
 async def test_a_request_with_two_readings_never_reaches_the_server(monkeypatch, request_):
@@ -424,6 +430,20 @@ async def test_http2_is_refused_with_the_setting_to_change(monkeypatch):
         assert "HTTP/2" in g.decisions[0].reason
         context.set_alpn_protocols(["h2", "http/1.1"])  # the positive control: a choice
         assert status(await g.get(context=context)) == 200
+
+
+@pytest.mark.parametrize("protocols", [[], ["http/1.1"]])
+async def test_http2_without_negotiation_is_explained(monkeypatch, protocols):
+    """Clients of gRPC with prior knowledge."""
+    async with gate(monkeypatch) as g:
+        context = g.client_context()
+        if protocols:
+            context.set_alpn_protocols(protocols)
+        await g.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", context=context)
+        await eventually(lambda: g.decisions)
+        assert "HTTP/2" in g.decisions[0].error
+        assert "HTTP/1.1 client" in g.decisions[0].error
+        assert not g.stub.seen
 
 
 async def test_plain_http_is_upgraded(monkeypatch):

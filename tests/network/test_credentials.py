@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib.util
 import os
 import pickle
 import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from tests.conftest import ISOLATED, WITHOUT_NAMESPACES, session_of
+from tests.conftest import ISOLATED, WITHOUT_NAMESPACES, descendants, session_of
 from tests.net.https_stub import make_certificate
 from tests.network.api_stub import serve_api
+from tests.network.process_memory import holders_of
 from tests.network.services import PACKAGE, make_index, make_repository
 
 from union import sandbox as sb
@@ -137,8 +141,18 @@ SHELL = {
     f" && python -c 'import {PACKAGE}; print({PACKAGE}.answer)'",
     "node": "node -e 'fetch(\"{base}/echo\").then(r => r.text()).then(console.log)'",
     "java": "java Fetch.java {base}/echo",
+    "go": "./fetch {base}/echo",
 }
-NEEDS = {"java": "default-jdk-headless", "node": "nodejs"}
+NEEDS = {"java": "default-jdk-headless", "node": "nodejs", "go": "golang-go"}
+GO = """
+package main
+import ("io"; "net/http"; "os")
+func main() {
+    response, err := http.Get(os.Args[1])
+    if err != nil { panic(err) }
+    io.Copy(os.Stdout, response.Body)
+}
+"""
 JAVA = """
 import java.net.URL;
 public class Fetch {
@@ -150,6 +164,21 @@ public class Fetch {
 """
 
 
+def go_program():
+    """Return a client in Go, built once for its source: a build takes longer than all the tests."""
+    place = Path(__file__).parents[2] / ".cache" / "go"
+    program = place / f"fetch-{hashlib.sha256(GO.encode()).hexdigest()[:16]}"
+    if not program.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place) as scratch:
+            source, built = Path(scratch, "fetch.go"), Path(scratch, "fetch")
+            source.write_text(GO)
+            env = {**os.environ, "GOCACHE": str(place / "cache"), "CGO_ENABLED": "0"}
+            subprocess.run(["go", "build", "-o", built, source], check=True, env=env, cwd=scratch)
+            built.rename(program)
+    return program.read_bytes()
+
+
 @pytest.mark.parametrize("client", SHELL)
 async def test_programs_work_without_changes(sbx, api, client):
     tool = client.split()[0]
@@ -157,6 +186,8 @@ async def test_programs_work_without_changes(sbx, api, client):
     if tool != "uv" and shutil.which(needed) is None:
         pytest.skip(f"{needed} is not installed: apt-get install {NEEDS.get(tool, tool)}")
     await sbx.put_bytes("Fetch.java", JAVA.encode())
+    if tool == "go":
+        await sbx.put_bytes("fetch", go_program(), mode=0o755)
     command = SHELL[client].format(base=f"https://{HOST}:{api.port}")
     result = await sbx.exec(command, timeout_s=100, **network(entry(api)))
     assert result.ok, result.stderr
@@ -285,6 +316,12 @@ async def test_the_secret_is_in_no_file_and_no_process_of_the_host(sbx, api):
     async with asyncio.timeout(20):
         while not proc.requests:
             await asyncio.sleep(0.02)
+    # The launcher, prepared sandboxes, waiting Pythons, and the command itself.
+    holders, searched = holders_of(TOKEN.encode(), descendants(os.getpid()))
+    assert not holders
+    if os.geteuid() == 0:
+        assert searched > 2
+        assert holders_of(TOKEN.encode(), {os.getpid()})[0], "the control: this process has it"
     own = str(os.getpid())
     for name in os.listdir("/proc"):
         if name.isdigit() and name != own:

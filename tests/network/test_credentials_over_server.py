@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
+from tests.conftest import descendants
 from tests.net.https_stub import make_certificate
 from tests.network.api_stub import serve_api
+from tests.network.process_memory import holders_of
 from tests.remote.conftest import Proxy
 from tests.servers import ServerProcess
 
@@ -297,6 +300,78 @@ async def test_no_role_reads_a_value_back(server, api):
     ]  # fmt: skip
     assert HOST.encode() in everything, "the control: these places do show the requests"
     assert api.credentials == {f"Bearer {TOKEN}", f"Bearer {STORED}"}
+
+
+@pytest.mark.threat(202)
+async def test_helpers_and_core_files_of_a_server_have_no_value(server, api):
+    limits = Path(f"/proc/{server.pid}/limits").read_text()
+    (core,) = (line for line in limits.splitlines() if line.startswith("Max core file size"))
+    assert core.split()[4] == "0", "a crash of the server leaves no core file"
+    entry = bound(api)
+    async with connect(server) as session:
+        command = (
+            f"ulimit -c unlimited; {shlex.join(get(api))}; python -c 'import os; os.abort()'; ls"
+        )
+        result = await session.exec(command, **network(entry))
+        assert result.requests[0].has_credential
+        for name in await session.list_dir("."):
+            if name.kind == "file":
+                assert TOKEN.encode() not in await session.get_bytes(name.path)
+        proc = await session.run("sleep 30", background=True, **network(entry))
+        for secret in (TOKEN, STORED):
+            holders, searched = holders_of(secret.encode(), descendants(server.pid))
+            assert not holders
+            if os.geteuid() == 0:
+                assert searched > 2
+                assert holders_of(secret.encode(), {server.pid})[0], "the control"
+        proc.kill()
+        await proc.wait()
+
+
+RAW = """
+import json, os, socket, ssl, sys
+host, port = sys.argv[1], int(sys.argv[2])
+context = ssl.create_default_context()
+for request in json.load(open("requests.json")):
+    with socket.create_connection((host, port)) as raw:
+        with context.wrap_socket(raw, server_hostname=host) as tls:
+            tls.sendall(request.encode("latin-1"))
+            try:
+                print(tls.recv(12).decode("latin-1", "replace"))
+            except OSError as exc:
+                print("closed", exc)
+"""
+HEAD = "HTTP/1.1\r\nHost: {host}\r\n"
+BEYOND_RULES = [
+    "GET /%65cho/../admin " + HEAD + "\r\n", "GET /echo/..%2fadmin " + HEAD + "\r\n",
+    "GET //echo " + HEAD + "\r\n", "GET /echo%2f " + HEAD + "\r\n", "GET /ECHO " + HEAD + "\r\n",
+    "GET /%ef%bc%8fecho " + HEAD + "\r\n", "get /echo " + HEAD + "\r\n", "GET /echo\r\n\r\n",
+    "GET https://evil.test/echo " + HEAD + "\r\n", "TRACE /echo " + HEAD + "\r\n",
+    "GET /echo " + HEAD + "Host: evil.test\r\n\r\n", "POST /echo " + HEAD + "\r\n",
+    "GET /echo HTTP/1.1\r\nHost: evil.test\r\n\r\n", "GET /echo " + HEAD + "X: a\r\n b\r\n\r\n",
+    "GET /echo " + HEAD + "Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde",
+    "GET /echo " + HEAD + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "GET /echo " + HEAD + "Transfer-Encoding: xchunked\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "GET /echo HTTP/1.1\nHost: {host}\n\n\r\n\r\n",
+]  # fmt: skip
+
+
+@pytest.mark.threat(181, 201)
+async def test_requests_beyond_the_rules_do_not_pass_a_server(server, api):
+    place = f"{HOST}:{api.port}"
+    allowed = ("GET /echo " + HEAD + "Connection: close\r\n\r\n").format(host=place)
+    requests = [text.format(host=place) for text in BEYOND_RULES]
+    entry = bound(api, allow=["GET /echo"])
+    async with connect(server) as session:
+        await session.put_bytes("requests.json", json.dumps([*requests, allowed]).encode())
+        argv = ["python", "-c", RAW, HOST, str(api.port)]
+        result = await session.exec(argv, check=True, **network(entry))
+    *refused, passed = result.stdout.splitlines()
+    assert passed == "HTTP/1.1 200", "the control"
+    assert len(refused) == len(requests)
+    assert not [line for line in refused if " 200" in line]
+    assert [(r.method, r.path) for r in api.received] == [("GET", "/echo")]
+    assert [r.allowed for r in result.requests].count(True) == 1
 
 
 @pytest.mark.threat(203)

@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.enable()
         set_up_logging(config.log_level, _token_filter(config))
         raise_file_limit()
+        _disable_core_files()
         # Buffers of a few streams are allocated and freed all the time.
         retain_freed_memory(2 * WINDOW)
         asyncio.run(serve(config))
@@ -73,6 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"sandbox-server: {exc}\n")
         return 2
     return 0
+
+
+def _disable_core_files() -> None:
+    """Leave no core file after a crash: the memory of a server holds secrets of its clients."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def _token_filter(config: Config) -> Callable[[str], bool]:
