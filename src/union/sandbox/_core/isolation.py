@@ -27,9 +27,9 @@ class Isolation:
     the mode and times of files that belong to the sandbox's id, as in gVisor) or ``none``.
     ``limits``: what enforces each limit: ``cgroup-v2``, ``cgroup-v1``, ``rlimit``,
     ``rlimit-shared`` (counted over all processes of this id, as in gVisor), ``tmpfs``,
-    ``watch`` (the memory of the process tree is sampled every few milliseconds), ``nodes`` (only
-    the requested device nodes exist), ``namespace`` (a limit of the session's user namespace or
-    id), ``filter`` (refused by the system-call filter) or ``none``.
+    ``watch`` (the process tree is looked at: its memory every few milliseconds, its epoll watches
+    every 0.25 s), ``nodes`` (only the requested device nodes exist), ``namespace`` (a limit of the
+    session's user namespace or id), ``filter`` (refused by the system-call filter) or ``none``.
     ``egress``: what enforces the network policy: ``kernel``, ``proxy-only``, ``mediated`` (each
     connection is made by the host and handed over) or ``none``.
     ``tmp`` and ``shm``: ``private`` (mounts of the sandbox's own), ``directory`` (a directory of

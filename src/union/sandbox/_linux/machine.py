@@ -34,8 +34,24 @@ class Machine:
     DESCRIPTORS: ClassVar[int] = 7
     """Six namespaces and /proc, as its first process sends them."""
 
-    def __init__(self, sock: socket.socket, fds: tuple[int, ...], readers: ReaderSet) -> None:
-        """Take over the socket of its first process and the descriptors that it has sent."""
+    def __init__(
+        self,
+        sock: socket.socket,
+        fds: tuple[int, ...],
+        readers: ReaderSet,
+        *,
+        locate: Callable[[], Coroutine[None, None, int]],
+    ) -> None:
+        """Take over the socket of its first process and the descriptors that it has sent.
+
+        Args:
+            sock: the socket.
+            fds: the descriptors.
+            readers: the descriptors that the session's event loop reads.
+            locate: returns the pid of its first process on this host; 0 if it has ended.
+
+        """
+        self.locate = locate
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._readers = readers

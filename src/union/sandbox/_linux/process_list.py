@@ -19,7 +19,7 @@ from union.sandbox.constants import KILL_GRACE_S
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-__all__ = ["list_processes", "list_sandbox", "of_commands", "stop_process"]
+__all__ = ["label_of", "list_processes", "list_sandbox", "of_commands", "stop_process"]
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -159,6 +159,14 @@ def _describe(proc: int, pid: int) -> ProcessInfo | None:
         memory_bytes=int(fields[_RESIDENT]) * _PAGE,
         left_behind=False,
     )
+
+
+def label_of(pid: int) -> int:
+    """Return the label of a process of this host; 0 for one that cannot be inspected."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/user").st_ino
+    except OSError:
+        return 0
 
 
 def _label(proc: int, pid: int) -> int:

@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Pool", "PoolFullError", "files", "names", "outputs", "removal", "until_done"]
+__all__ = [
+    "Pool",
+    "PoolFullError",
+    "files",
+    "names",
+    "outputs",
+    "removal",
+    "until_done",
+    "watches",
+]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -251,10 +260,13 @@ removal: Final = Pool("removal", threads=8, share=2)
 outputs: Final = Pool("outputs", threads=32, share=4)
 """Writes to the caller's own standard output and error, which may block; the key is the command."""
 
+watches: Final = Pool("watches", threads=2, share=1)
+"""Looking at the processes of commands that run for long; the key is the session."""
+
 
 def _after_fork() -> None:
     # The child has none of the threads, and a lock may have been held at the moment of the fork.
-    for pool in (files, names, removal, outputs):
+    for pool in (files, names, removal, outputs, watches):
         pool._reset()  # noqa: SLF001 - of this module
 
 

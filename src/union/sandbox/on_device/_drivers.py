@@ -113,6 +113,10 @@ class SpareDrivers:
         """Whether one waits; it may still execute what earlier runs left in the venv."""
         return any(self._waiting.values())
 
+    def runs(self) -> list[LocalRun]:
+        """Return those that wait."""
+        return [one.run for waiting in self._waiting.values() for one in waiting]
+
     def wants(self, posture: Posture) -> bool:
         return len(self._waiting[posture]) < self._keep
 

@@ -370,6 +370,8 @@ class Interpreter:
             return "it has not ended"
         if end.reason == "oom":
             return "the memory limit of the sandbox was reached"
+        if end.reason == "limit":
+            return "a limit of the sandbox was exceeded"
         if end.reason == "closed":
             return "the context was closed"
         if end.reason in _CAUSES and end.reason:

@@ -84,6 +84,11 @@ class PortablePosture(Posture):
         return False
 
     @property
+    def shares_epolls(self) -> bool:
+        """Always false: the system has no such limit."""
+        return False
+
+    @property
     def cache_key(self) -> bytes:
         return f"{self.shape} {self.view!r}".encode("utf-8", "surrogateescape")
 

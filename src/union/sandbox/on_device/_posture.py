@@ -203,6 +203,8 @@ class Posture:
         self.isolation = backend.isolation(setting, limits=tuple(limits.items()))
         if shares and _can_fork(spec, found):
             self.isolation = dataclasses.replace(self.isolation, python="forked")
+        self.shares_epolls = limits["epoll"] == "watch"
+        """Whether its sandboxes use the epoll watches of the caller's own id."""
         self.owner = found.identity.host_uid if unprivileged else None
         """The id that what a command may reopen, such as its pipes, must belong to."""
         self.counts_processes = found.identity.host_uid != 0 and found.identity.kind != "host"

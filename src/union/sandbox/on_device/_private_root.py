@@ -7,6 +7,7 @@ use one private root. A call with paths of its own has another one.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from typing import TYPE_CHECKING
 
@@ -152,7 +153,7 @@ class PrivateRoot:
             return Outcome(None)
         encoded = sealed_memfd("plan", plan.encode())
         try:
-            _, sock = channel.prepare(plan, encoded, shared=self.namespaces, budgets=budgets)
+            number, sock = channel.prepare(plan, encoded, shared=self.namespaces, budgets=budgets)
         finally:
             os.close(encoded)
         try:
@@ -165,7 +166,9 @@ class PrivateRoot:
             _close_all(fds)
             self.check_open()
             return outcome
-        self.machine = Machine(sock, fds, channel.readers)
+        self.machine = Machine(
+            sock, fds, channel.readers, locate=functools.partial(channel.locate, number)
+        )
         return outcome
 
 

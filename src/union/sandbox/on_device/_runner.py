@@ -23,6 +23,7 @@ from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device._call_postures import CallPostures
 from union.sandbox.on_device._command import CommandBuilder
+from union.sandbox.on_device._epoll_guard import EpollGuard
 from union.sandbox.on_device._network import shape_of
 from union.sandbox.on_device._run_network import serve_network
 from union.sandbox.on_device._start_gate import StartGate
@@ -82,6 +83,11 @@ class Runner:
         """Holds back new commands while a checkpoint is taken."""
         self._is_venv_verified = False
         """Whether the venv was verified after anything could have changed it."""
+        self._epolls = EpollGuard(
+            running=lambda: self._runs,
+            waiting=lambda: (*pool.pythons.runs(), *pool.drivers.runs()),
+            machine=lambda: postures.machine,
+        )
         pool.sandboxes.on_idle = self._rest
         pool.on_late_python = self.forget_venv  # it executes code of the venv before it waits
 
@@ -157,6 +163,8 @@ class Runner:
             end = self._work.keep_during_call(posture.read_only)
             run.finished.add_done_callback(lambda _: end())
         pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
+        if posture.shares_epolls:
+            self._epolls.wake()
         if run.started is None and not isinstance(run, MachineRun):  # its end reports the pid
             sink.event(Started(_FIRST_INSIDE))
         forks = spec.kind == "python" and pool.template.is_ready
@@ -215,6 +223,8 @@ class Runner:
             self._runs.add(run)
             run.finished.add_done_callback(lambda _: self._on_end(run))
             self._pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
+            if posture.shares_epolls:
+                self._epolls.wake()
             run.listen()
             return run, near, posture
 
@@ -349,6 +359,7 @@ class Runner:
 
     def end_all(self) -> None:
         """Kill every command of the session."""
+        self._epolls.close()
         for run in tuple(self._runs):
             run.end_now("closed")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._backends.base import Identity
 from union.sandbox._backends.registry import HOST_ROOT
-from union.sandbox._linux import cgroup, gpu, host, inherited, kernel
+from union.sandbox._linux import cgroup, epoll_watches, gpu, host, inherited, kernel
 from union.sandbox._linux.ids import SessionId, id_range
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.pinning import LinkInWritablePlaceError, Places, identity_of, pin
@@ -416,6 +416,12 @@ def _refuse_overlap(item: Shown, work: WorkDir, argument: str) -> None:
         )
 
 
+def _epoll_limit(identity: Identity) -> str:
+    if identity.kind == "unprivileged":
+        return "namespace"  # the kernel counts them for the session's own id
+    return "watch" if identity.kind == "caller" and epoll_watches.max_watches() else "none"
+
+
 def limit_report(
     limits: Limits,
     identity: Identity,
@@ -458,6 +464,7 @@ def limit_report(
         "shm": scratch,
         "core": "rlimit" if inherited.can_stop_core_dumps() else "none",
         "inotify": "filter" if on_host_root else "namespace" if counted else "none",
+        "epoll": _epoll_limit(identity),
     }
     if limits.memory_bytes is not None:
         report["memory"] = group or "watch"

@@ -1,0 +1,242 @@
+"""Keep sandboxes with the caller's user id from using up the caller's epoll watches.
+
+Rules of this file:
+
+- A command that ends within the first interval is never looked at, and costs nothing.
+- A session that holds more than its budget loses the command that holds most of it.
+- Watches can be hidden from counting, in messages or in threads. So the guard also tries whether
+  the caller has watches left. If not, commands of all sessions are ended, the most suspect first:
+  by what they hold or may hide, then by the time that they have spent in the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+
+from union.sandbox._linux import epoll_watches
+from union.sandbox._linux.process_list import label_of
+from union.sandbox._session import threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from union.sandbox._linux.epoll_watches import Table
+    from union.sandbox._linux.machine import Machine
+    from union.sandbox._linux.run import LocalRun
+
+__all__ = ["EpollGuard"]
+
+_log = logging.getLogger("union.sandbox")
+_EVERY_S: Final = 0.25
+_SHARE: Final = 5
+"""Looking takes at most one part in so many of a processor's time."""
+_BUDGET: Final = 8
+"""A session gets this part of the watches of one user."""
+_SEARCH_S: Final = 0.2
+_FRESH_S: Final = 2.0
+"""How long the suspicion that a session has reported is compared with those of others."""
+_S_PER_WATCH: Final = 1e-7
+"""Adding a watch takes longer than this in the kernel."""
+
+
+class _Suspicion(NamedTuple):
+    watches: int
+    system_s: float
+
+
+class _Group(NamedTuple):
+    """Processes that are ended together."""
+
+    tables: list[Table]
+    end: Callable[[], None]
+
+
+class EpollGuard:
+    """Watch the commands of one session while there are any."""
+
+    _reports: ClassVar[dict[int, tuple[float, _Suspicion]]] = {}
+    """The most suspect command of each session of this process, while no watch is left."""
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self,
+        *,
+        running: Callable[[], Iterable[LocalRun]],
+        waiting: Callable[[], Iterable[LocalRun]],
+        machine: Callable[[], Machine | None],
+    ) -> None:
+        """Watch what the functions return.
+
+        Args:
+            running: the commands and contexts of the session.
+            waiting: Pythons without a command, which may have executed code of the venv.
+            machine: the machine of the session, if it has one.
+
+        """
+        self._running = running
+        self._waiting = waiting
+        self._machine = machine
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._seen: set[LocalRun] = set()
+        self._pids: dict[LocalRun, int] = {}
+        self._is_closed = False
+        self.budget = epoll_watches.max_watches() // _BUDGET
+
+    def wake(self) -> None:
+        """Begin to watch, unless it has begun."""
+        if self._timer is None and self.budget and not self._is_closed:
+            self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._look)
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        self._forget()
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._reports.pop(id(self), None)
+
+    def _look(self) -> None:
+        machine = self._machine()
+        now = {run for run in (*self._running(), *self._waiting()) if not run.finished.done()}
+        old, self._seen = now & self._seen, now
+        if not now and machine is None:
+            self._timer = None
+            self._pids.clear()
+            self._forget()
+            return
+        if not old and machine is None:
+            self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._look)
+            return
+        self._task = asyncio.get_running_loop().create_task(self._measure(old, machine))
+
+    async def _measure(self, runs: set[LocalRun], machine: Machine | None) -> None:
+        began, is_idle = time.monotonic(), False
+        try:
+            groups = await self._groups(runs, machine)
+            is_idle = not groups and not self._seen
+            if groups:
+                await self._check(groups)
+        except OSError as exc:  # no thread can be started, or the launcher has been stopped
+            _log.warning("the epoll watches of sandboxes cannot be counted: %s", exc)
+        finally:
+            wait_s = max(_EVERY_S, (time.monotonic() - began) * _SHARE)
+            self._task = self._timer = None
+            if not is_idle and not self._is_closed:
+                self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    async def _check(self, groups: list[_Group]) -> None:
+        counts = await threads.watches.run(self, _counts, groups, self.budget)
+        if sum(counts) > self.budget:
+            worst = max(range(len(groups)), key=counts.__getitem__)
+            _log.warning(
+                "a command was ended: its session holds more than %d epoll watches of this user "
+                "(an eighth of fs.epoll.max_user_watches)",
+                self.budget,
+            )
+            groups[worst].end()
+            return
+        if not epoll_watches.is_exhausted():
+            self._forget()
+            return
+        found = await threads.watches.run(self, _suspicions, groups, self.budget)
+        worst = max(range(len(groups)), key=found.__getitem__)
+        if self._is_most_suspect(found[worst]):
+            _log.warning("a command was ended: this user has no epoll watches left")
+            groups[worst].end()
+            self._forget()
+
+    def _is_most_suspect(self, mine: _Suspicion) -> bool:
+        """Report; return whether no other session has reported more since the last time."""
+        if mine.watches <= self.budget // _BUDGET and mine.system_s < self.budget * _S_PER_WATCH:
+            return False
+        now = time.monotonic()
+        with self._lock:
+            is_second = id(self) in self._reports
+            self._reports[id(self)] = now, mine
+            fresh = [it for at, it in self._reports.values() if now - at < _FRESH_S]
+        return is_second and mine >= max(fresh)
+
+    async def _groups(self, runs: set[LocalRun], machine: Machine | None) -> list[_Group]:
+        firsts = {run: await self._locate(run) for run in runs}
+        self._pids = firsts
+        if machine is None:
+            trees = await threads.watches.run(self, _trees, list(firsts.values()))
+            ends = [functools.partial(self._end, run) for run in firsts]
+            return [_Group(*it) for it in zip(trees, ends, strict=True) if it[0]]
+        if machine.is_lost:
+            return []
+        own = await machine.locate()
+        by_label = await threads.watches.run(self, _by_label, [own, *firsts.values()], own)
+        by_run = {run.sandbox.label: run for run in firsts}
+        return [
+            _Group(tables, functools.partial(self._end, by_run[label]))
+            if label in by_run
+            else _Group(tables, functools.partial(_end_left, machine, label))
+            for label, tables in by_label.items()
+        ]
+
+    async def _locate(self, run: LocalRun) -> int:
+        if not self._pids.get(run):
+            self._pids[run] = await run.sandbox.channel.locate(run.sandbox.number)
+        return self._pids[run]
+
+    def _end(self, run: LocalRun) -> None:
+        if run in self._running():
+            run.end_now("limit")
+        elif not run.has_ended:
+            run.sandbox.kill()  # it has no command yet, and will get none
+
+
+def _end_left(machine: Machine, label: int) -> None:
+    """End processes that a command of a machine has left behind."""
+    if label:
+        machine.signal(label, signal.SIGKILL)
+    else:
+        machine.end()  # they cannot be inspected, and so not be found
+
+
+def _trees(firsts: list[int]) -> list[list[Table]]:
+    return [epoll_watches.descriptor_tables(first) if first else [] for first in firsts]
+
+
+def _by_label(firsts: list[int], machine: int) -> dict[int, list[Table]]:
+    """Return the tables of commands by label, without those of the product's own processes."""
+    found: dict[int, list[Table]] = {}
+    for tables in _trees(firsts):
+        for table in tables:
+            found.setdefault(label_of(table.pid), []).append(table)
+    for pid in (os.getpid(), machine):
+        found.pop(label_of(pid), None)
+    return found
+
+
+def _counts(groups: list[_Group], budget: int) -> list[int]:
+    """Return the watches of each group; bounds, if these are low enough together."""
+    bounds = [epoll_watches.bound(group.tables) for group in groups]
+    if sum(bounds) <= budget:
+        return bounds
+    return [epoll_watches.count(group.tables, budget) for group in groups]
+
+
+def _suspicions(groups: list[_Group], budget: int) -> list[_Suspicion]:
+    until = time.monotonic() + _SEARCH_S
+    found = []
+    for group in groups:
+        watches = epoll_watches.count(group.tables, budget)
+        holding = epoll_watches.hidden(group.tables, until)
+        # Each descriptor in a message may be an epoll instance with as many as a table allows.
+        most = max((table.size for table in group.tables), default=0)
+        found.append(_Suspicion(watches + holding.in_flight * most**2, holding.system_s))
+    return found
