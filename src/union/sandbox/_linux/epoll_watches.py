@@ -71,9 +71,14 @@ class Holding(NamedTuple):
 
 @functools.cache
 def max_watches() -> int:
-    """Return the epoll watches that one user may have; 0 if the kernel has no such limit."""
+    """Return the epoll watches that one user may have.
+
+    0 if the kernel has no such limit, or does not list the children of a process.
+    """
     path = Path("/proc/sys/fs/epoll/max_user_watches")
-    return int(path.read_text(encoding="ascii")) if path.exists() else 0
+    if not path.exists() or not os.path.exists("/proc/thread-self/children"):
+        return 0
+    return int(path.read_text(encoding="ascii"))
 
 
 def descriptor_tables(first: int) -> list[Table]:

@@ -35,8 +35,10 @@ __all__ = ["EpollGuard"]
 
 _log = logging.getLogger("union.sandbox")
 _EVERY_S: Final = 0.25
-_SHARE: Final = 5
-"""Looking takes at most one part in so many of a processor's time."""
+_SHARE, _SUSPECT_SHARE = 30, 5
+"""Looking takes at most one part in so many of a processor's time; more, if many are held."""
+_MANY: Final = 16
+"""This part of its budget makes a session suspect."""
 _BUDGET: Final = 8
 """A session gets this part of the watches of one user."""
 _SEARCH_S: Final = 0.2
@@ -122,21 +124,22 @@ class EpollGuard:
         self._task = asyncio.get_running_loop().create_task(self._measure(old, machine))
 
     async def _measure(self, runs: set[LocalRun], machine: Machine | None) -> None:
-        began, is_idle = time.monotonic(), False
+        began, is_idle, share = time.monotonic(), False, _SHARE
         try:
             groups = await self._groups(runs, machine)
             is_idle = not groups and not self._seen
-            if groups:
-                await self._check(groups)
+            if groups and await self._check(groups):
+                share = _SUSPECT_SHARE
         except OSError as exc:  # no thread can be started, or the launcher has been stopped
             _log.warning("the epoll watches of sandboxes cannot be counted: %s", exc)
         finally:
-            wait_s = max(_EVERY_S, (time.monotonic() - began) * _SHARE)
+            wait_s = max(_EVERY_S, (time.monotonic() - began) * share)
             self._task = self._timer = None
             if not is_idle and not self._is_closed:
                 self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
 
-    async def _check(self, groups: list[_Group]) -> None:
+    async def _check(self, groups: list[_Group]) -> bool:
+        """End a command if it must be; return whether the session is suspect."""
         counts = await threads.watches.run(self, _counts, groups, self.budget)
         if sum(counts) > self.budget:
             worst = max(range(len(groups)), key=counts.__getitem__)
@@ -146,16 +149,17 @@ class EpollGuard:
                 self.budget,
             )
             groups[worst].end()
-            return
+            return True
         if not epoll_watches.is_exhausted():
             self._forget()
-            return
+            return sum(counts) > self.budget // _MANY
         found = await threads.watches.run(self, _suspicions, groups, self.budget)
         worst = max(range(len(groups)), key=found.__getitem__)
         if self._is_most_suspect(found[worst]):
             _log.warning("a command was ended: this user has no epoll watches left")
             groups[worst].end()
             self._forget()
+        return True
 
     def _is_most_suspect(self, mine: _Suspicion) -> bool:
         """Report; return whether no other session has reported more since the last time."""
