@@ -73,6 +73,7 @@ class PortablePosture(Posture):
         self._backend = backend
         self.plan = backend.plan(self._setting)
         self.isolation = backend.isolation(self._setting, limits=_limit_report(spec.limits))
+        self.shares_epolls = False  # the system has no such limit
         self.owner = None
         self.counts_processes = False
         self.own_processes = 0
@@ -81,11 +82,6 @@ class PortablePosture(Posture):
     @property
     def polls_memory(self) -> bool:
         """Always false: the launcher samples the memory."""
-        return False
-
-    @property
-    def shares_epolls(self) -> bool:
-        """Always false: the system has no such limit."""
         return False
 
     @property
