@@ -23,6 +23,7 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from scripts.pythons import interpreters  # noqa: E402 - the path comes first
 from tests.docs.blocks import blocks_in  # noqa: E402 - the path comes first
 
 SUITES = ROOT / "tests" / "adapters" / "suites"
@@ -58,8 +59,12 @@ class Framework:
     """The distribution whose source contains the tests."""
     files: tuple[str, ...] = ()
     """Files of ``source`` to run, with the suite as a plugin."""
-    own: str = ""
-    """A further file of ``suites`` with own tests."""
+    own: tuple[str, ...] = ()
+    """Further files of ``suites`` with own tests."""
+    npm: tuple[str, ...] = ()
+    """Packages of npm that the suite runs, pinned."""
+    shares: str = ""
+    """The framework whose environment is used; its own by default."""
     needs_conftest: bool = False
     """Whether ``files`` use fixtures of the source's conftest.py."""
     mode: str = "auto"
@@ -98,7 +103,7 @@ FRAMEWORKS: dict[str, Framework] = {
         suite="mcp_tools.py",
         what="own tests through the SDK's client, SDK 2.x; of sandbox-server --mcp",
         page="mcp.md",
-        own="mcp_gateway.py",
+        own=("mcp_gateway.py", "hostile_tree.py"),
         at_least=20,
         is_quick=True,
     ),
@@ -109,8 +114,22 @@ FRAMEWORKS: dict[str, Framework] = {
         needs=("mcp==1.30.0",),
         suite="mcp_tools.py",
         what="the same, SDK 1.x",
-        own="mcp_gateway.py",
+        own=("mcp_gateway.py",),
         at_least=20,
+    ),
+    "mcp-protocol": Framework(
+        title="MCP clients",
+        module="mcp",
+        classes="sbx mcp",
+        needs=("mcp==2.3.0",),
+        suite="mcp_protocol.py",
+        what="the MCP project's Inspector and its conformance scenarios that apply",
+        npm=(
+            *("node@22", "@modelcontextprotocol/conformance@0.1.16"),
+            "@modelcontextprotocol/inspector@2.12.0",
+        ),
+        shares="mcp",
+        at_least=15,
     ),
     "pydantic-ai": Framework(
         title="Pydantic AI",
@@ -121,7 +140,7 @@ FRAMEWORKS: dict[str, Framework] = {
         what="Pydantic AI's WorkspaceBackendSuite, and own tests",
         page="pydantic-ai.md",
         extra="pydantic-ai",
-        own="over_server.py",
+        own=("over_server.py", "hostile_tree.py"),
         at_least=38,
     ),
     "deepagents": Framework(
@@ -134,7 +153,7 @@ FRAMEWORKS: dict[str, Framework] = {
         page="deepagents.md",
         known={f"::{name}": _GLOB for name in _GLOB_TESTS}
         | {"::test_write_existing_file_fails": _WRITE},
-        own="over_server.py",
+        own=("over_server.py", "hostile_tree.py"),
         at_least=160,
     ),
     "deepagents-code": Framework(
@@ -159,14 +178,9 @@ FRAMEWORKS: dict[str, Framework] = {
         extra="openai-agents",
         source="openai-agents",
         files=tuple(f"tests/sandbox/{name}.py" for name in _OPENAI_FILES),
-        own="openai_client.py",
+        own=("openai_client.py",),
         needs_conftest=True,
         mode="strict",
-        known={
-            "::test_recursive_removal_keeps_worker_owned_until_cancelled_io_finishes": (
-                "replaces os.scandir of this process; here a command inside removes the tree"
-            )
-        },
         at_least=100,
     ),
     "langchain": Framework(
@@ -189,7 +203,7 @@ FRAMEWORKS: dict[str, Framework] = {
         page="inspect.md",
         extra="inspect-ai",
         known={"::test_exec_as_user": "requests root and adduser; Inspect's local provider fails"},
-        own="over_server.py",
+        own=("over_server.py", "hostile_tree.py"),
         at_least=43,
     ),
     "smolagents": Framework(
@@ -201,7 +215,7 @@ FRAMEWORKS: dict[str, Framework] = {
         what="smolagents' tests of its Docker executor, own tests",
         page="smolagents.md",
         source="smolagents",
-        own="over_server.py",
+        own=("over_server.py",),
         at_least=13,
     ),
     "anthropic": Framework(
@@ -214,7 +228,7 @@ FRAMEWORKS: dict[str, Framework] = {
         page="anthropic.md",
         source="anthropic",
         files=("tests/lib/tools/test_agent_toolset.py",),
-        own="over_server.py",
+        own=("over_server.py", "hostile_tree.py"),
         at_least=80,
     ),
     "strands-agents": Framework(
@@ -229,7 +243,7 @@ FRAMEWORKS: dict[str, Framework] = {
         source="strands-agents",
         files=("tests/strands/sandbox/test_not_a_sandbox_local_environment.py",),
         known={"::test_relative_path_resolves_against_cwd": "the directory of the host process"},
-        own="over_server.py",
+        own=("over_server.py", "hostile_tree.py"),
         at_least=18,
     ),
     "mini-swe-agent": Framework(
@@ -241,7 +255,7 @@ FRAMEWORKS: dict[str, Framework] = {
         what="own tests of its environment protocol",
         page="mini-swe-agent.md",
         extra="mini-swe-agent",
-        own="over_server.py",
+        own=("over_server.py",),
         at_least=7,
     ),
     "ag2": Framework(
@@ -263,6 +277,7 @@ FRAMEWORKS: dict[str, Framework] = {
         what="own tests of its environment and code executor interfaces",
         page="google-adk.md",
         extra="google-adk",
+        own=("hostile_tree.py",),
         at_least=7,
     ),
     "crewai": Framework(
@@ -273,6 +288,7 @@ FRAMEWORKS: dict[str, Framework] = {
         suite="crewai_tools.py",
         what="own tests of the tools",
         page="crewai.md",
+        own=("hostile_tree.py",),
         at_least=6,
     ),
     "e2b": Framework(
@@ -283,7 +299,7 @@ FRAMEWORKS: dict[str, Framework] = {
         suite="e2b_shape.py",
         what="own tests; names and arguments compared with the SDK",
         page="e2b.md",
-        own="over_server.py",
+        own=("over_server.py", "hostile_tree.py"),
         at_least=17,
     ),
 }
@@ -314,7 +330,8 @@ def environment(name: str) -> Path:
     with (CACHE / f"{where.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not stamp.exists() or json.loads(stamp.read_text()) != needs:
-            wanted = FRAMEWORKS[name].python or sys.executable
+            wanted = FRAMEWORKS[name].python
+            wanted = interpreters().get(wanted, wanted) if wanted else sys.executable
             _uv("venv", "--quiet", "--clear", "--python", wanted, str(where))
             _uv("pip", "install", "--quiet", "--python", str(python), *needs)
             stamp.write_text(json.dumps(needs))
@@ -336,6 +353,34 @@ def _uv(*argv: str) -> None:
     )
     if done.returncode:
         raise IndexUnreachableError(done.stderr.strip()[-500:])
+
+
+def _node_packages(needs: tuple[str, ...]) -> Path:
+    """Return a directory with packages of npm; install them if they are not there."""
+    where = CACHE / "npm"
+    if os.environ.get("LATEST") == "1":
+        where = CACHE / "npm-latest"
+        needs = tuple(n if n.startswith("node@") else n.rpartition("@")[0] for n in needs)
+    stamp = where / "needs.json"
+    where.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{where.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stamp.exists() or json.loads(stamp.read_text()) != list(needs):
+            try:
+                subprocess.run(
+                    ["npm", "install", "--silent", *needs],
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                    timeout=LIMIT_S,
+                    cwd=where,
+                )
+            except FileNotFoundError:
+                raise IndexUnreachableError("npm is not installed") from None
+            except subprocess.CalledProcessError as exc:
+                raise IndexUnreachableError(exc.stderr.strip()[-500:]) from exc
+            stamp.write_text(json.dumps(needs))
+    return where
 
 
 def _install_checkout(python: Path) -> None:
@@ -390,7 +435,7 @@ def _source(python: Path, distribution: str) -> Path:
 def judge(name: str, backend: str) -> Outcome:
     """Run the suite of a framework on one backend, and the programs of its page."""
     framework = FRAMEWORKS[name]
-    python = environment(name)
+    python = environment(framework.shares or name)
     with tempfile.TemporaryDirectory(prefix="adapters-") as scratch:
         outcome = _run_suite(framework, python, backend, Path(scratch))
         if framework.page:
@@ -411,8 +456,7 @@ def _run_suite(framework: Framework, python: Path, backend: str, scratch: Path) 
             tests = ["-p", suite.stem, *framework.files]
             if not framework.needs_conftest:
                 tests.append("--noconftest")
-    if framework.own:
-        tests.append(str(SUITES / framework.own))
+    tests += [str(SUITES / name) for name in framework.own]
     done = subprocess.run(
         [
             *(str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull),
@@ -435,6 +479,7 @@ def _run_suite(framework: Framework, python: Path, backend: str, scratch: Path) 
             "ADAPTER_MODULE": framework.module,
             "MSWEA_SILENT_STARTUP": "1",
             "ADAPTER_SCRATCH": str(scratch),
+            "ADAPTER_NPM": str(_node_packages(framework.npm)) if framework.npm else "",
         },
     )
     return _counted(framework, report, done.stdout + done.stderr)

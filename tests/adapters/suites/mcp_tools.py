@@ -21,7 +21,10 @@ except ImportError:
     IS_2X = False
 
 BACKEND = os.environ.get("ADAPTER_BACKEND", "userns")
-READ_ONLY = {"read_file", "list_files"}
+READ_ONLY = {"read_file", "list_files", "list_checkpoints", "diff_checkpoint"}
+OF_CHECKPOINTS = {
+    *("checkpoint", "list_checkpoints", "diff_checkpoint", "rollback", "drop_checkpoint"),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,6 +89,52 @@ async def test_hints_are_truthful_and_results_have_a_schema():
         assert hints["openWorldHint"] is False, name
         assert tool["description"] and tool["outputSchema"], name
         assert "sandbox" not in tool["inputSchema"]["properties"], name
+
+
+async def test_checkpoints_undo_compare_and_list():
+    async with connect(is_new=True, persist="workdir") as client:
+        tools = await tools_of(client)
+        for name in OF_CHECKPOINTS:
+            assert tools[name]["annotations"]["readOnlyHint"] is (name in READ_ONLY), name
+            assert tools[name]["outputSchema"], name
+        await value(client, "write_file", path="a.txt", content="one\n")
+        first = await value(client, "checkpoint", name="before")
+        await value(client, "write_file", path="a.txt", content="two\n")
+        await value(client, "run_command", command="echo new > b.txt")
+        found = await value(client, "diff_checkpoint", id=first["id"])
+        assert [(c["action"], c["path"]) for c in found["changes"]] == [
+            ("changed", "a.txt"),
+            ("added", "b.txt"),
+        ]
+        assert "-one" in found["changes"][0]["diff"] and "+two" in found["changes"][0]["diff"]
+        await value(client, "rollback", id=first["id"])
+        assert (await value(client, "read_file", path="a.txt"))["text"] == "one\n"
+        assert [e["path"] for e in (await value(client, "list_files"))["entries"]] == ["a.txt"]
+        listed = await value(client, "list_checkpoints")
+        assert [(c["id"], c["name"]) for c in listed["checkpoints"]] == [(first["id"], "before")]
+        assert (await value(client, "drop_checkpoint", id=first["id"]))["checkpoints"] == []
+        for tool in ("rollback", "diff_checkpoint", "drop_checkpoint"):
+            assert first["id"] in await error(client, tool, id=first["id"])
+
+
+async def test_a_checkpoint_waits_for_no_interpreter_and_ends_none_unasked():
+    async with connect(is_new=True, persist="workdir") as client:
+        await value(client, "run_code", code="x = 1")
+        job = await value(client, "start_command", command="sleep 99")
+        assert "end_running" in await error(client, "checkpoint")
+        assert (await value(client, "run_code", code="x"))["text"] == "1"
+        taken = await value(client, "checkpoint", end_running=True)
+        assert (await value(client, "check_command", id=job["id"]))["running"] is False
+        gone = await value(client, "run_code", code="open('f', 'w').close(); x")
+        assert gone["error"]["name"] == "NameError"
+        await value(client, "rollback", id=taken["id"])
+        assert (await value(client, "list_files"))["entries"] == []
+        assert (await value(client, "run_code", code="1 + 1"))["text"] == "2"
+
+
+async def test_a_machine_has_no_tools_for_checkpoints():
+    async with connect(is_new=True) as client:
+        assert not OF_CHECKPOINTS & set(await tools_of(client))
 
 
 async def test_with_a_network_the_world_is_open():

@@ -242,6 +242,16 @@ class LazySession:
         await self.opened()
         return await carry(find)
 
+    async def end_contexts(self) -> None:
+        """End all interpreters; the next ``context()`` starts a new one."""
+
+        async def close() -> None:
+            while self._contexts:
+                _, found = self._contexts.popitem()
+                await found.close()
+
+        await carry(close)
+
     # Closing.
 
     def close(self) -> None:

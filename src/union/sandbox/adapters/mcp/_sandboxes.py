@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from union.sandbox.adapters._common import LazySession, carry
+from union.sandbox.adapters._common import LazySession, carry, session_options
 from union.sandbox.constants import PIPE, STDOUT
 from union.sandbox.errors import SandboxUsageError
 
@@ -128,6 +128,16 @@ class Sandbox:
         self.jobs[name] = job
         return name
 
+    async def end_running(self) -> None:
+        """End the interpreter and the jobs."""
+        await self.session.end_contexts()
+
+        async def stop() -> None:
+            running = (job for job in self.jobs.values() if job.process.returncode is None)
+            await asyncio.gather(*(job.stop(0) for job in running))
+
+        await carry(stop)
+
     def job(self, name: str) -> Job:
         """Return a job by its id."""
         job = self.jobs.get(name)
@@ -169,6 +179,14 @@ class Sandboxes:
             given: Any = getattr(self._given, "_target", self._given)
             return given._spec.network.mode != "blocked"  # noqa: SLF001 - its own settings
         return self._options.get("network_mode", "blocked") != "blocked"
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether the state of a sandbox is its work dir, which checkpoints keep."""
+        if self._given is not None:
+            given: Any = getattr(self._given, "_target", self._given)
+            return given._spec.persist != "machine"  # noqa: SLF001 - its own settings
+        return session_options(self._options).get("persist", "workdir") != "machine"
 
     def instructions(self) -> str:
         """Return the description of the server for models."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 from union.sandbox._contexts.values import CellOutput, CellResult, MimeBundle
 from union.sandbox.adapters._common import carry
 from union.sandbox.adapters.mcp import _sdk
+from union.sandbox.adapters.mcp._checkpoints import register_checkpoints
 from union.sandbox.adapters.mcp._sandboxes import BoundedText, Sandboxes
 from union.sandbox.adapters.mcp._sdk import CallToolResult, Context, ToolError
 from union.sandbox.constants import PIPE
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from union.sandbox._session.process import SandboxProcess
 
-__all__ = ["register"]
+__all__ = ["Registrar", "register"]
 
 MAX_FILE_BYTES: Final = 256 * 1024
 """The largest part of a file that one call returns."""
@@ -286,7 +287,7 @@ async def _job_state(sandboxes: Sandboxes, sandbox: str, name: str, wait_s: floa
 # Registration.
 
 
-class _Registrar:
+class Registrar:
     """Registers tools, with an argument ``sandbox`` only if there is more than one."""
 
     def __init__(self, server: Any, sandboxes: Sandboxes) -> None:
@@ -303,6 +304,7 @@ class _Registrar:
         idempotent: bool = False,
         runs: bool = False,
     ) -> Callable[[Callable[..., Awaitable[Any]]], None]:
+        """Return a decorator that adds a tool with these hints."""
         hints = _sdk.hints(
             read_only=read_only,
             destructive=destructive,
@@ -329,14 +331,16 @@ class _Registrar:
 
 def register(server: Any, sandboxes: Sandboxes) -> None:
     """Add all tools and resources to ``server``."""
-    add = _Registrar(server, sandboxes)
+    add = Registrar(server, sandboxes)
     _register_running(add, sandboxes)
     _register_files(add, sandboxes)
     _register_jobs(add, sandboxes)
+    if sandboxes.has_checkpoints:
+        register_checkpoints(add, sandboxes)
     _register_resources(server, sandboxes)
 
 
-def _register_running(add: _Registrar, sandboxes: Sandboxes) -> None:
+def _register_running(add: Registrar, sandboxes: Sandboxes) -> None:
     @add.tool("Run a command", destructive=True, runs=True)
     async def run_command(
         command: str,
@@ -419,7 +423,7 @@ def _register_running(add: _Registrar, sandboxes: Sandboxes) -> None:
         return Done(message="The next call uses a new sandbox.")
 
 
-def _register_files(add: _Registrar, sandboxes: Sandboxes) -> None:
+def _register_files(add: Registrar, sandboxes: Sandboxes) -> None:
     @add.tool("Read a file", read_only=True)
     async def read_file(
         path: Path,
@@ -472,7 +476,7 @@ def _register_files(add: _Registrar, sandboxes: Sandboxes) -> None:
         return Listing(entries=entries, truncated=len(found) > MAX_ENTRIES)
 
 
-def _register_jobs(add: _Registrar, sandboxes: Sandboxes) -> None:
+def _register_jobs(add: Registrar, sandboxes: Sandboxes) -> None:
     @add.tool("Start a command", destructive=True, runs=True)
     async def start_command(command: str, cwd: Cwd = ".", sandbox: Name = "main") -> JobState:
         """Start a command that goes on in the background, such as a server."""

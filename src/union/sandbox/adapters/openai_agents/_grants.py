@@ -1,6 +1,8 @@
-"""Entries that are mount points inside: a granted path itself cannot be renamed or removed there.
+"""Operations through descriptors of the host, which no link leads astray.
 
-Its parent directory is opened without following any link, so nothing that a sandbox does to a
+A granted path is a mount point inside, where it cannot be renamed or removed. And a recursive
+removal must be complete before a cancelled call returns; a command inside ends with its sandbox.
+The parent directory is opened without following any link, so nothing that a sandbox does to a
 directory that it can change leads to another one.
 """
 
@@ -13,12 +15,13 @@ import stat
 from typing import TYPE_CHECKING
 
 from union.sandbox._linux.openat2 import PIN_DIR, open_beneath
+from union.sandbox._linux.removal import remove_entry
 from union.sandbox.adapters.openai_agents._files import NOT_A_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["remove_grant", "rename_grant"]
+__all__ = ["remove_directory", "remove_grant", "rename_grant"]
 
 
 @contextlib.contextmanager
@@ -51,3 +54,12 @@ def remove_grant(path: str) -> None:
             os.rmdir(name, dir_fd=folder)
         else:
             os.unlink(name, dir_fd=folder)
+
+
+def remove_directory(path: str) -> bool:
+    """Remove a directory and everything below it; return False if the path is no directory."""
+    with _parent(path) as (folder, name):
+        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            return False
+        remove_entry(folder, os.fsencode(name), shown=path)
+    return True
