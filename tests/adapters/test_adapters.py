@@ -115,6 +115,9 @@ def test_every_adapter_is_judged_and_has_a_page():
         assert (framework.extra or framework.module) in EXTRAS or framework.module == "e2b"
         if framework.page:
             assert f"({framework.page})" in index
+            page = (ROOT / "docs" / "adapters" / framework.page).read_text(encoding="utf-8")
+            if framework.module != "e2b":  # it needs no package
+                assert f"    pip install '.[{framework.extra or framework.module}]'\n" in page
 
 
 def test_no_extra_of_an_adapter_is_in_all():

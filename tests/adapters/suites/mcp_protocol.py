@@ -39,7 +39,9 @@ def run(*command):
 
 
 def inspect(*arguments):
-    out, log = run(NODE / "mcp-inspector", "--cli", *SBX, *arguments)
+    # Its default, 15 s, is too short on a busy machine: the SDK's import alone takes seconds then.
+    patience = ("--connect-timeout", "60000")
+    out, log = run(NODE / "mcp-inspector", "--cli", *SBX, *patience, *arguments)
     assert out.lstrip().startswith("{"), log
     return json.loads(out)
 

@@ -8,20 +8,21 @@ directory that it can change leads to another one.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from union.sandbox._linux.openat2 import PIN_DIR, open_beneath
 from union.sandbox._linux.removal import remove_entry
 from union.sandbox.adapters.openai_agents._files import NOT_A_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
 
-__all__ = ["remove_directory", "remove_grant", "rename_grant"]
+__all__ = ["completed", "remove_directory", "remove_grant", "rename_grant"]
 
 
 @contextlib.contextmanager
@@ -63,3 +64,17 @@ def remove_directory(path: str) -> bool:
             return False
         remove_entry(folder, os.fsencode(name), shown=path)
     return True
+
+
+async def completed(operation: Coroutine[Any, Any, bool]) -> bool:
+    """Await an operation. A cancelled caller gets its CancelledError when the operation is over."""
+    task = asyncio.ensure_future(operation)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # the cancellation is the result; mark the other as seen
+        raise

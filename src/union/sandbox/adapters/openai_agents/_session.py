@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import tarfile
 from pathlib import Path
@@ -33,6 +34,7 @@ from union.sandbox.adapters._common import LazySession
 from union.sandbox.adapters.openai_agents import _files
 from union.sandbox.adapters.openai_agents._archive import plain_archive, portable_archive
 from union.sandbox.adapters.openai_agents._grants import (
+    completed,
     remove_directory,
     remove_grant,
     rename_grant,
@@ -43,7 +45,7 @@ from union.sandbox.constants import PIPE
 from union.sandbox.errors import SandboxError, SessionClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Mapping
 
     from agents.sandbox.files import FileEntry
     from agents.sandbox.materialization import MaterializationResult
@@ -394,32 +396,40 @@ class UnionSandboxSession(BaseSandboxSession):
     ) -> None:
         """Remove a file, or with ``recursive`` a tree."""
         self._refuse_user(user)
+        if recursive and self._is_on_host and await self._remove_directory(path):
+            return
         session, found = await self._reach(path, for_write=True)
         if recursive:
             self._paths.check_recursive_remove(found)
         try:
-            await _completed(self._remove(session, found, recursive=recursive))
+            if self._is_on_host and self._paths.is_grant(found):
+                if recursive:
+                    await _files.remove_content(session, found)
+                await asyncio.to_thread(remove_grant, found)
+            else:
+                await _files.remove(session, found, recursive=recursive)
         except FileNotFoundError as exc:
             if not recursive:
                 _raise_nonzero(exc, "rm", "--", found)
         except OSError as exc:
             raise WorkspaceArchiveWriteError(path=Path(found), cause=exc) from exc
 
-    async def _remove(self, session: Session, path: str, *, recursive: bool) -> None:
-        if self._is_on_host and self._paths.is_grant(path):
-            if recursive:
-                await _files.remove_content(session, path)
-            await asyncio.to_thread(remove_grant, path)
-            return
-        is_below_root = path.startswith(f"{self._paths.root.rstrip('/')}/")
-        is_done = (
-            recursive
-            and self._is_on_host
-            and is_below_root
-            and await asyncio.to_thread(remove_directory, path)
-        )
-        if not is_done:
-            await _files.remove(session, path, recursive=recursive)
+    async def _remove_directory(self, path: Path | str) -> bool:
+        """Remove a directory of the workspace through descriptors; False if that is no way to it.
+
+        It is not, if a link leads there, or if it is something else.
+        """
+        self._paths.configure(self.state.manifest)
+        found = str(self.normalize_path(self._paths.lexical(path), for_write=True))
+        if not found.startswith(f"{self._paths.root.rstrip('/')}/"):
+            return False
+        self._paths.check_recursive_remove(found)
+        try:
+            return await completed(asyncio.to_thread(remove_directory, found))
+        except OSError as exc:
+            if exc.errno in {errno.ELOOP, errno.ENOENT, errno.ENOTDIR}:
+                return False
+            raise WorkspaceArchiveWriteError(path=Path(found), cause=exc) from exc
 
     async def _remove_workspace_entry_on_resume(self, path: Path) -> None:
         session, found = await self._reach(path, for_write=True, is_entry=True)
@@ -570,20 +580,6 @@ class UnionSandboxSession(BaseSandboxSession):
             archive.close()
         await self._clear_workspace_root_on_resume()
         await self.hydrate_workspace(io.BytesIO(content))
-
-
-async def _completed(operation: Coroutine[Any, Any, None]) -> None:
-    """Await an operation. A cancelled caller gets its CancelledError when the operation is over."""
-    task = asyncio.ensure_future(operation)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # the cancellation is the result; mark the other as seen
-        raise
 
 
 def _existing(mounts: tuple[tuple[str, bool], ...]) -> tuple[tuple[str, bool], ...]:
