@@ -112,6 +112,20 @@ def test_tools_run_in_sessions_of_the_server(served):
     assert len(sessions_of(endpoint)) == before
 
 
+async def test_checkpoints_over_a_server(served):
+    from mcp_tools import connect, value
+
+    options = {"endpoint": served[0], "token": TOKEN, "persist": "workdir"}
+    async with connect(is_new=True, **options) as client:
+        await value(client, "write_file", path="a", content="one")
+        taken = await value(client, "checkpoint", name="first")
+        await value(client, "write_file", path="a", content="two")
+        found = await value(client, "diff_checkpoint", id=taken["id"])
+        await value(client, "rollback", id=taken["id"])
+        assert (await value(client, "read_file", path="a"))["text"] == "one"
+    assert [(c["action"], c["path"]) for c in found["changes"]] == [("changed", "a")]
+
+
 def test_a_connection_of_one_key_is_useless_with_another(served):
     _, url = served
     client = Connection(url)

@@ -43,7 +43,10 @@ class Shared:
 @contextlib.asynccontextmanager
 async def connect(*, is_new=False, **options):
     """Connect a client to a server of the shared session, or of a new one."""
-    options = {"backend": BACKEND, **options} if is_new else {"session": Shared.session, **options}
+    if not is_new:
+        options = {"session": Shared.session, **options}
+    elif "endpoint" not in options:
+        options = {"backend": BACKEND, **options}
     server = make_server(**options)
     if IS_2X:
         async with Client(server) as client:
