@@ -22,7 +22,7 @@ from union.sandbox.adapters.openai_agents._files import NOT_A_FILE
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
-__all__ = ["completed", "remove_directory", "remove_grant", "rename_grant"]
+__all__ = ["completed", "is_directory", "remove_directory", "remove_grant", "rename_grant"]
 
 
 @contextlib.contextmanager
@@ -57,20 +57,31 @@ def remove_grant(path: str) -> None:
             os.unlink(name, dir_fd=folder)
 
 
-def remove_directory(path: str) -> bool:
-    """Remove a directory and everything below it; return False if the path is no directory."""
-    with _parent(path) as (folder, name):
-        if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+def is_directory(path: str) -> bool:
+    """Return whether a path is a directory that no link leads to."""
+    try:
+        with _parent(path) as (folder, name):
+            return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError as exc:
+        if exc.errno in {errno.ELOOP, errno.ENOENT, errno.ENOTDIR}:
             return False
-        remove_entry(folder, os.fsencode(name), shown=path)
-    return True
+        raise
 
 
-async def completed(operation: Coroutine[Any, Any, bool]) -> bool:
+def remove_directory(path: str) -> None:
+    """Remove a directory and everything below it; if it is a link by now, the link itself."""
+    with _parent(path) as (folder, name):
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            remove_entry(folder, os.fsencode(name), shown=path)
+        else:
+            os.unlink(name, dir_fd=folder)
+
+
+async def completed(operation: Coroutine[Any, Any, None]) -> None:
     """Await an operation. A cancelled caller gets its CancelledError when the operation is over."""
     task = asyncio.ensure_future(operation)
     try:
-        return await asyncio.shield(task)
+        await asyncio.shield(task)
     except asyncio.CancelledError:
         while not task.done():
             with contextlib.suppress(asyncio.CancelledError):

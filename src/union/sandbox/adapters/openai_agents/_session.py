@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import io
 import tarfile
 from pathlib import Path
@@ -35,6 +34,7 @@ from union.sandbox.adapters.openai_agents import _files
 from union.sandbox.adapters.openai_agents._archive import plain_archive, portable_archive
 from union.sandbox.adapters.openai_agents._grants import (
     completed,
+    is_directory,
     remove_directory,
     remove_grant,
     rename_grant,
@@ -415,21 +415,19 @@ class UnionSandboxSession(BaseSandboxSession):
             raise WorkspaceArchiveWriteError(path=Path(found), cause=exc) from exc
 
     async def _remove_directory(self, path: Path | str) -> bool:
-        """Remove a directory of the workspace through descriptors; False if that is no way to it.
-
-        It is not, if a link leads there, or if it is something else.
-        """
+        """Remove a directory of the workspace through descriptors; False if a link leads there."""
         self._paths.configure(self.state.manifest)
-        found = str(self.normalize_path(self._paths.lexical(path), for_write=True))
-        if not found.startswith(f"{self._paths.root.rstrip('/')}/"):
-            return False
-        self._paths.check_recursive_remove(found)
+        name = self._paths.lexical(path)
+        is_below_root = name.startswith(f"{self._paths.root.rstrip('/')}/")
         try:
-            return await completed(asyncio.to_thread(remove_directory, found))
-        except OSError as exc:
-            if exc.errno in {errno.ELOOP, errno.ENOENT, errno.ENOTDIR}:
+            if not is_below_root or not await asyncio.to_thread(is_directory, name):
                 return False
-            raise WorkspaceArchiveWriteError(path=Path(found), cause=exc) from exc
+            self._paths.check_recursive_remove(name)
+            found = str(self.normalize_path(name, for_write=True))
+            await completed(asyncio.to_thread(remove_directory, found))
+        except OSError as exc:
+            raise WorkspaceArchiveWriteError(path=Path(name), cause=exc) from exc
+        return True
 
     async def _remove_workspace_entry_on_resume(self, path: Path) -> None:
         session, found = await self._reach(path, for_write=True, is_entry=True)
