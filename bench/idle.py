@@ -126,6 +126,8 @@ async def idle_sessions(contenders: list[Contender], *, scale: float, note: Note
 
 
 CONTEXTS = 1000
+HALF = 0.5
+"""From this scale on, the number of contexts is complete."""
 KERNELS = 2
 
 
@@ -134,7 +136,8 @@ async def held_contexts(
 ) -> list[dict[str, Any]]:
     """Measure contexts with pandas preloaded, open at once in one session, next to ipykernel."""
     found: list[dict[str, Any]] = []
-    for contender, most in ((ours, max(1, round(CONTEXTS * scale))), (bare, KERNELS)):
+    wanted = CONTEXTS if scale >= HALF else max(1, round(CONTEXTS * scale))
+    for contender, most in ((ours, wanted), (bare, KERNELS)):
         note(f"{contender.name}: {most} contexts")
         held = {"idle": True, "holds_contexts": True} if contender is ours else {}
         worker = await Worker(replace(contender, options=contender.options | held)).start()

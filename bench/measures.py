@@ -20,7 +20,7 @@ SETTLE_S = 0.005
 """Pause between turns, so that clean-up of one contender is not measured in the next."""
 BUDGET_S = 6.0
 """Time budget of each contender in one measure. A slow one takes part in fewer rounds."""
-LIMIT_S = 20.0
+LIMIT_S = 14.0
 """Time budget of one measure: a busy machine gets fewer rounds, not a longer run."""
 FEWEST = 3
 Note = Callable[[str], None]

@@ -6,6 +6,7 @@ It uses only the documented interface, so it works with this package and compati
 from __future__ import annotations
 
 import functools
+import os
 import socket
 import sys
 import tempfile
@@ -48,9 +49,9 @@ async def contender(
     def make(**options: Any) -> Any:
         from union import sandbox as sb
 
-        # The interpreter may be outside the default paths of a distribution.
-        shown = {} if ours else {"read_only_paths": [sys.base_prefix]}
-        return sb.on_device.session(backend=backend, **shown, **options)
+        if not ours:  # The interpreter may be outside the default paths of a distribution.
+            options.setdefault("read_only_paths", [sys.base_prefix])
+        return sb.on_device.session(backend=backend, **options)
 
     if idle and holds_contexts:
         async with contexts(make) as cells:
@@ -73,7 +74,8 @@ async def contender(
                 **_network(session, port, by_name=ours),
             }
             if not ours:
-                yield operations | {"stdout": functools.partial(_collected, session)}
+                async with _pinned(make) as pinned:
+                    yield (operations | pinned | {"stdout": functools.partial(_collected, session)})
                 return
             # A backend without namespaces has no machine, and the measure leaves it out.
             has_machine = backend in {"bubblewrap", "userns"}
@@ -94,6 +96,16 @@ async def contender(
                         "stdout": functools.partial(stream_output, session),
                     }
                 )
+
+
+@asynccontextmanager
+async def _pinned(make: Any) -> AsyncIterator[dict[str, Operation]]:
+    """Return ``run("true")`` with a directory of the work dir shown read-only."""
+    with tempfile.TemporaryDirectory() as place:
+        kept = os.path.join(place, "kept")
+        os.mkdir(kept)
+        async with make(host_work_dir=place, read_only_paths=[kept, sys.base_prefix]) as session:
+            yield {"run_true_pinned": functools.partial(run_true, session)}
 
 
 @asynccontextmanager

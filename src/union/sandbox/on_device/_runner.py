@@ -51,8 +51,13 @@ _FOLLOW_UP_OTHER_S: Final = 0.002
 _FOLLOW_UP_S: Final = {"python": 0.006, "shell": _FOLLOW_UP_OTHER_S, "argv": _FOLLOW_UP_OTHER_S}
 """Delay before output is read and the next spare is prepared. A short command has ended by then;
 doing this work earlier would slow it down."""
-_FOLLOW_UP_FORK_S: Final = {"python": 0.001}
-"""The same if the next Python is a fork, which other processes prepare while the command runs."""
+_FOLLOW_UP_FORK_S: Final = 0.001
+"""The same between scripts without a pause, if the next Python is a fork: other processes prepare
+it while the script runs. After a pause that would only slow the script down."""
+_PAUSE_S: Final = 0.002
+"""The time between two scripts that is a pause."""
+_FOLLOW_UP_END_S: Final = 0.0005
+"""Delay after the end of a script, in which its caller receives the answer first."""
 _FIRST_INSIDE: Final = 2
 """The pid of a command in its pid namespace, next to the sandbox's first process."""
 
@@ -79,6 +84,7 @@ class Runner:
         self._runs: set[LocalRun] = set()
         self._helpers: set[LocalRun] = set()
         self._removals: set[asyncio.Future[None]] = set()
+        self._last_end = -_PAUSE_S
         self.gate = StartGate()
         """Holds back new commands while a checkpoint is taken."""
         self._is_venv_verified = False
@@ -167,9 +173,7 @@ class Runner:
             self._epolls.wake()
         if run.started is None and not isinstance(run, MachineRun):  # its end reports the pid
             sink.event(Started(_FIRST_INSIDE))
-        forks = spec.kind == "python" and pool.template.is_ready
-        delay_s = (_FOLLOW_UP_FORK_S if forks else _FOLLOW_UP_S)[spec.kind]
-        asyncio.get_running_loop().call_later(delay_s, self._follow_up, run, posture, spec)
+        self._follow_up_later(run, posture, spec)
         if run.started is not None:
             try:
                 await asyncio.shield(run.started)
@@ -296,6 +300,7 @@ class Runner:
 
     def _on_end(self, run: LocalRun) -> None:
         self._runs.discard(run)
+        self._last_end = asyncio.get_running_loop().time()
         if run.sandbox.directory is not None:
             self._remove_later(run.sandbox.directory)
         if not self._runs and self._work.is_private:
@@ -321,6 +326,23 @@ class Runner:
         is_waiting = pool.pythons.has_any or pool.drivers.has_any
         is_free = not self._runs and not is_waiting and pool.sandboxes.is_open
         self._is_venv_verified = is_free and self._venv.is_unchanged()
+
+    def _follow_up_later(self, run: LocalRun, posture: Posture, spec: RunSpec) -> None:
+        loop = asyncio.get_running_loop()
+        forks = spec.kind == "python" and self._pool.template.is_ready
+        is_in_a_row = len(self._runs) > 1 or loop.time() - self._last_end < _PAUSE_S
+        delay_s = _FOLLOW_UP_FORK_S if forks and is_in_a_row else _FOLLOW_UP_S[spec.kind]
+        timer = loop.call_later(delay_s, self._follow_up, run, posture, spec)
+        if not forks or is_in_a_row:
+            return
+        due = loop.time() + delay_s
+
+        def advance(_: asyncio.Future[None]) -> None:
+            if loop.time() + _FOLLOW_UP_END_S < due:
+                timer.cancel()
+                loop.call_later(_FOLLOW_UP_END_S, self._follow_up, run, posture, spec)
+
+        run.finished.add_done_callback(advance)
 
     def _follow_up(self, run: LocalRun, posture: Posture, spec: RunSpec) -> None:
         """Read the output of a command that runs on, and prepare a spare for the next one."""

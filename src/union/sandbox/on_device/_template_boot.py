@@ -14,7 +14,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import ModuleType
     from typing import Any
 
@@ -25,12 +25,19 @@ DRIVER_FILE = "_union_sandbox_driver.py"
 REHEARSED_SCRIPT = b"print(2+2)\n"
 _MAX_REASON = 2000
 _NEEDED_AT_EXIT = {"sys", "builtins", "__main__"}
+_UNWINDER = (
+    "_Unwind_Backtrace",
+    "_Unwind_GetIP",
+    "_Unwind_GetCFA",
+    "_Unwind_GetGR",
+    "_Unwind_FindEnclosingFunction",
+)
 _begun: list[bool] = []
 _SIGKILL = 9
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PRESENT, _OF_FILE, _EXCLUSIVE = 1 << 63, 1 << 61, 1 << 56
-_GAP = 4
-"""Pages between two others that are taken with them, because a system call costs more."""
+_GAP = 1
+"""Pages up to this distance from each other are taken together: a page costs more than a call."""
 
 
 def begin(
@@ -122,8 +129,9 @@ class _Tools:
         self._ctypes = ctypes
         self._native = ctypes.PyDLL(library)
         self._native.template_environment.restype = ctypes.POINTER(ctypes.c_char_p)
+        self._finish = _quick_end(ctypes, self._native)
         # The first function that is registered is called last.
-        atexit.register(_exempt_from_clean_up, self.kept)
+        atexit.register(self._at_exit)
 
     def load_driver(self, path: str) -> set[str]:
         """Execute the driver of contexts; return the modules that only the driver has imported."""
@@ -141,6 +149,16 @@ class _Tools:
         """Hold the modules for ever."""
         self.kept.update((name, sys.modules[name]) for name in list(names))
         self._ctypes.pythonapi.Py_IncRef(self._ctypes.py_object(self.kept))
+        if any(map(_is_native, self.kept.values())):
+            self._finish = None
+
+    def _at_exit(self) -> None:
+        """Leave out what a fork need not clean up."""
+        kept, modules = self.kept, sys.modules
+        added = [module for name, module in modules.items() if module is not kept.get(name)]
+        if self._finish and _can_write(sys.stderr) and not any(map(_is_native, added)):
+            self._finish()
+        _exempt_from_clean_up(kept)
 
     def serve(self) -> bool:
         """Serve forks; return in one of them, with whether it is a rehearsal."""
@@ -280,8 +298,34 @@ def _is_used(name: str, unused: set[str]) -> bool:
 def _is_package(name: str, venv: str) -> bool:
     """Return whether a session could install its own version of a module, and would import that."""
     origin = getattr(getattr(sys.modules[name], "__spec__", None), "origin", None) or ""
-    in_library = origin.startswith(os.path.dirname(os.__file__)) and "-packages/" not in origin
-    return origin.startswith("/") and not in_library and not origin.startswith(venv)
+    return origin.startswith("/") and not _is_standard(origin) and not origin.startswith(venv)
+
+
+def _is_standard(origin: str) -> bool:
+    """Return whether a file belongs to the standard library."""
+    return origin.startswith(os.path.dirname(os.__file__)) and "-packages/" not in origin
+
+
+def _quick_end(ctypes: Any, native: Any) -> Callable[[], object] | None:
+    """Return what lets a fork omit the end of Python's clean-up, or None (template/finish.c)."""
+    if sys.implementation.name != "cpython":
+        return None
+    try:
+        unwinder = ctypes.CDLL("libgcc_s.so.1")
+        functions = [ctypes.pythonapi.Py_FinalizeEx, *(unwinder[name] for name in _UNWINDER)]
+    except (OSError, AttributeError):
+        return None
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    if not native.template_finish_with((ctypes.c_uint64 * len(addresses))(*addresses)):
+        return None
+    add = ctypes.pythonapi.PySys_AddAuditHook
+    add.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    hook = ctypes.cast(native.template_on_audit, ctypes.c_void_p)
+
+    def finish() -> object:
+        return add(hook, None)
+
+    return finish
 
 
 def _warm_up(venv: str, unused: str) -> None:
@@ -375,6 +419,21 @@ def _reseed() -> None:
         modules["numpy.random"].seed()
     if "multiprocessing.process" in modules:
         modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+
+
+def _is_native(module: object) -> bool:
+    """Return whether a module can have registered C functions for the end of Python."""
+    origin = getattr(getattr(module, "__spec__", None), "origin", None) or ""
+    return origin.endswith(".so") and (not _is_standard(origin) or "/_ctypes." in origin)
+
+
+def _can_write(stream: Any) -> bool:
+    """Return whether Python will not change the exit code because of this stream."""
+    try:
+        stream.flush()
+    except Exception:  # noqa: BLE001 - whatever it is, Python finds it again
+        return False
+    return True
 
 
 def _exempt_from_clean_up(kept: dict[str, ModuleType]) -> None:

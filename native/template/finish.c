@@ -1,0 +1,101 @@
+/* The end of a script in a fork of the template.
+ *
+ * After its last step that a script can observe, Python releases its static objects one by one. That changes hundreds of
+ * pages, which a fork has to copy first, and the end of the process releases all of them anyway. The last audit event of
+ * Python's clean-up comes exactly between the two: there we return from Py_FinalizeEx to its caller, as its last line would,
+ * by the tables from which every debugger unwinds the stack. Where those do not show the call, Python goes on as usual. */
+#include <stdint.h>
+#include <string.h>
+
+#include "../sbx.h"
+
+#define EXPORTED __attribute__((visibility("default")))
+
+#ifdef __x86_64__
+/* What the library of the compiler provides for unwinding, and the function to return from. */
+static struct finishing {
+    uintptr_t finalize;
+    int (*backtrace)(int (*)(void *, void *), void *);
+    uintptr_t (*ip_of)(void *);
+    uintptr_t (*cfa_of)(void *);
+    uintptr_t (*register_of)(void *, int);
+    uintptr_t (*function_at)(uintptr_t);
+} with;
+
+/* The registers that a called function leaves as they were, by their numbers in the tables. */
+static const int numbers[] = {3, 6, 12, 13, 14, 15};
+enum { SAVED = sizeof numbers / sizeof *numbers, GO_ON = 0, STOP = 5 };
+static struct caller { uintptr_t saved[SAVED], stack, ip; } caller;
+static int is_next, has_failed;
+
+static int on_frame(void *frame, void *arg)
+{
+    (void)arg;
+    uintptr_t ip = with.ip_of(frame);
+    if (!is_next) {
+        is_next = with.function_at(ip - 1) == with.finalize;
+        return GO_ON;
+    }
+    for (int i = 0; i < SAVED; i++)
+        caller.saved[i] = with.register_of(frame, numbers[i]);
+    caller.stack = with.cfa_of(frame);
+    caller.ip = ip;
+    return STOP;
+}
+
+static void return_from_finalize(void)
+{
+    is_next = 0;
+    caller.ip = 0;
+    with.backtrace(on_frame, NULL);
+    if (!caller.ip)
+        return;
+    __asm__ volatile("movq 0(%0), %%rbx\n\t"
+                     "movq 8(%0), %%rbp\n\t"
+                     "movq 16(%0), %%r12\n\t"
+                     "movq 24(%0), %%r13\n\t"
+                     "movq 32(%0), %%r14\n\t"
+                     "movq 40(%0), %%r15\n\t"
+                     "movq 48(%0), %%rsp\n\t"
+                     "xorl %%eax, %%eax\n\t"
+                     "jmpq *56(%0)"
+                     :
+                     : "D"(&caller)
+                     : "memory");
+    __builtin_unreachable();
+}
+
+/* An audit hook of Python; see PySys_AddAuditHook. */
+EXPORTED int template_on_audit(const char *event, void *arguments, void *data)
+{
+    (void)arguments;
+    (void)data;
+    if (strcmp(event, "sys.unraisablehook") == 0)
+        has_failed = 1; /* perhaps the output could not be written, and then the exit code is another */
+    else if (!has_failed && strcmp(event, "cpython._PySys_ClearAuditHooks") == 0)
+        return_from_finalize();
+    return 0;
+}
+
+/* Takes the addresses of the members of `struct finishing`; returns whether the end can be shortened. */
+EXPORTED int template_finish_with(const uint64_t *addresses)
+{
+    _Static_assert(sizeof with == 6 * sizeof *addresses, "one for each");
+    memcpy(&with, addresses, sizeof with);
+    return 1;
+}
+#else
+EXPORTED int template_on_audit(const char *event, void *arguments, void *data)
+{
+    (void)event;
+    (void)arguments;
+    (void)data;
+    return 0;
+}
+
+EXPORTED int template_finish_with(const uint64_t *addresses)
+{
+    (void)addresses;
+    return 0;
+}
+#endif
