@@ -165,6 +165,9 @@ static int child(void *arg)
     c->inside = getpid();
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
+    struct simple_msg waiting = {.type = MSG_WAITING, .a = (int32_t)c->inside};
+    if (c->joins && send_message(c->socket, &waiting, sizeof waiting, NULL, 0) < 0)
+        child_fail(c, OP_PROCESS, errno);
     if (setsid() < 0)
         child_fail(c, OP_PROCESS, errno);
     uint32_t refused = c->confine ? c->confine() : 0;
@@ -361,9 +364,6 @@ static _Noreturn void report_end(int socket, int status)
         .system_us = (uint64_t)used.ru_stime.tv_sec * 1000000u + (uint64_t)used.ru_stime.tv_usec,
         .maxrss_kib = (uint64_t)used.ru_maxrss,
     };
-    struct simple_msg started = {.type = MSG_STARTED, .a = (int32_t)command->inside};
-    if (command->joins && !command->report_start)
-        send_message(socket, &started, sizeof started, NULL, 0);
     send_message(socket, &msg, sizeof msg, NULL, 0);
     sched_yield(); /* lets the host run first, if it was woken on this processor: our own exit takes long */
     _exit(0);

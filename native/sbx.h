@@ -125,7 +125,8 @@ enum { MSG_TREE = 34 };
  * only) precedes MSG_EXITED: the peak memory of the tree, and whether that exceeded the limit. */
 enum { MSG_READY = 40, MSG_STARTED = 41, MSG_EXITED = 42, MSG_FAILED = 43, MSG_SHARED = 44, MSG_TERMINAL = 45,
        MSG_MEMORY = 46, MSG_CONNECT = 47,
-       MSG_TREE_DONE = 48 /* answers MSG_TREE: a is the number of processes that are left, b is that of the request */ };
+       MSG_TREE_DONE = 48 /* answers MSG_TREE: a is the number of processes that are left, b is that of the request */,
+       MSG_WAITING = 49 /* in a machine: process a, by its number inside, waits to become the command; the last one counts */ };
 
 struct simple_msg { uint32_t type, id; int32_t a, b; };
 

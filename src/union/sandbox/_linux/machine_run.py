@@ -11,8 +11,9 @@ import logging
 import signal
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.events import Exited, Failed
+from union.sandbox._core.events import Exited, Failed, Started
 from union.sandbox._linux.protocol import Message
+from union.sandbox._linux.reports import decode_started
 from union.sandbox._linux.run import LocalRun
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class MachineRun(LocalRun):
         self._ends_tree = False
         """Whether the host has killed the command, and so all of its processes."""
         self._is_swept = False
+        self._is_announced = False
+        """Whether the command has reported its start."""
+        self._announced = 0
+        """The pid that was reported without that: the process that waits may be replaced."""
         self.keeps_network = False
         """Whether processes that the command leaves behind keep its network."""
 
@@ -56,6 +61,13 @@ class MachineRun(LocalRun):
             before = kills()
             self.sandbox.saw_oom_kill = lambda: kills() > before
         super().attach(sink, timeout_s=timeout_s)
+
+    def announce(self) -> None:
+        """Report the pid of the command as its start, if it is known and was not reported."""
+        pid = self.sandbox.waiting_pid
+        if pid and pid != self._announced and not self._is_announced:
+            self._announced = pid
+            self._sink.event(Started(pid))
 
     def signal(self, signum: int, *, group: bool = False) -> None:
         """Send a signal to every process of the command, or only to its own process group."""
@@ -85,6 +97,12 @@ class MachineRun(LocalRun):
         self.kill_tree()  # its runner reports the end when all of them are gone
 
     def _dispatch(self, kind: int, data: bytes) -> None:
+        if kind == Message.WAITING:
+            self.sandbox.waiting_pid = decode_started(data)
+            return
+        self._is_announced |= kind == Message.STARTED
+        if kind == Message.EXITED:
+            self.announce()
         if kind != Message.EXITED or self._is_swept or not (self._cause or self._ends_tree):
             super()._dispatch(kind, data)
             return

@@ -87,6 +87,8 @@ class Sandbox:
         self.machine: Machine | None = None
         """The machine that its command joins."""
         self._label = 0
+        self.waiting_pid = 0
+        """The process that waits to become the command of a machine, by its number inside."""
         self._pipes: list[tuple[int, int]] = []
         """Created ahead for the output of the command: (near end, far end)."""
 
@@ -115,6 +117,23 @@ class Sandbox:
         if len(data) == SIMPLE.size:
             kind, label, _, _ = SIMPLE.unpack(data)
             self._label = label if kind == Message.READY else self._label
+
+    def read_waiting(self) -> int:
+        """Return the pid inside that a command of a machine will have; 0 if it is not known yet.
+
+        Not for a filtered network, whose first message carries descriptors.
+        """
+        with contextlib.suppress(OSError):
+            while not self.waiting_pid:
+                data = self.sock.recv(MAX_MESSAGE, socket.MSG_PEEK)
+                kind = int.from_bytes(data[:4], sys.byteorder)
+                if len(data) != SIMPLE.size or kind not in {Message.READY, Message.WAITING}:
+                    break  # it has failed; sending the command reports that
+                self.sock.recv(MAX_MESSAGE)
+                self.read_label(data)
+                if kind == Message.WAITING:
+                    self.waiting_pid = SIMPLE.unpack(data)[2]
+        return self.waiting_pid
 
     def kill(self) -> None:
         """Kill the sandbox from outside, by the launcher; in a machine, also what it has left."""

@@ -83,6 +83,7 @@ class Message(IntEnum):
     MEMORY = 46
     CONNECT = 47
     TREE_DONE = 48
+    WAITING = 49
 
 
 class PrepareFlag(IntEnum):

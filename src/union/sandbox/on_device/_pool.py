@@ -15,6 +15,7 @@ from union.sandbox._system import IS_LINUX
 from union.sandbox.errors import SandboxError, SandboxExecutionError
 from union.sandbox.on_device._drivers import SpareDrivers, begin, start_driver
 from union.sandbox.on_device._engine import new_channel, new_readers
+from union.sandbox.on_device._network import shape_of
 from union.sandbox.on_device._pythons import WaitingPythons, can_wait
 from union.sandbox.on_device._sandboxes import Sandboxes
 from union.sandbox.on_device._template import Template
@@ -178,7 +179,7 @@ class Pool:
             or spec.kind == "argv"
             or spec.cwd is not None
             or self.uses_host_root
-            or (self.is_machine and (self.is_served or _is_followed(spec)))
+            or (self.is_machine and self._lacks_pid(run, spec))
         )
         pipes = (spec.stdout != "devnull", spec.stderr != "devnull")
         if run.sandbox.variables:
@@ -191,6 +192,12 @@ class Pool:
             pty=spec.pty,
             report_start=report,
         )
+
+    def _lacks_pid(self, run: LocalRun, spec: RunSpec) -> bool:
+        """Return whether the pid of a machine's command is needed before its end, and unknown."""
+        if not self.is_served and not _is_followed(spec):
+            return False
+        return shape_of(spec.network) == "filtered" or not run.sandbox.read_waiting()
 
     def _waiting_python(
         self, posture: Posture, spec: RunSpec, command: Command, *, work: WorkDir, venv: Venv

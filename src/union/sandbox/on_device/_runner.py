@@ -24,6 +24,7 @@ from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device._call_postures import CallPostures
 from union.sandbox.on_device._command import CommandBuilder
 from union.sandbox.on_device._epoll_guard import EpollGuard
+from union.sandbox.on_device._follow_ups import FollowUps
 from union.sandbox.on_device._network import shape_of
 from union.sandbox.on_device._run_network import serve_network
 from union.sandbox.on_device._start_gate import StartGate
@@ -47,17 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["Runner"]
 
 _log = logging.getLogger("union.sandbox")
-_FOLLOW_UP_OTHER_S: Final = 0.002
-_FOLLOW_UP_S: Final = {"python": 0.006, "shell": _FOLLOW_UP_OTHER_S, "argv": _FOLLOW_UP_OTHER_S}
-"""Delay before output is read and the next spare is prepared. A short command has ended by then;
-doing this work earlier would slow it down."""
-_FOLLOW_UP_FORK_S: Final = 0.001
-"""The same between scripts without a pause, if the next Python is a fork: other processes prepare
-it while the script runs. After a pause that would only slow the script down."""
-_PAUSE_S: Final = 0.002
-"""The time between two scripts that is a pause."""
-_FOLLOW_UP_END_S: Final = 0.0005
-"""Delay after the end of a script, in which its caller receives the answer first."""
+_CHECK_VENV_S: Final = 0.002
+"""Delay after the last command, in which its caller receives the answer first."""
 _FIRST_INSIDE: Final = 2
 """The pid of a command in its pid namespace, next to the sandbox's first process."""
 
@@ -84,7 +76,7 @@ class Runner:
         self._runs: set[LocalRun] = set()
         self._helpers: set[LocalRun] = set()
         self._removals: set[asyncio.Future[None]] = set()
-        self._last_end = -_PAUSE_S
+        self._timing = FollowUps()
         self.gate = StartGate()
         """Holds back new commands while a checkpoint is taken."""
         self._is_venv_verified = False
@@ -171,9 +163,10 @@ class Runner:
         pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
         if posture.shares_epolls:
             self._epolls.wake()
-        if run.started is None and not isinstance(run, MachineRun):  # its end reports the pid
-            sink.event(Started(_FIRST_INSIDE))
-        self._follow_up_later(run, posture, spec)
+        _announce(run, sink)
+        forks = spec.kind == "python" and pool.template.is_ready
+        follow_up = functools.partial(self._follow_up, run, posture, spec)
+        self._timing.schedule(run, spec.kind, follow_up, forks=forks, others=len(self._runs) - 1)
         if run.started is not None:
             try:
                 await asyncio.shield(run.started)
@@ -300,11 +293,11 @@ class Runner:
 
     def _on_end(self, run: LocalRun) -> None:
         self._runs.discard(run)
-        self._last_end = asyncio.get_running_loop().time()
+        self._timing.note_end()
         if run.sandbox.directory is not None:
             self._remove_later(run.sandbox.directory)
         if not self._runs and self._work.is_private:
-            asyncio.get_running_loop().call_later(_FOLLOW_UP_OTHER_S, self._check_venv)
+            asyncio.get_running_loop().call_later(_CHECK_VENV_S, self._check_venv)
 
     def _remove_later(self, directory: str) -> None:
         """Remove the directory of one run in a thread; what is left goes with the session."""
@@ -326,23 +319,6 @@ class Runner:
         is_waiting = pool.pythons.has_any or pool.drivers.has_any
         is_free = not self._runs and not is_waiting and pool.sandboxes.is_open
         self._is_venv_verified = is_free and self._venv.is_unchanged()
-
-    def _follow_up_later(self, run: LocalRun, posture: Posture, spec: RunSpec) -> None:
-        loop = asyncio.get_running_loop()
-        forks = spec.kind == "python" and self._pool.template.is_ready
-        is_in_a_row = len(self._runs) > 1 or loop.time() - self._last_end < _PAUSE_S
-        delay_s = _FOLLOW_UP_FORK_S if forks and is_in_a_row else _FOLLOW_UP_S[spec.kind]
-        timer = loop.call_later(delay_s, self._follow_up, run, posture, spec)
-        if not forks or is_in_a_row:
-            return
-        due = loop.time() + delay_s
-
-        def advance(_: asyncio.Future[None]) -> None:
-            if loop.time() + _FOLLOW_UP_END_S < due:
-                timer.cancel()
-                loop.call_later(_FOLLOW_UP_END_S, self._follow_up, run, posture, spec)
-
-        run.finished.add_done_callback(advance)
 
     def _follow_up(self, run: LocalRun, posture: Posture, spec: RunSpec) -> None:
         """Read the output of a command that runs on, and prepare a spare for the next one."""
@@ -404,3 +380,11 @@ class Runner:
             await until_done(run.finished)
             run.abandon()
         await until_done(*self._removals)
+
+
+def _announce(run: LocalRun, sink: Sink) -> None:
+    """Report the pid of a command that reports no start itself."""
+    if isinstance(run, MachineRun):
+        run.announce()
+    elif run.started is None:
+        sink.event(Started(_FIRST_INSIDE))

@@ -1,0 +1,69 @@
+"""When the next spare is prepared: early enough for the next command, without slowing this one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from union.sandbox._linux.run import LocalRun
+
+__all__ = ["FollowUps"]
+
+_DELAY_S: Final = {"python": 0.006, "shell": 0.002, "argv": 0.002}
+"""Delay before output is read and the next spare is prepared. A short command has ended by then;
+doing this work earlier would slow it down."""
+_IN_A_ROW_S: Final = 0.001
+"""The same between scripts without a pause, if the next Python is a fork: other processes prepare
+it while the script runs. After a pause that would only slow the script down."""
+_PAUSE_S: Final = 0.002
+"""The time between two scripts that is a pause."""
+_AFTER_END_S: Final = 0.0005
+"""Delay after the end of a script, in which its caller receives the answer first."""
+
+
+class FollowUps:
+    """Schedule the work that follows the start of each command."""
+
+    def __init__(self) -> None:
+        self._last_end = -_PAUSE_S
+
+    def note_end(self) -> None:
+        """Record that a command has ended."""
+        self._last_end = asyncio.get_running_loop().time()
+
+    def schedule(
+        self,
+        run: LocalRun,
+        kind: str,
+        follow_up: Callable[[], object],
+        *,
+        forks: bool,
+        others: int,
+    ) -> None:
+        """Call ``follow_up`` once.
+
+        Args:
+            run: the command that has just started.
+            kind: the kind of the command.
+            follow_up: prepares the next spare.
+            forks: whether the next spare is a Python that a template forks.
+            others: the number of other commands that run.
+
+        """
+        loop = asyncio.get_running_loop()
+        is_in_a_row = others > 0 or loop.time() - self._last_end < _PAUSE_S
+        delay_s = _IN_A_ROW_S if forks and is_in_a_row else _DELAY_S[kind]
+        timer = loop.call_later(delay_s, follow_up)
+        if not forks or is_in_a_row:
+            return
+        due = loop.time() + delay_s
+
+        def advance(_: asyncio.Future[None]) -> None:
+            if loop.time() + _AFTER_END_S < due:
+                timer.cancel()
+                loop.call_later(_AFTER_END_S, follow_up)
+
+        run.finished.add_done_callback(advance)
