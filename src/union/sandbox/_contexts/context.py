@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from union.sandbox._contexts.recorder import CellRecorder
 from union.sandbox._contexts.specs import (
+    plain_cell,
     resolve_cell,
     resolve_context,
     resolve_request,
     resolve_set,
+    with_source,
 )
 from union.sandbox._contexts.values import ContextSnapshot, parse_value
 from union.sandbox.errors import (
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Context", "opener_of"]
 
+_NOTHING_GIVEN: Final = (None,) * 5
 MAX_QUEUED: Final = 64
 """Cells that may wait for the one that runs."""
 
@@ -92,6 +95,7 @@ class Context:
         self._spec = resolve_context(
             session, language, env=env, interrupt_grace_s=interrupt_grace_s
         )
+        self._plain = plain_cell(session, language)
         self._restarts = restart == "auto"
         self._live: LiveContext | None = None
         self._is_closed = False
@@ -220,15 +224,21 @@ class Context:
             PolicyError: the cell requests more network than its session allows.
 
         """
-        spec = resolve_cell(
-            self._session,
-            self._spec.language,
-            code,
-            env=env,
-            network_mode=network_mode,
-            network_allowlist=network_allowlist,
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
+        given = (timeout_s, network_mode, network_allowlist, env, max_output_bytes)
+        plain = self._plain if given == _NOTHING_GIVEN else None
+        spec = (
+            with_source(plain, self._spec.language, code)
+            if plain is not None
+            else resolve_cell(
+                self._session,
+                self._spec.language,
+                code,
+                env=env,
+                network_mode=network_mode,
+                network_allowlist=network_allowlist,
+                timeout_s=timeout_s,
+                max_output_bytes=max_output_bytes,
+            )
         )
         recorder = await self._finish(await self._begin(spec, wait=wait))
         result = recorder.result()
@@ -447,6 +457,8 @@ class Context:
         live = self._opened()
         if self._is_closed:
             raise SessionClosedError("the context is closed")
+        if live.is_alive and not self._restarting.locked():
+            return live
         async with self._restarting:
             if not live.is_alive:
                 if not self._restarts:

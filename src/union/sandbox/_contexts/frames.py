@@ -52,6 +52,7 @@ MAX_PID: Final = 2**22
 _PACKET: Final = struct.Struct("=BI")
 _LENGTH: Final = struct.Struct("=I")
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
+_DECODER: Final = json.JSONDecoder()
 _FIRST: Final = 1
 
 
@@ -203,7 +204,7 @@ def _split(body: bytes) -> tuple[dict[str, Any], bytes]:
         raise FrameError(f"a head of {size} bytes in a message of {len(body)} bytes")
     end = _LENGTH.size + size
     try:
-        head = json.loads(body[_LENGTH.size : end])
+        head = _DECODER.decode(body[_LENGTH.size : end].decode("utf-8"))
     except (ValueError, RecursionError) as exc:
         raise FrameError("the head is not valid JSON") from exc
     if not isinstance(head, dict):

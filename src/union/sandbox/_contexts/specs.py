@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, cast, get_args
 
-from union.sandbox._core.resolve import resolve_run, validate_timeout
+from union.sandbox._core.resolve import resolve_run, resolve_source, validate_timeout
 from union.sandbox._core.spec import NetworkSpec
 from union.sandbox.constants import MAX_OUTPUT_BYTES
 from union.sandbox.errors import SandboxUsageError
@@ -31,10 +31,12 @@ __all__ = [
     "ContextRestart",
     "ContextSpec",
     "LiveContext",
+    "plain_cell",
     "resolve_cell",
     "resolve_context",
     "resolve_request",
     "resolve_set",
+    "with_source",
 ]
 
 ContextLanguage = Literal["python", "bash", "node"]
@@ -171,30 +173,18 @@ def resolve_cell(
     max_output_bytes: object = None,
 ) -> CellSpec:
     """Return the cell that the arguments describe, within what the session allows."""
-    if not isinstance(code, str):
-        raise SandboxUsageError(
-            f"code must be a string, not {type(code).__name__}", argument="code"
-        )
-    if "\0" in code:
-        raise SandboxUsageError("code contains a NUL character", argument="code")
+    source = _source(language, code)
     spec = resolve_run(
         # The variables of the session are those of the interpreter already.
         dataclasses.replace(session, env=()) if session.env else session,
-        code if code.strip() else "0",
+        source.decode("utf-8", "surrogateescape") or "0",
         env=env,
-        script_type="python" if language == "python" else "shell",
+        script_type=_script_type(language),
         network_mode=network_mode,
         network_allowlist=network_allowlist,
         timeout_s=timeout_s,
         max_output_bytes=max_output_bytes,
     )
-    source = (spec.text if code.strip() else "").encode("utf-8", "surrogateescape")
-    if len(source) > MAX_CODE_BYTES:
-        raise SandboxUsageError(
-            f"code has {len(source)} bytes, at most {MAX_CODE_BYTES} are accepted",
-            argument="code",
-            hint="write the data to a file with put_bytes(), and read it in the cell",
-        )
     return CellSpec(
         code=source,
         env=spec.env,
@@ -202,6 +192,41 @@ def resolve_cell(
         timeout_s=spec.timeout_s,
         max_output_bytes=spec.max_output_bytes,
     )
+
+
+def plain_cell(session: SessionSpec, language: ContextLanguage) -> CellSpec | None:
+    """Return the cell without code that has all defaults; None if its code must be checked."""
+    plain = resolve_cell(session, language, "0")
+    return None if any(entry.http is not None for entry in plain.network.allow) else plain
+
+
+def with_source(plain: CellSpec, language: ContextLanguage, code: object) -> CellSpec:
+    """Return a plain cell with this code: what ``resolve_cell`` returns, with less work."""
+    return plain._replace(code=_source(language, code))
+
+
+def _script_type(language: ContextLanguage) -> str:
+    return "python" if language == "python" else "shell"
+
+
+def _source(language: ContextLanguage, code: object) -> bytes:
+    """Return the bytes of a cell, without the indentation that all lines of Python share."""
+    if not isinstance(code, str):
+        raise SandboxUsageError(
+            f"code must be a string, not {type(code).__name__}", argument="code"
+        )
+    if "\0" in code:
+        raise SandboxUsageError("code contains a NUL character", argument="code")
+    if not code.strip():
+        return b""
+    source = resolve_source(code, _script_type(language)).encode("utf-8", "surrogateescape")
+    if len(source) > MAX_CODE_BYTES:
+        raise SandboxUsageError(
+            f"code has {len(source)} bytes, at most {MAX_CODE_BYTES} are accepted",
+            argument="code",
+            hint="write the data to a file with put_bytes(), and read it in the cell",
+        )
+    return source
 
 
 def resolve_set(language: ContextLanguage, variables: Mapping[str, Any]) -> CellSpec:

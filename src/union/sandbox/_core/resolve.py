@@ -402,6 +402,12 @@ def _command(cmd: object, script_type: object) -> dict[str, Any]:
     return {"kind": "argv", "argv": tuple(cmd)}
 
 
+def resolve_source(source: str, script_type: str) -> str:
+    """Return the text of a command that the arguments of ``resolve_run`` describe."""
+    text: str = _command(source, script_type)["text"]
+    return text
+
+
 def _without_margin(source: str) -> str:
     """Remove the indentation that all lines share."""
     blank = source[: len(source) - len(source.lstrip())]
