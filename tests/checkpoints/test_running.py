@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import ISOLATED, REMOTE, session_of
 
+from union import sandbox
 from union.sandbox.errors import SandboxBusyError
 
 if TYPE_CHECKING:
@@ -157,3 +158,40 @@ async def test_a_stopped_process_stays_stopped(live: sb.Session) -> None:
     assert await live.diff(checkpoint) == ()
     run.kill()
     await run.wait()
+
+
+@pytest.mark.spec("L3")
+async def test_contexts_return_with_the_files(live: sb.Session) -> None:
+    async with live.context() as context:
+        await context.run("x = [1]; open('a', 'w').write('1')", check=True)
+        kept = await live.checkpoint(contexts=True)
+        for _ in range(2):
+            await context.run("x.append(2); open('a', 'w').write('2'); open('b', 'w')", check=True)
+            running = await live.run("sleep 60", background=True)
+            await live.rollback(kept)
+            await running.wait()
+            assert running.termination_reason == "closed"
+            assert await live.diff(kept) == ()
+            shown = await context.run("import os; print(x, open('a').read(), os.path.exists('b'))")
+            assert (shown.stdout, context.alive) == ("[1] 1 False\n", True)
+        # The context goes on in the same work dir as commands and file calls.
+        await context.run("open('c', 'w').write('3')", check=True)
+        assert (await live.exec("cat c", check=True)).stdout == "3"
+        assert await live.get_bytes("c") == b"3"
+        async with live.context("bash"):
+            with pytest.raises(sandbox.SandboxUsageError, match="cannot be saved"):
+                await live.checkpoint(contexts=True)
+        await kept.drop()
+        with pytest.raises(sandbox.SandboxUsageError):
+            await live.rollback(kept)
+
+
+@pytest.mark.spec("L3")
+async def test_a_lost_context_changes_nothing() -> None:
+    async with session_of("userns") as live:
+        async with live.context():
+            kept = await live.checkpoint(contexts=True)
+        await live.put_bytes("a", b"1")
+        with pytest.raises(sandbox.SandboxError):
+            await live.rollback(kept)
+        assert await live.get_bytes("a") == b"1"

@@ -102,7 +102,11 @@ class Checkpoint:
 
     async def drop(self) -> None:
         """Remove the checkpoint. Forks of it are not affected."""
-        await self._call(lambda transport: calls_of(transport).drop_checkpoint(self.id))
+        await self._call(self._drop)
+
+    async def _drop(self, transport: object) -> None:
+        await calls_of(transport).drop_checkpoint(self.id)
+        await self._session._forget_contexts(self.id)  # noqa: SLF001 - one package
 
     async def export(self, path: str | os.PathLike[str]) -> int:
         """Write the whole state as a tar archive and return its size in bytes.

@@ -375,7 +375,7 @@ class Session(MachineFiles, SessionProcesses, SessionCheckpoints):
         """
         from union.sandbox._contexts.context import Context, opener_of
 
-        return Context(
+        made = Context(
             self._spec,
             lambda: opener_of(self._live()),
             language=language,
@@ -383,6 +383,7 @@ class Session(MachineFiles, SessionProcesses, SessionCheckpoints):
             restart=restart,
             interrupt_grace_s=interrupt_grace_s,
         )
+        return self._tracked(made)
 
     def __repr__(self) -> str:
         return f"<Session {self._lifecycle.state} backend={self.backend}>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import TYPE_CHECKING
 
 from union.sandbox._session.own_loop import foreign_loop, in_own_loop
@@ -13,8 +14,11 @@ if TYPE_CHECKING:
     import os
 
     from union.sandbox._checkpoints.values import CheckpointCalls, TreeChange
+    from union.sandbox._contexts.context import Context
+    from union.sandbox._contexts.values import ContextSnapshot
     from union.sandbox._core.isolation import Isolation
     from union.sandbox._session.checkpoint import Checkpoint
+    from union.sandbox._session.lifecycle import Lifecycle
     from union.sandbox._session.session import Session
     from union.sandbox._session.transport import Transport
 
@@ -23,6 +27,34 @@ __all__ = ["SessionCheckpoints"]
 
 class SessionCheckpoints(SessionFiles):
     """Calls about checkpoints. ``Session`` inherits them."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        super().__init__(lifecycle)
+        self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+        self._saved: dict[str, tuple[tuple[Context, ContextSnapshot], ...]] = {}
+        """The contexts that were saved with a checkpoint, by its id."""
+
+    def _tracked(self, context: Context) -> Context:
+        self._contexts.add(context)
+        return context
+
+    async def _forget_contexts(self, checkpoint_id: str) -> None:
+        """Release the contexts that were saved with a checkpoint."""
+        for context, snapshot in self._saved.pop(checkpoint_id, ()):
+            if context.alive and snapshot.generation == context.generation:
+                await context.discard(snapshot)
+
+    def _open_contexts(self) -> list[Context]:
+        """Return the contexts to save."""
+        found = [context for context in self._contexts if context.alive]
+        other = next((one.language for one in found if one.language != "python"), None)
+        if other is not None:
+            raise SandboxUsageError(
+                f"a {other} context is open, which cannot be saved",
+                argument="contexts",
+                hint="close it first, or take the checkpoint without contexts=True",
+            )
+        return found
 
     @property
     def isolation(self) -> Isolation:
@@ -47,7 +79,7 @@ class SessionCheckpoints(SessionFiles):
         return calls_of(self._live())
 
     @in_own_loop
-    async def checkpoint(self, name: str = "") -> Checkpoint:
+    async def checkpoint(self, name: str = "", *, contexts: bool = False) -> Checkpoint:
         """Keep the present state of the work dir, the venv included.
 
         ``rollback()`` restores exactly what is there when this returns. If commands or contexts
@@ -55,27 +87,54 @@ class SessionCheckpoints(SessionFiles):
 
         Args:
             name: text of at most 200 characters that describes it; none by default.
+            contexts: whether to save the open Python contexts too; ``rollback()`` then returns them
+                to their variables instead of ending them. False by default.
 
         Raises:
+            SandboxCellError: a context cannot be saved; see ``Context.save()``.
             SandboxBusyError: a process could not be stopped; ``files`` names those that are open
                 for writing.
 
         """
         from union.sandbox._checkpoints.values import check_name
 
-        return self._as_checkpoint(await self._calls().checkpoint(check_name(name)))
+        check_name(name)
+        saved: list[tuple[Context, ContextSnapshot]] = []
+        try:
+            if contexts:
+                saved += [(one, await one.save()) for one in self._open_contexts()]
+            info = await self._calls().checkpoint(name)
+        except BaseException:
+            for context, snapshot in saved:
+                await context.discard(snapshot)
+            raise
+        made = self._as_checkpoint(info)
+        self._saved[made.id] = tuple(saved)
+        return made
 
     @in_own_loop
     async def rollback(self, checkpoint: Checkpoint | str) -> None:
         """Return the work dir to a checkpoint. Everything since is gone.
 
         Commands and contexts that run are ended first: their memory does not match the files.
+        Contexts that were saved with the checkpoint go on with the variables that they had.
 
         Args:
             checkpoint: a checkpoint of this session, or its id.
 
+        Raises:
+            ContextLostError: a context that was saved with it has ended; nothing has changed.
+
         """
-        await self._calls().rollback(_id_of(checkpoint))
+        found = _id_of(checkpoint)
+        saved = self._saved.get(found, ())
+        for context, snapshot in saved:
+            await context.restore(snapshot)
+        kept = {context for context, _ in saved}
+        for context in tuple(self._contexts) if saved else ():
+            if context.alive and context not in kept:
+                await context.close()
+        await self._calls().rollback(found, keeps_contexts=bool(saved))
 
     @in_own_loop
     async def diff(

@@ -78,9 +78,13 @@ class LocalCheckpoints:
             await self._check_size(await state.present_size(whole=bool(running)))
         return await (state.copy_running(running) if running else state.freeze())
 
-    async def rollback(self, checkpoint_id: str) -> None:
-        """Return to a checkpoint; running commands are ended."""
+    async def rollback(self, checkpoint_id: str, *, keeps_contexts: bool) -> None:
+        """Return to a checkpoint; running commands are ended, contexts unless they are kept."""
         layers = self._find(checkpoint_id).layers
+        if keeps_contexts:
+            async with self._state.idle(ends_runs=True, keeps_contexts=True) as running:
+                if running and await self._state.restore_running(layers, running):
+                    return
         async with self._state.idle(ends_runs=True):
             await self._state.restore(layers)
 

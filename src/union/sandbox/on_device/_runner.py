@@ -75,6 +75,8 @@ class Runner:
         self._network = network
         self._runs: set[LocalRun] = set()
         self._helpers: set[LocalRun] = set()
+        self._interpreters: set[LocalRun] = set()
+        """The runs of contexts."""
         self._removals: set[asyncio.Future[None]] = set()
         self._timing = FollowUps()
         self.gate = StartGate()
@@ -218,6 +220,7 @@ class Runner:
             except OSError as exc:
                 raise self._pool.spawn_failed("the context could not be started", exc) from exc
             self._runs.add(run)
+            self._interpreters.add(run)
             run.finished.add_done_callback(lambda _: self._on_end(run))
             self._pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
             if posture.shares_epolls:
@@ -294,6 +297,7 @@ class Runner:
     def _on_end(self, run: LocalRun) -> None:
         self._runs.discard(run)
         self._timing.note_end()
+        self._interpreters.discard(run)
         if run.sandbox.directory is not None:
             self._remove_later(run.sandbox.directory)
         if not self._runs and self._work.is_private:
@@ -346,20 +350,31 @@ class Runner:
         if "_calls" in self.__dict__:
             self._calls.close()
 
-    async def idle(self) -> None:
+    async def idle(self, *, keeps_contexts: bool = False) -> None:
         """Wait until every command of the session has ended and was released.
 
         ``exec()`` returns when a command has reported its end, a few iterations of the event loop
         before its run is released. Processes killed from outside may exit a bit later.
         """
-        while self._runs:  # the callback that removes a run comes before this one
-            await asyncio.wait([run.finished for run in self._runs])
+        while runs := self._ending(keeps_contexts=keeps_contexts):
+            # The callback that removes a run comes before this one.
+            await asyncio.wait([run.finished for run in runs])
 
-    def end_all(self) -> None:
-        """Kill every command of the session."""
-        self._epolls.close()
-        for run in tuple(self._runs):
+    def end_all(self, *, keeps_contexts: bool = False, for_good: bool = False) -> None:
+        """Kill every command of the session, and its contexts unless they are kept.
+
+        Args:
+            keeps_contexts: contexts go on.
+            for_good: the session is closing; otherwise other commands may follow.
+
+        """
+        if for_good:
+            self._epolls.close()
+        for run in self._ending(keeps_contexts=keeps_contexts):
             run.end_now("closed")
+
+    def _ending(self, *, keeps_contexts: bool) -> tuple[LocalRun, ...]:
+        return tuple(self._runs - self._interpreters if keeps_contexts else self._runs)
 
     def close_postures(self) -> None:
         """Close the postures of the session and of single calls."""

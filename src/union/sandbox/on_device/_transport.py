@@ -156,7 +156,7 @@ class LocalTransport:
         pool.release_pythons()
         stuck: BaseException | None = None
         if parts is not None:
-            parts.runner.end_all()
+            parts.runner.end_all(for_good=True)
             if pool.opened_channel is not None:
                 drained = pool.opened_channel.drain()
                 await until_done(drained)

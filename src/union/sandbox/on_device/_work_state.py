@@ -12,15 +12,14 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from union.sandbox._linux.launcher import Launcher
-from union.sandbox._linux.open_files import open_for_writing
-from union.sandbox._linux.stopped import NotStoppedError, StoppedProcesses
+from union.sandbox._linux.stopped import NotStoppedError
 from union.sandbox._linux.tree_copy import copy_tree, restore_tree, size_of
 from union.sandbox._session import threads
 from union.sandbox._system import IS_LINUX
-from union.sandbox.errors import SandboxBusyError, SandboxUsageError
+from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device._layer_store import Layer, LayerStore, hold, release
 from union.sandbox.on_device._network import shape_of
+from union.sandbox.on_device._stopping import busy, processes_of
 from union.sandbox.on_device._work_layers import (
     MAX_LAYERS,
     HeldMount,
@@ -69,13 +68,14 @@ class WorkState:
 
     @contextlib.asynccontextmanager
     async def idle(
-        self, *, ends_runs: bool, may_run: bool = False
+        self, *, ends_runs: bool, may_run: bool = False, keeps_contexts: bool = False
     ) -> AsyncIterator[list[LocalRun]]:
         """Hold back commands and file calls while nothing of the session runs.
 
         Args:
             ends_runs: end the commands and contexts that run.
             may_run: yield those that run, which may go on; otherwise they are an error.
+            keeps_contexts: with ``ends_runs``, yield the contexts, which go on.
 
         """
         transport = self._transport
@@ -89,19 +89,17 @@ class WorkState:
         runner = transport.runner
         async with self._lock, runner.gate.closed(), transport.changes.closed():
             if ends_runs:
-                runner.end_all()
+                runner.end_all(keeps_contexts=keeps_contexts)
+                await runner.idle(keeps_contexts=keeps_contexts)
+                yield runner.running()
+                return
             elif running := runner.running():
                 if not may_run or transport.pool.uses_host_root or transport.pool.is_bare:
-                    raise await self.busy(len(running))
+                    raise await busy(transport, len(running))
                 yield running
                 return
             await runner.idle()
             yield []
-
-    async def busy(self, count: int) -> SandboxBusyError:
-        work = self._transport.work
-        files = await threads.files.run(work.tree, open_for_writing, work.tree, work.path)
-        return SandboxBusyError(count, files)
 
     async def _quiesce(self) -> tuple[Posture, Channel]:
         """End the sandboxes that wait for commands; return the posture and the channel.
@@ -247,17 +245,8 @@ class WorkState:
             SandboxBusyError: a process could not be stopped, or has run meanwhile.
 
         """
-        work, pool = self._transport.work, self._transport.pool
-        pool.release()  # a waiting Python may have begun to write
-        with work.tree.borrow_root(".") as top:
-            found = os.fstat(top)
-        located = [await run.sandbox.channel.locate(run.sandbox.number) for run in running]
-        stopped = StoppedProcesses(
-            Launcher.current().pid,
-            frozenset(located) - {0},
-            work.path,
-            (found.st_dev, found.st_ino),
-        )
+        work = self._transport.work
+        stopped = await processes_of(self._transport, running)
         try:
             await threads.files.run(work.tree, stopped.stop)
             layer = await self._copied()
@@ -268,10 +257,24 @@ class WorkState:
                 self.release((layer,))
                 raise
         except NotStoppedError as exc:
-            raise await self.busy(len(running)) from exc
+            raise await busy(self._transport, len(running)) from exc
         finally:
             stopped.resume()
         return (layer,)
+
+    async def restore_running(self, layers: tuple[Layer, ...], running: list[LocalRun]) -> bool:
+        """Restore in place, below contexts that go on; return False if one of them has run."""
+        work = self._transport.work
+        stopped = await processes_of(self._transport, running)
+        try:
+            await threads.files.run(work.tree, stopped.stop)
+            await self._restore_in_place(layers)
+            await threads.files.run(work.tree, stopped.check)
+        except NotStoppedError:
+            return False
+        finally:
+            stopped.resume()
+        return True
 
     async def _mount(self, lower: tuple[Layer, ...]) -> None:
         layers = self.layers
@@ -303,6 +306,9 @@ class WorkState:
             await self._mount(layers)
             return
         await self._quiesce()
+        await self._restore_in_place(layers)
+
+    async def _restore_in_place(self, layers: tuple[Layer, ...]) -> None:
         work = self._transport.work
         source = await self.open(layers)
         try:

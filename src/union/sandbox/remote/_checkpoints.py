@@ -48,8 +48,9 @@ class RemoteCheckpoints:
     async def checkpoint(self, name: str) -> CheckpointInfo:
         return self._decode(await self._change("take", name=name))
 
-    async def rollback(self, checkpoint_id: str) -> None:
-        await self._change("rollback", checkpoint=checkpoint_id)
+    async def rollback(self, checkpoint_id: str, *, keeps_contexts: bool) -> None:
+        contexts = "keep" if keeps_contexts else "end"
+        await self._change("rollback", checkpoint=checkpoint_id, contexts=contexts)
 
     async def drop_checkpoint(self, checkpoint_id: str) -> None:
         await self._change("drop", checkpoint=checkpoint_id)

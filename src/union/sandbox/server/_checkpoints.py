@@ -54,7 +54,7 @@ _FIELDS: Final = {
     "checkpoints/adopt": {"key", "session"},
     "checkpoints/drop": {"key", "checkpoint"},
     "checkpoints/list": set[str](),
-    "checkpoints/rollback": {"key", "checkpoint"},
+    "checkpoints/rollback": {"key", "checkpoint", "contexts"},
     "checkpoints/take": {"key", "name"},
 }
 _KEY: Final = re.compile(r"[0-9a-f]{32}")
@@ -178,10 +178,7 @@ async def handle(
         return await _files.send(request, chunks, framed=True)
     if action == "checkpoints/import":
         return await _import(request, session)
-    payload = await read_json(request)
-    if payload.keys() != _FIELDS[action] or not all(isinstance(v, str) for v in payload.values()):
-        fields = ", ".join(sorted(_FIELDS[action])) or "no fields"
-        raise WireError(f"{action} requires texts: {fields}")
+    payload = _checked_fields(action, await read_json(request))
     if action == "checkpoints/list":
         found = await calls.checkpoints()
         return json_response({"checkpoints": list(map(encode_checkpoint, found)), **_made(session)})
@@ -205,15 +202,15 @@ async def handle(
             session.record.checkpoint("adopt", info.id, info.name)
             return {**encode_checkpoint(info), **_made(session)}
         if action == "checkpoints/rollback":
-            await calls.rollback(payload["checkpoint"])
+            keeps = payload["contexts"] == "keep"
+            await calls.rollback(payload["checkpoint"], keeps_contexts=keeps)
             session.record.checkpoint("rollback", payload["checkpoint"], "")
         else:
             await calls.drop_checkpoint(payload["checkpoint"])
             session.record.checkpoint("drop", payload["checkpoint"], "")
         return {"done": True, **_made(session)}
 
-    key = _checked_key(payload["key"])
-    return json_response(await session.operations.perform(grant, action, key, perform))
+    return json_response(await session.operations.perform(grant, action, payload["key"], perform))
 
 
 async def _import(request: web.BaseRequest, session: ServerSession) -> web.StreamResponse:
@@ -246,10 +243,15 @@ def _text(query: dict[str, str], name: str) -> str:
     return query[name]
 
 
-def _checked_key(key: str) -> str:
-    if not _KEY.fullmatch(key):
+def _checked_fields(action: str, payload: dict[str, Any]) -> dict[str, str]:
+    if payload.keys() != _FIELDS[action] or not all(isinstance(v, str) for v in payload.values()):
+        fields = ", ".join(sorted(_FIELDS[action])) or "no fields"
+        raise WireError(f"{action} requires texts: {fields}")
+    if "key" in payload and not _KEY.fullmatch(payload["key"]):
         raise WireError("key must be 32 hexadecimal digits")
-    return key
+    if payload.get("contexts", "end") not in {"keep", "end"}:
+        raise WireError("contexts must be keep or end")
+    return payload
 
 
 async def _pieces(changes: tuple[TreeChange, ...]) -> AsyncGenerator[bytes, None]:
