@@ -493,7 +493,7 @@ class SessionCheckpoints(SessionFiles):
     def isolation(self) -> Isolation:
         """The isolation layers, verified on a live sandbox when the session was opened."""
         ...
-    def checkpoint(self, name: str = "") -> Checkpoint:
+    def checkpoint(self, name: str = "", *, contexts: bool = False) -> Checkpoint:
         """Keep the present state of the work dir, the venv included."""
         ...
     def rollback(self, checkpoint: Checkpoint | str) -> None:
