@@ -195,3 +195,12 @@ async def test_a_lost_context_changes_nothing() -> None:
         with pytest.raises(sandbox.SandboxError):
             await live.rollback(kept)
         assert await live.get_bytes("a") == b"1"
+
+
+@pytest.mark.spec("L2")
+async def test_a_rollback_does_not_end_the_guards_of_a_session() -> None:
+    async with session_of("userns") as live:
+        await live.rollback(await live.checkpoint())
+        guard = live._transport.runner._epolls  # type: ignore[union-attr]
+        assert not guard._is_closed
+    assert guard._is_closed  # the control
