@@ -361,13 +361,7 @@ class Runner:
             await asyncio.wait([run.finished for run in runs])
 
     def end_all(self, *, keeps_contexts: bool = False, for_good: bool = False) -> None:
-        """Kill every command of the session, and its contexts unless they are kept.
-
-        Args:
-            keeps_contexts: contexts go on.
-            for_good: the session is closing; otherwise other commands may follow.
-
-        """
+        """Kill every command, and the contexts unless kept; ``for_good`` if the session closes."""
         if for_good:
             self._epolls.close()
         for run in self._ending(keeps_contexts=keeps_contexts):
