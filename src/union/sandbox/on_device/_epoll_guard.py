@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["EpollGuard"]
 
 _log = logging.getLogger("union.sandbox")
-_EVERY_S: Final = 0.25
+_EVERY_S, _EVERY_MORE_S = 0.25, 0.002
+"""The interval, and what each session that has commands adds to it."""
 _SHARE, _SUSPECT_SHARE = 30, 5
 """Looking takes at most one part in so many of a processor's time; more, if many are held."""
 _MANY: Final = 16
@@ -65,6 +66,8 @@ class EpollGuard:
 
     _reports: ClassVar[dict[int, tuple[float, _Suspicion]]] = {}
     """The most suspect command of each session of this process, while no watch is left."""
+    _watching: ClassVar[set[int]] = set()
+    _last_answer: ClassVar[tuple[float, bool]] = (0.0, False)
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
@@ -89,13 +92,17 @@ class EpollGuard:
         self._task: asyncio.Task[None] | None = None
         self._seen: set[LocalRun] = set()
         self._pids: dict[LocalRun, int] = {}
+        self._count_at = 0.0
+        """When watches are counted next; whether any are left is tried in between."""
         self._is_closed = False
         self.budget = epoll_watches.max_watches() // _BUDGET
 
     def wake(self) -> None:
         """Begin to watch, unless it has begun."""
         if self._timer is None and self.budget and not self._is_closed:
-            self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._look)
+            with self._lock:
+                self._watching.add(id(self))
+            self._again()
 
     def close(self) -> None:
         self._is_closed = True
@@ -103,10 +110,17 @@ class EpollGuard:
             self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
-        self._forget()
+        self._stop()
 
-    def _forget(self) -> None:
+    def _again(self) -> None:
+        every_s = _EVERY_S + len(self._watching) * _EVERY_MORE_S
+        self._timer = asyncio.get_running_loop().call_later(every_s, self._look)
+
+    def _stop(self) -> None:
+        self._timer = None
+        self._pids.clear()
         with self._lock:
+            self._watching.discard(id(self))
             self._reports.pop(id(self), None)
 
     def _look(self) -> None:
@@ -114,31 +128,48 @@ class EpollGuard:
         now = {run for run in (*self._running(), *self._waiting()) if not run.finished.done()}
         old, self._seen = now & self._seen, now
         if not now and machine is None:
-            self._timer = None
-            self._pids.clear()
-            self._forget()
+            self._stop()
             return
-        if not old and machine is None:
-            self._timer = asyncio.get_running_loop().call_later(_EVERY_S, self._look)
-            return
-        self._task = asyncio.get_running_loop().create_task(self._measure(old, machine))
+        loop = asyncio.get_running_loop()
+        is_exhausted = self._is_exhausted()
+        if (old or machine) and (is_exhausted or loop.time() >= self._count_at):
+            task = self._measure(old, machine, is_exhausted=is_exhausted)
+            self._task = loop.create_task(task)
+        else:
+            self._again()
 
-    async def _measure(self, runs: set[LocalRun], machine: Machine | None) -> None:
-        began, is_idle, share = time.monotonic(), False, _SHARE
+    @classmethod
+    def _is_exhausted(cls) -> bool:
+        """Return whether this user has no watches left; sessions share the answer for a moment."""
+        now = time.monotonic()
+        with cls._lock:
+            at, found = cls._last_answer
+            if now - at > _EVERY_S / 2:
+                found = epoll_watches.is_exhausted()
+                cls._last_answer = now, found
+        return found
+
+    async def _measure(
+        self, runs: set[LocalRun], machine: Machine | None, *, is_exhausted: bool
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        began, is_idle, share = loop.time(), False, _SHARE
         try:
             groups = await self._groups(runs, machine)
             is_idle = not groups and not self._seen
-            if groups and await self._check(groups):
+            if groups and await self._check(groups, is_exhausted=is_exhausted):
                 share = _SUSPECT_SHARE
         except OSError as exc:  # no thread can be started, or the launcher has been stopped
             _log.warning("the epoll watches of sandboxes cannot be counted: %s", exc)
         finally:
-            wait_s = max(_EVERY_S, (time.monotonic() - began) * share)
-            self._task = self._timer = None
-            if not is_idle and not self._is_closed:
-                self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+            self._task = None
+            self._count_at = loop.time() + (loop.time() - began) * share
+            if self._is_closed or (is_idle and not any(self._running())):
+                self._stop()
+            else:
+                self._again()
 
-    async def _check(self, groups: list[_Group]) -> bool:
+    async def _check(self, groups: list[_Group], *, is_exhausted: bool) -> bool:
         """End a command if it must be; return whether the session is suspect."""
         counts = await threads.watches.run(self, _counts, groups, self.budget)
         if sum(counts) > self.budget:
@@ -150,15 +181,17 @@ class EpollGuard:
             )
             groups[worst].end()
             return True
-        if not epoll_watches.is_exhausted():
-            self._forget()
+        if not is_exhausted:
+            with self._lock:
+                self._reports.pop(id(self), None)
             return sum(counts) > self.budget // _MANY
         found = await threads.watches.run(self, _suspicions, groups, self.budget)
         worst = max(range(len(groups)), key=found.__getitem__)
         if self._is_most_suspect(found[worst]):
             _log.warning("a command was ended: this user has no epoll watches left")
             groups[worst].end()
-            self._forget()
+            with self._lock:
+                self._reports.pop(id(self), None)
         return True
 
     def _is_most_suspect(self, mine: _Suspicion) -> bool:
@@ -201,6 +234,16 @@ class EpollGuard:
             run.end_now("limit")
         elif not run.has_ended:
             run.sandbox.kill()  # it has no command yet, and will get none
+
+
+def _after_fork() -> None:
+    # A lock may have been held at the moment of the fork, and no session of the parent is ours.
+    EpollGuard._lock = threading.Lock()  # noqa: SLF001 - of this module
+    EpollGuard._watching.clear()  # noqa: SLF001
+    EpollGuard._reports.clear()  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _end_left(machine: Machine, label: int) -> None:
