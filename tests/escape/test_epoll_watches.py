@@ -122,12 +122,18 @@ async def test_hidden_watches_end_when_no_watch_is_left(
     jailed: OpenSession, monkeypatch: pytest.MonkeyPatch, *, is_exhausted: bool
 ) -> None:
     """In messages they cannot be counted. Commands that hide nothing go on, in each session."""
-    monkeypatch.setattr(epoll_watches, "is_exhausted", lambda: is_exhausted)
+    held: list[sb.SandboxProcess] = []
+    monkeypatch.setattr(
+        epoll_watches,
+        "is_exhausted",
+        lambda: is_exhausted and any(proc.returncode is None for proc in held),
+    )
     async with jailed() as session, jailed() as other:
         honest = await _run(other, "take(instances=5)")
         greedy = await _run(session, _HIDDEN)
         async with asyncio.timeout(60):
             assert await anext(aiter(greedy.iter_stdout_lines())) == "held"
+            held.append(greedy)
             if is_exhausted:
                 await greedy.wait()
                 assert greedy.termination_reason == "limit"
