@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from union.sandbox._linux.run import LocalRun
@@ -30,9 +30,9 @@ class FollowUps:
     def __init__(self) -> None:
         self._last_end = -_PAUSE_S
 
-    def note_end(self) -> None:
+    def note_end(self, run: LocalRun) -> None:
         """Record that a command has ended."""
-        self._last_end = asyncio.get_running_loop().time()
+        self._last_end = run.finished.get_loop().time()
 
     def schedule(
         self,
@@ -53,11 +53,14 @@ class FollowUps:
             others: the number of other commands that run.
 
         """
-        loop = asyncio.get_running_loop()
+        loop = run.finished.get_loop()  # Python 3.11 makes a system call for the running loop
+        if not forks:
+            loop.call_later(_DELAY_S[kind], follow_up)
+            return
         is_in_a_row = others > 0 or loop.time() - self._last_end < _PAUSE_S
-        delay_s = _IN_A_ROW_S if forks and is_in_a_row else _DELAY_S[kind]
+        delay_s = _IN_A_ROW_S if is_in_a_row else _DELAY_S[kind]
         timer = loop.call_later(delay_s, follow_up)
-        if not forks or is_in_a_row:
+        if is_in_a_row:
             return
         due = loop.time() + delay_s
 

@@ -296,12 +296,12 @@ class Runner:
 
     def _on_end(self, run: LocalRun) -> None:
         self._runs.discard(run)
-        self._timing.note_end()
+        self._timing.note_end(run)
         self._interpreters.discard(run)
         if run.sandbox.directory is not None:
             self._remove_later(run.sandbox.directory)
         if not self._runs and self._work.is_private:
-            asyncio.get_running_loop().call_later(_CHECK_VENV_S, self._check_venv)
+            run.finished.get_loop().call_later(_CHECK_VENV_S, self._check_venv)
 
     def _remove_later(self, directory: str) -> None:
         """Remove the directory of one run in a thread; what is left goes with the session."""
