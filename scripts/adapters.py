@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.adapters.runner import (  # noqa: E402 - the path comes first
     BACKENDS,
     CACHE,
     FRAMEWORKS,
+    Framework,
     IndexUnreachableError,
     Outcome,
     judge,
@@ -29,6 +31,23 @@ RESULTS = CACHE / "results.json"
 """The results of earlier runs: a run of some suites keeps those of the others."""
 PAGE = ROOT / "docs" / "adapters" / "index.md"
 BEGIN, END = "<!-- begin: make test-adapters -->\n", "<!-- end -->\n"
+
+
+def recorded(page: str) -> dict[str, dict[str, str]]:
+    """Return the results that the page shows, of suites and versions that are still the same."""
+    rows = page.partition(BEGIN)[2].partition(END)[0].splitlines()
+    shown = {cells[-3]: cells[-2] for cells in (re.split(r" ?\| ?", row) for row in rows)}
+    found: dict[str, dict[str, str]] = {}
+    for name, framework in FRAMEWORKS.items():
+        for result in filter(None, shown.get(tests_of(framework), "").split("; ")):
+            backend, _, text = result.partition(": ")
+            found.setdefault(name, {})[backend] = text
+    return found
+
+
+def tests_of(framework: Framework) -> str:
+    """Return the description of a suite, with the versions of its packages."""
+    return f"{framework.what} ({', '.join(framework.needs).replace('==', ' ')})"
 
 
 def table(results: dict[str, dict[str, str]]) -> str:
@@ -47,10 +66,7 @@ def table(results: dict[str, dict[str, str]]) -> str:
             install = "`pip install .`"
         found = results.get(name, {})
         shown_results = "; ".join(f"{key}: {text}" for key, text in found.items())
-        needs = ", ".join(framework.needs).replace("==", " ")
-        lines.append(
-            f"| {shown} | `{use}` | {install} | {framework.what} ({needs}) | {shown_results} |"
-        )
+        lines.append(f"| {shown} | `{use}` | {install} | {tests_of(framework)} | {shown_results} |")
     return "\n".join(lines) + "\n"
 
 
@@ -66,7 +82,8 @@ def summary(outcome: Outcome) -> str:
 
 def main(names: list[str]) -> int:
     """Judge the adapters named, or all; return the number of suites that failed."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    page = PAGE.read_text(encoding="utf-8")
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else recorded(page)
     bad = 0
     for name in names or FRAMEWORKS:
         for backend in BACKENDS:
@@ -85,7 +102,7 @@ def main(names: list[str]) -> int:
                 print(f"    {test}: {message}", flush=True)
             bad += bool(outcome.failures)
     if os.environ.get("RECORD") == "1":
-        head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        head, _, rest = page.partition(BEGIN)
         PAGE.write_text(head + BEGIN + table(results) + END + rest.partition(END)[2])
     return bad
 

@@ -10,6 +10,7 @@ import sys
 import tomllib
 
 import pytest
+from scripts import adapters as judge_script
 from tests.adapters.runner import BACKENDS, FRAMEWORKS, ROOT, IndexUnreachableError, judge
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -118,6 +119,12 @@ def test_every_adapter_is_judged_and_has_a_page():
             page = (ROOT / "docs" / "adapters" / framework.page).read_text(encoding="utf-8")
             if framework.module != "e2b":  # it needs no package
                 assert f"    pip install '.[{framework.extra or framework.module}]'\n" in page
+
+
+def test_the_table_of_the_page_has_the_form_that_the_judge_writes():
+    page = judge_script.PAGE.read_text(encoding="utf-8")
+    shown = page.partition(judge_script.BEGIN)[2].partition(judge_script.END)[0]
+    assert judge_script.table(judge_script.recorded(page)) == shown
 
 
 def test_no_extra_of_an_adapter_is_in_all():
