@@ -12,7 +12,7 @@ from agents import RunConfig, Runner
 from agents.sandbox import LocalSnapshotSpec, Manifest, SandboxAgent, SandboxRunConfig
 from agents.sandbox.capabilities import Shell
 from agents.sandbox.entries import File
-from agents.sandbox.errors import ExecTimeoutError, InvalidManifestPathError
+from agents.sandbox.errors import ExecTimeoutError, InvalidManifestPathError, SandboxError
 from agents.sandbox.manifest import SandboxPathGrant
 
 from union.sandbox import on_device
@@ -54,6 +54,28 @@ async def test_a_command_cannot_leave_a_link_for_the_file_calls(client, tmp_path
                 await session.write(Path(path), io.BytesIO(b"changed"))
         await client.delete(session)
     assert outside.read_text() == "untouched"
+
+
+async def test_a_grant_that_does_not_exist_yet_is_not_made_through_a_link(client, tmp_path):
+    data, outside = tmp_path / "data", tmp_path / "outside"
+    data.mkdir()
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    late = (data / "a" / "out", data / "b", data / "c" / "out")
+    grants = tuple(SandboxPathGrant(path=str(path)) for path in (data, *late))
+    session = await client.create(manifest=Manifest(extra_path_grants=grants))
+    async with session:
+        made = await session.exec(f"cd {data} && ln -s {outside} a && ln -s {outside} b")
+        assert made.exit_code == 0, made.stderr
+        assert (data / "b" / "secret").read_text() == "secret"  # the host would follow it
+        for path in (data / "a" / "out" / "file", data / "b" / "file"):
+            with pytest.raises(SandboxError):
+                await session.write(path, io.BytesIO(b"x"))
+        assert b"secret" not in (await session.exec(f"cat {data}/b/secret")).stdout
+        await session.write(data / "c" / "out" / "file", io.BytesIO(b"x"))  # the control
+        await client.delete(session)
+    assert os.listdir(outside) == ["secret"]
+    assert (data / "c" / "out" / "file").read_bytes() == b"x"
 
 
 async def test_bytes_exit_codes_and_timeouts(client):

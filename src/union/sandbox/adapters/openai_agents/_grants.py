@@ -15,14 +15,22 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any
 
-from union.sandbox._linux.openat2 import PIN_DIR, open_beneath
+from union.sandbox._linux.openat2 import PIN, PIN_DIR, open_beneath
 from union.sandbox._linux.removal import remove_entry
 from union.sandbox.adapters.openai_agents._files import NOT_A_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
-__all__ = ["completed", "is_directory", "remove_directory", "remove_grant", "rename_grant"]
+__all__ = [
+    "completed",
+    "exists",
+    "is_directory",
+    "make_directory",
+    "remove_directory",
+    "remove_grant",
+    "rename_grant",
+]
 
 
 @contextlib.contextmanager
@@ -35,6 +43,38 @@ def _parent(path: str) -> Iterator[tuple[int, str]]:
         os.close(top)
     try:
         yield at, name
+    finally:
+        os.close(at)
+
+
+def exists(path: str) -> bool:
+    """Return whether a path exists and no link leads there.
+
+    Names are resolved when the workspace is configured, so a link that is there now was made later,
+    perhaps by sandboxed code.
+    """
+    top = os.open("/", PIN_DIR)
+    try:
+        os.close(open_beneath(top, os.fsencode(path.strip("/") or "."), flags=PIN))
+    except OSError as exc:
+        if exc.errno in {errno.ELOOP, errno.ENOENT, errno.ENOTDIR}:
+            return False
+        raise
+    finally:
+        os.close(top)
+    return True
+
+
+def make_directory(path: str) -> None:
+    """Create a directory and its parents through no link. Succeeds if it already exists."""
+    at = os.open("/", PIN_DIR)
+    try:
+        for name in filter(None, path.split("/")):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=at)
+            below = open_beneath(at, os.fsencode(name), flags=PIN_DIR)
+            os.close(at)
+            at = below
     finally:
         os.close(at)
 

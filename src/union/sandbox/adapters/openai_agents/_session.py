@@ -30,15 +30,8 @@ from agents.sandbox.util.tar_utils import UnsafeTarMemberError
 from union.sandbox._core.files import VENV_DIR
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox.adapters._common import LazySession
-from union.sandbox.adapters.openai_agents import _files
+from union.sandbox.adapters.openai_agents import _files, _grants
 from union.sandbox.adapters.openai_agents._archive import plain_archive, portable_archive
-from union.sandbox.adapters.openai_agents._grants import (
-    completed,
-    is_directory,
-    remove_directory,
-    remove_grant,
-    rename_grant,
-)
 from union.sandbox.adapters.openai_agents._paths import WorkspacePaths, invalid
 from union.sandbox.adapters.openai_agents._pty import Terminals
 from union.sandbox.constants import PIPE
@@ -181,8 +174,7 @@ class UnionSandboxSession(BaseSandboxSession):
 
     async def _make_root(self) -> None:
         if self._is_on_host:
-            root = Path(self._paths.root)
-            await asyncio.to_thread(root.mkdir, parents=True, exist_ok=True)
+            await asyncio.to_thread(_grants.make_directory, self._paths.root)
 
     async def _after_start(self) -> None:
         self._is_running = True
@@ -366,8 +358,11 @@ class UnionSandboxSession(BaseSandboxSession):
         grant = self._paths.grant_of(name)
         if grant is None:
             await self._make_root()
-        elif grant != name and not await asyncio.to_thread(Path(grant).exists):
-            await asyncio.to_thread(Path(grant).mkdir, parents=True, exist_ok=True)
+        elif grant != name and not await asyncio.to_thread(_grants.exists, grant):
+            try:
+                await asyncio.to_thread(_grants.make_directory, grant)
+            except OSError as exc:
+                raise WorkspaceArchiveWriteError(path=Path(grant), cause=exc) from exc
 
     # Files.
 
@@ -405,7 +400,7 @@ class UnionSandboxSession(BaseSandboxSession):
             if self._is_on_host and self._paths.is_grant(found):
                 if recursive:
                     await _files.remove_content(session, found)
-                await asyncio.to_thread(remove_grant, found)
+                await asyncio.to_thread(_grants.remove_grant, found)
             else:
                 await _files.remove(session, found, recursive=recursive)
         except FileNotFoundError as exc:
@@ -420,11 +415,11 @@ class UnionSandboxSession(BaseSandboxSession):
         name = self._paths.lexical(path)
         is_below_root = name.startswith(f"{self._paths.root.rstrip('/')}/")
         try:
-            if not is_below_root or not await asyncio.to_thread(is_directory, name):
+            if not is_below_root or not await asyncio.to_thread(_grants.is_directory, name):
                 return False
             self._paths.check_recursive_remove(name)
             found = str(self.normalize_path(name, for_write=True))
-            await completed(asyncio.to_thread(remove_directory, found))
+            await _grants.completed(asyncio.to_thread(_grants.remove_directory, found))
         except OSError as exc:
             raise WorkspaceArchiveWriteError(path=Path(name), cause=exc) from exc
         return True
@@ -452,7 +447,7 @@ class UnionSandboxSession(BaseSandboxSession):
         session, new = await self._reach(destination, for_write=True, is_entry=True)
         try:
             if self._is_on_host and self._paths.is_grant(old) and self._is_granted(new):
-                await asyncio.to_thread(rename_grant, old, new)
+                await asyncio.to_thread(_grants.rename_grant, old, new)
             else:
                 await _files.rename(session, old, new)
         except OSError as exc:
@@ -581,7 +576,7 @@ class UnionSandboxSession(BaseSandboxSession):
 
 
 def _existing(mounts: tuple[tuple[str, bool], ...]) -> tuple[tuple[str, bool], ...]:
-    return tuple((path, read_only) for path, read_only in mounts if Path(path).exists())
+    return tuple((path, read_only) for path, read_only in mounts if _grants.exists(path))
 
 
 def _raise_nonzero(error: OSError, *command: str) -> NoReturn:
