@@ -249,7 +249,7 @@ async def test_a_session_can_be_closed_while_its_server_starts(servers):
 
 
 @pytest.mark.spec("I4")
-@pytest.mark.parametrize("after_s", [0.0, 0.01, 0.1, 0.2, 0.3, 0.45, 0.7])
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3, 0.6])
 async def test_cancelling_at_any_moment_leaves_nothing_behind(servers, after_s):
     async def whole() -> None:
         async with await sb.session() as sbx:

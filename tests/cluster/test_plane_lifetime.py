@@ -274,16 +274,27 @@ async def test_an_owner_cancelled_at_any_moment_leaves_no_run(plane: Plane, held
     assert at > 2, "it was never suspended"
 
 
-@pytest.mark.parametrize("after_s", [0.3, 0.9, 1.5, 2.1])
-async def test_a_cancelled_owner_leaves_no_pod(plane: Plane, after_s: float):
-    name = f"cancelled-{int(after_s * 10)}"
+@pytest.mark.parametrize("stage", ["submitted", "pod started", "command running"])
+async def test_a_cancelled_owner_leaves_no_pod(plane: Plane, stage: str):
+    name = f"cancelled-{stage.replace(' ', '-')}"
+    running = asyncio.Event()
 
     async def owner() -> None:
         async with await sb.session(name=name) as sbx:
-            await sbx.exec("sleep 30")
+            proc = await sbx.run("echo begun; sleep 30", stdout=True)
+            assert await anext(aiter(proc.iter_stdout())) == b"begun\n"
+            running.set()
+            await proc.wait()
+
+    def reached() -> bool:
+        if stage == "command running":
+            return running.is_set()
+        if name not in live_runs(plane):
+            return False
+        return stage == "submitted" or plane.action(name).pod is not None
 
     task = asyncio.create_task(owner())
-    await asyncio.sleep(after_s)
+    await until(reached)
     if plane.action(name).pod is not None:
         plane.pod(name).manifest["spec"]["terminationGracePeriodSeconds"] = 2
     task.cancel()
