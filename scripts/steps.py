@@ -58,6 +58,8 @@ class Step:
         self._limit_s = limit_s
         self._begun = time.monotonic()
         self._code: int | None = None
+        self.processor_s = 0.0
+        """What it has used, with the programs that it has waited for, once it has ended."""
         report(f"{name}: begun" + ("" if log is None else ", in the background"))
         with log.open("wb") if log is not None else nullcontext() as output:
             self._process = subprocess.Popen(
@@ -86,13 +88,22 @@ class Step:
         taken = time.monotonic() - self._begun
         if self._limit_s is not None and taken > self._limit_s:
             self._process.kill()
-        if self._code is None and (code := self._process.poll()) is not None:
+        if self._code is None and (code := self._poll()) is not None:
             self._code = code
             if self.log is not None and (self._verbose or self.failed):
                 print(f"\n{self.log.read_text(errors='replace')}", end="", flush=True)
             end = f"FAILED, exit code {code}," if self.failed else "done"
-            report(f"{self.name}: {end} in {taken:.0f}s")
+            report(f"{self.name}: {end} in {taken:.0f}s, {self.processor_s:.0f}s of processors")
         return self._code
+
+    def _poll(self) -> int | None:
+        """Like ``Popen.poll``, and note the processor time of the program and of its children."""
+        if self._process.returncode is None:
+            pid, status, used = os.wait4(self._process.pid, os.WNOHANG)
+            if pid:
+                self._process.returncode = os.waitstatus_to_exitcode(status)
+                self.processor_s = used.ru_utime + used.ru_stime
+        return self._process.returncode
 
 
 def report(line: str) -> None:

@@ -206,7 +206,7 @@ def pytest_step(
         f"{name}: {part}" if part else name,
         [*command, *arguments],
         log=scratch / f"{base}.log" if to_log else None,
-        env=env,
+        env={"REPORTS_RUN": base, **(env or {})},
         good=lambda code: code in {0, NOTHING_COLLECTED},
         verbose=True,
     )

@@ -1,7 +1,8 @@
 """Rank what a complete run has spent: ``REPORTS=reports make test``, then this on ``reports``.
 
-Prints the files and the tests with the most seconds of processors, and of the clock. On two cores
-the former decide how long a run takes; a test that only waits shares them with the others.
+Prints the runs of pytest in their order, and the directories, files and tests with the most seconds
+of processors, and of the clock. On two cores the former decide how long a run takes; a test that
+only waits shares them with the others.
 """
 
 from __future__ import annotations
@@ -42,6 +43,23 @@ def ranked(records: list[dict[str, Any]], depth: int, most: int, by: str) -> lis
     return [f"{cpu:8.1f} {wall:8.1f} {count:5.0f}  {group}" for group, (cpu, wall, count) in order]
 
 
+def runs(records: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each run of pytest, in their order: when it began and ended."""
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        found[record.get("run", "")].append(record)
+    start = min(record["at"] for record in records)
+    lines = {}
+    for name, group in found.items():
+        begun = min(record["at"] for record in group) - start
+        ended = max(record["at"] + record["wall"] for record in group) - start
+        cpu, wall = (sum(record[key] for record in group) for key in ("cpu", "wall"))
+        lines[begun, name] = (
+            f"{cpu:8.1f} {wall:8.1f} {len(group):5}  {begun:4.0f}-{ended:4.0f} s  {name}"
+        )
+    return [lines[key] for key in sorted(lines)]
+
+
 def main(arguments: list[str]) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -55,6 +73,8 @@ def main(arguments: list[str]) -> int:
         return 1
     cpu, wall = sum(r["cpu"] for r in records), sum(r["wall"] for r in records)
     print(f"{cpu:8.1f} {wall:8.1f} {len(records):5}  all")
+    print(f"\n{'cpu':>8} {'wall':>8} {'tests':>5}  runs, from their first test to their last")
+    print("\n".join(runs(records)))
     for depth, name in enumerate(("directories", "files", "functions", "tests")):
         print(f"\n{'cpu':>8} {'wall':>8} {'tests':>5}  {name}")
         print("\n".join(ranked(records, depth, chosen.most, chosen.by)))

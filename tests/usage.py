@@ -39,6 +39,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     begun, used = time.monotonic(), processor_seconds()
     result = yield
     line = {
+        "run": os.environ.get("REPORTS_RUN", ""),
         "test": item.nodeid,
         "at": begun,
         "wall": round(time.monotonic() - begun, 3),

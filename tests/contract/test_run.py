@@ -70,8 +70,9 @@ async def test_background_returns_at_the_start_and_lives_on(sbx: sb.Session) -> 
     assert proc.returncode is None
     assert (await sbx.exec("true")).ok
     first = len((await sbx.exec("cat beats")).stdout)
-    await asyncio.sleep(0.3)
-    assert len((await sbx.exec("cat beats")).stdout) > first
+    async with asyncio.timeout(SOON_S):
+        while len((await sbx.exec("cat beats")).stdout) <= first:
+            await asyncio.sleep(0.05)
     proc.terminate()
     assert await proc.wait() == 143
     assert proc.termination_reason == "signal"

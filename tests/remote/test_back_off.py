@@ -87,7 +87,10 @@ async def test_a_brief_connection_with_progress_is_retried_with_a_pause():
         proc = await session.run("true", stdout=True)
         await asyncio.sleep(2)
         made = server.requests["GET connect"]
-        assert 3 <= made <= 90, made
+        assert made <= 90, made
+        async with asyncio.timeout(SOON_S):
+            while server.requests["GET connect"] < 3:  # It goes on trying.
+                await asyncio.sleep(0.05)
         del proc
 
 

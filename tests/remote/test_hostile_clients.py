@@ -231,7 +231,7 @@ async def test_unfinished_starts_of_a_limited_key_are_bounded(quick: ServerProce
             await owner.send_bytes(start_of(1, "echo fine", stdout=True))
             assert await _has_output(owner, b"fine")
     quick.request("DELETE", f"/v1/sessions/{name}")
-    assert eventually(lambda: is_idle(quick), within_s=10)
+    assert eventually(lambda: is_idle(quick))
 
 
 async def _has_output(ws: aiohttp.ClientWebSocketResponse, text: bytes) -> bool:
