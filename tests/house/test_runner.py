@@ -157,7 +157,9 @@ def test_steps_report_their_ends_and_the_output_of_those_that_failed(tmp_path: P
     assert "quiet" not in shown
     assert "loud" in shown
     assert re.search(r"^--- good: done in \d+s, \d+s of processors ---$", shown, re.MULTILINE)
-    assert re.search(r"^--- bad: FAILED, exit code 3, in \d+s, \d+s of processors ---$", shown, re.MULTILINE)
+    assert re.search(
+        r"^--- bad: FAILED, exit code 3, in \d+s, \d+s of processors ---$", shown, re.MULTILINE
+    )
 
 
 def test_a_step_ends_with_its_block(tmp_path: Path):
