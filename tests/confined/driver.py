@@ -1,6 +1,6 @@
 """Lay baits in a container, attack them from ``landlock`` sessions, print the results as JSON.
 
-Run as ``python -c`` in a container, with the attack program in ``INSIDE`` before it.
+Run as ``python -c`` in a container, with the files of the attack program in ``INSIDE`` before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from union import sandbox as sb
 from union.sandbox._linux import kernel
 
-INSIDE: str = globals()["INSIDE"]
+INSIDE: dict[str, str] = globals()["INSIDE"]
 OPTIONS: dict[str, Any] = globals()["OPTIONS"]
 PLACE = Path(os.environ["HOME"]) / "private"
 os.environ["HOST_TOKEN"] = "very-secret"
@@ -104,6 +104,11 @@ def intact(*, bare: bool) -> list[str]:
     return wrong
 
 
+def copy_program(work_dir: str) -> None:
+    for name, text in INSIDE.items():
+        (Path(work_dir) / name).write_text(text)
+
+
 async def one(backend: str, network: str) -> dict[str, Any]:
     bare = backend == "none"
     files = lay_files()
@@ -154,7 +159,7 @@ async def one(backend: str, network: str) -> dict[str, Any]:
             own: Any = sbx._transport
             for place in (transport.host_dir, transport._scratch.path):
                 (Path(place) / "private").write_text("other secret")
-            (checkpoint,) = Path(own.checkpoint_calls._own_store().path).glob("*/files")
+            (checkpoint,) = Path(own.checkpoint_calls._state.store().path).glob("*/files")
             path = os.path.join(sbx.work_dir, "foreign.sock")
             foreign = socket.socket(socket.AF_UNIX)  # as of another run: of this session's files
             foreign.bind(path)
@@ -182,7 +187,7 @@ async def one(backend: str, network: str) -> dict[str, Any]:
                 "terminal": os.ttyname(device),
                 "has_ipv6": closed6 is not None,
             }
-            (Path(own.host_dir) / "inside.py").write_text(INSIDE)
+            copy_program(own.host_dir)
             started = time.perf_counter()
             done = await sbx.exec(
                 ["python", "inside.py", json.dumps(info)], timeout_s=50, stdin=b""

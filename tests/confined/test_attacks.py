@@ -38,7 +38,9 @@ def attacked(shape: str, cases: tuple[str, ...], abi: int | None = None) -> dict
     options = {"cases": cases} | ({} if abi is None else {"abi": abi})
     driver = (HERE / "driver.py").read_text(encoding="utf-8")
     head, future, rest = driver.partition("from __future__ import annotations\n")
-    inside = (HERE / "inside.py").read_text(encoding="utf-8")
+    inside = {
+        name: (HERE / name).read_text(encoding="utf-8") for name in ("inside.py", "inside_base.py")
+    }
     program = f"{head}{future}INSIDE = {inside!r}\nOPTIONS = {options!r}\n{rest}"
     env = {"PATH": f"{venv / 'bin'}:/usr/local/bin:/usr/bin:/bin", "VIRTUAL_ENV": str(venv)}
     with open_pod("default-user", SHAPES[shape], readable=[venv]) as place:
