@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from union.sandbox.remote._http import HttpClient
 
-__all__ = ["check_health"]
+__all__ = ["check_health", "protocol_error"]
 
 _MIN_HEALTH_S: Final = 1.0
 
@@ -53,3 +53,14 @@ async def check_health(
             code="version",
             hint="use the same version of unionai-sandbox on both sides",
         )
+
+
+def protocol_error(endpoint: str, why: object) -> SandboxConnectionError:
+    """Return the error for a reply that no server of ours sends."""
+    return SandboxConnectionError(
+        f"{endpoint}: the reply violates the protocol: {why}",
+        endpoint=endpoint,
+        sent=True,
+        code="protocol",
+        hint="the server is faulty or hostile: do not use it",
+    )

@@ -29,7 +29,7 @@ from union.sandbox.errors import (
 )
 from union.sandbox.remote._admission import Admission
 from union.sandbox.remote._connection import ClientConnection
-from union.sandbox.remote._health import check_health
+from union.sandbox.remote._health import check_health, protocol_error
 from union.sandbox.remote._http_calls import HttpCalls
 from union.sandbox.remote._run import RemoteRun
 
@@ -142,25 +142,17 @@ class RemoteTransport(HttpCalls):
     def _checked_info(self, payload: dict[str, Any]) -> SessionInfo:
         info = self.decode(decode_session_info, payload)
         if info.session != self.name:
-            raise self._protocol_error(f"it describes another session, {info.session!r:.80}")
+            raise protocol_error(
+                self.endpoint, f"it describes another session, {info.session!r:.80}"
+            )
         return info
-
-    def _protocol_error(self, why: object) -> SandboxConnectionError:
-        endpoint = str(self._required_access.endpoint)
-        return SandboxConnectionError(
-            f"{endpoint}: the reply violates the protocol: {why}",
-            endpoint=endpoint,
-            sent=True,
-            code="protocol",
-            hint="the server is faulty or hostile: do not use it",
-        )
 
     def decode(self, decode: Callable[[Any], _T], value: object) -> _T:
         """Decode a reply; an error of the decoder becomes a ``SandboxConnectionError``."""
         try:
             return decode(value)
         except (WireError, TypeError, LookupError, ArithmeticError, RecursionError) as exc:
-            raise self._protocol_error(exc) from exc
+            raise protocol_error(self.endpoint, exc) from exc
 
     def _use_stream(self, stream: MessageStream, info: SessionInfo) -> None:
         """Use ``stream`` as the first connection to the session."""

@@ -123,9 +123,8 @@ class ServerRun:
         isolation = None if is_usual else own
         for event in early:
             self._log_event(event, isolation)
-        for call in self._early_calls:
-            call(run)
-        self._early_calls.clear()
+        while self._early_calls:
+            self._early_calls.pop(0)(run)
         for fd in tuple(self._paused):
             self._resume(fd)
 
