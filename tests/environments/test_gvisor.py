@@ -211,7 +211,9 @@ def test_the_page_names_what_failed_and_what_has_no_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counted = {"tests/network/test_names.py": {"passed": 3, "failed": 2, "exception: errno": 1}}
-    kept = {"date": "2026-01-02", "places": {"root": counted}}
+    places = {"root": counted}
+    absent = gvisor_counts._absent(places)
+    kept = {"date": "2026-01-02", "places": places, "absent": absent}
     monkeypatch.setattr(gvisor_counts, "kept", lambda: kept)
     page = gvisor_counts.rewritten(PAGE.read_text("utf-8"))
     assert "Failed as root: `tests/network/test_names.py` (2)." in page
