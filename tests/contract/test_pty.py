@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import OpenSession, descriptors
+from tests.conftest import START, OpenSession, descriptors
 
 from union import sandbox as sb
 
@@ -196,7 +196,9 @@ async def test_a_writer_is_slowed_by_a_reader_that_does_not_read(sbx: sb.Session
 
 
 async def test_a_time_limit_ends_an_interactive_shell(sbx: sb.Session) -> None:
-    proc = await sbx.run(["sh", "-i"], pty=True, stdin=True, stdout=True, timeout_s=0.5)
+    # The shell ignores SIGTERM once it is up.
+    limit_s = 0.5 * START
+    proc = await sbx.run(["sh", "-i"], pty=True, stdin=True, stdout=True, timeout_s=limit_s)
     assert await proc.wait() == 128 + signal.SIGKILL
     assert proc.termination_reason == "timeout"
 
