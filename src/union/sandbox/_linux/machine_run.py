@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from union.sandbox._linux.prepared import Sandbox
     from union.sandbox._session.transport import Sink
 
-__all__ = ["MachineRun", "new_run"]
+__all__ = ["MachineRun", "announce", "new_run"]
 
 _log = logging.getLogger("union.sandbox")
 _RETRY_S: Final = 0.1
+_FIRST_INSIDE: Final = 2
+"""The pid of a command in its own pid namespace, next to the sandbox's first process."""
 
 
 def new_run(sandbox: Sandbox, *, isolation: Isolation) -> LocalRun:
@@ -137,3 +139,11 @@ class MachineRun(LocalRun):
             self._machine.keep_network(self.sandbox.label, self.close_listeners)
             self.close_listeners = None
         super()._finish(end)
+
+
+def announce(run: LocalRun, sink: Sink) -> None:
+    """Report the pid of a command that reports no start itself."""
+    if isinstance(run, MachineRun):
+        run.announce()
+    elif run.started is None:
+        sink.event(Started(_FIRST_INSIDE))

@@ -119,7 +119,7 @@ def _http_entry(item: object, argument: str) -> Entry | None:
 
 def has_http(network: NetworkSpec) -> bool:
     """Return whether the network of a call has an ``Http`` entry."""
-    return any(entry.http is not None for entry in network.allow)
+    return bool(network.allow) and any(entry.http is not None for entry in network.allow)
 
 
 def first_uncovered(entries: tuple[Entry, ...], *, ceiling: tuple[Entry, ...]) -> Entry | None:

@@ -8,11 +8,10 @@ import logging
 import os
 from typing import TYPE_CHECKING, Final
 
-from union.sandbox._core.events import Started
 from union.sandbox._core.spec import RunSpec
 from union.sandbox._linux import host
 from union.sandbox._linux.descriptors import close_all
-from union.sandbox._linux.machine_run import MachineRun
+from union.sandbox._linux.machine_run import MachineRun, announce
 from union.sandbox._linux.prepared import NotBuiltError
 from union.sandbox._linux.protocol import FailurePlace, operation
 from union.sandbox._linux.removal import remove_tree
@@ -50,8 +49,6 @@ __all__ = ["Runner"]
 _log = logging.getLogger("union.sandbox")
 _CHECK_VENV_S: Final = 0.002
 """Delay after the last command, in which its caller receives the answer first."""
-_FIRST_INSIDE: Final = 2
-"""The pid of a command in its pid namespace, next to the sandbox's first process."""
 
 
 class Runner:
@@ -133,8 +130,12 @@ class Runner:
 
     async def start(self, spec: RunSpec, sink: Sink) -> LocalRun:
         """Start one command; see ``Transport.start``."""
-        async with self.gate:
+        if not self.gate.enter():
+            await self.gate.wait()
+        try:
             return await self._start(spec, sink)
+        finally:
+            self.gate.leave()
 
     async def _start(self, spec: RunSpec, sink: Sink) -> LocalRun:
         await self._verify(spec)
@@ -165,7 +166,7 @@ class Runner:
         pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
         if posture.shares_epolls:
             self._epolls.wake()
-        _announce(run, sink)
+        announce(run, sink)
         forks = spec.kind == "python" and pool.template.is_ready
         follow_up = functools.partial(self._follow_up, run, posture, spec)
         self._timing.schedule(run, spec.kind, follow_up, forks=forks, others=len(self._runs) - 1)
@@ -389,11 +390,3 @@ class Runner:
             await until_done(run.finished)
             run.abandon()
         await until_done(*self._removals)
-
-
-def _announce(run: LocalRun, sink: Sink) -> None:
-    """Report the pid of a command that reports no start itself."""
-    if isinstance(run, MachineRun):
-        run.announce()
-    elif run.started is None:
-        sink.event(Started(_FIRST_INSIDE))

@@ -29,11 +29,27 @@ class StartGate:
         return self._opened is not None
 
     async def __aenter__(self) -> None:
+        if not self.enter():
+            await self.wait()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.leave()
+
+    def enter(self) -> bool:
+        """Enter an open gate without a turn of the event loop; False if it is closed."""
+        if self._opened is not None:
+            return False
+        self._users += 1
+        return True
+
+    async def wait(self) -> None:
+        """Enter as soon as the gate is open."""
         while self._opened is not None:
             await self._opened.wait()
         self._users += 1
 
-    async def __aexit__(self, *_: object) -> None:
+    def leave(self) -> None:
+        """Leave the gate."""
         self._users -= 1
         if self._users == 0 and self._passed is not None:
             self._passed.set()
