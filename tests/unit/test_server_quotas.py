@@ -243,7 +243,8 @@ def connection_over(
         check_room=never,
     )
     sessions: Any = SimpleNamespace(metrics=Metrics(), bytes=requests, frames=FrameBudgets())
-    return ServerConnection(stream, session, sessions, grant=grant), sessions  # type: ignore[arg-type]
+    made = ServerConnection(stream, session, sessions, grant=grant, is_private=True)  # type: ignore[arg-type]
+    return made, sessions
 
 
 def part(number: int, at: int, last: int, data: bytes) -> bytes:
