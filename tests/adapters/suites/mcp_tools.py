@@ -120,12 +120,13 @@ async def test_checkpoints_undo_compare_and_list():
             assert first["id"] in await error(client, tool, id=first["id"])
 
 
-async def test_a_checkpoint_waits_for_no_interpreter_and_ends_none_unasked():
+async def test_a_checkpoint_keeps_what_runs_and_ends_it_on_request():
     async with connect(is_new=True, persist="workdir") as client:
         await value(client, "run_code", code="x = 1")
         job = await value(client, "start_command", command="sleep 99")
-        assert "end_running" in await error(client, "checkpoint")
+        await value(client, "checkpoint")
         assert (await value(client, "run_code", code="x"))["text"] == "1"
+        assert (await value(client, "check_command", id=job["id"]))["running"] is True
         taken = await value(client, "checkpoint", end_running=True)
         assert (await value(client, "check_command", id=job["id"]))["running"] is False
         gone = await value(client, "run_code", code="open('f', 'w').close(); x")

@@ -116,8 +116,8 @@ def register_checkpoints(add: Registrar, sandboxes: Sandboxes) -> None:
     ) -> CheckpointState:
         """Keep the present state of all files and installed packages, to return to it later.
 
-        Nothing may run meanwhile: an interpreter that run_code has started counts. With
-        end_running these are ended first, and variables are lost.
+        What runs is stopped for a moment and goes on, at the cost of a copy of all files. With
+        end_running it is ended first, and the variables of run_code are lost.
         """
         found = sandboxes.get(sandbox)
         session = await found.session.opened()
