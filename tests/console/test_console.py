@@ -120,6 +120,18 @@ def test_sessions_and_live_output_appear(console: Console, signed_in: Page):
     assert page.do("document.querySelectorAll('.tile strong').length") == 8
 
 
+@pytest.mark.spec("M4")
+def test_requests_to_bound_hosts_appear(console: Console, signed_in: Page):
+    page = signed_in
+    entry = {"id": "a" * 32, "host": "api.test", "allow": ["GET /x"]}
+    name = console.open(network_mode="allowlist", network_allowlist=[entry])
+    console.run(name, "curl -s 'http://api.test/refused?key=value'")
+    row = page.until("document.querySelector('#requests tbody tr')?.innerText")
+    for word in ("GET api.test/refused", "refused", "no rule of"):
+        assert word in row, row
+    assert "key=value" not in page.do("document.getElementById('requests').innerText")
+
+
 def test_the_token_stays_in_the_tab_and_out_of_addresses(console: Console, signed_in: Page):
     page, token = signed_in, str(console.server.token)
     page.until("document.querySelector('.tile') !== null")

@@ -59,23 +59,23 @@ a fixed set of several thousand mutations.
 
 {table}
 
-{total:,} executions in total, on {date}; {broken}. {versions}.
+{total:,} executions in total; {broken}. {versions}.
 """
 
 
 def render(results: dict[str, Any]) -> str:
     """Return the page for these results."""
-    rows = ["| target | input | executions | minutes |", "|---|---|---:|---:|"]
+    rows = ["| target | input | executions | minutes | date |", "|---|---|---:|---:|---|"]
     found = results["targets"]
     for name, what in WHAT.items():
         if name in found:
             count, minutes = found[name]["executions"], found[name]["seconds"] / 60
-            rows.append(f"| `{name}` | {what} | {count:,} | {minutes:.1f} |")
+            date = found[name]["date"]
+            rows.append(f"| `{name}` | {what} | {count:,} | {minutes:.1f} | {date} |")
     broken = sum(result["crashes"] for result in found.values())
     return TEXT.format(
         table="\n".join(rows),
         total=sum(result["executions"] for result in found.values()),
-        date=results["date"],
         broken=f"{broken} failures" if broken else "no failures",
         versions=", ".join(f"{name} {number}" for name, number in results["versions"].items()),
     )

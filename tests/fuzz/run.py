@@ -131,20 +131,21 @@ def _versions() -> dict[str, str]:
 
 
 def _merged(before: dict[str, Any], found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Several runs on the same day, with the same tools, are one campaign."""
-    results = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "versions": _versions(),
-        "targets": found,
-    }
-    if any(before.get(key) != results[key] for key in ("date", "versions")):
-        return results
-    for name, earlier in before["targets"].items():
-        now = found.setdefault(name, dict.fromkeys(earlier, 0))
-        for key in ("executions", "seconds", "crashes"):
-            now[key] = round(now[key] + earlier[key], 1)
-        now["coverage"] = max(now["coverage"], earlier["coverage"])
-    return results
+    """Several runs of a target on the same day, with the same tools, are one campaign.
+
+    Targets that were not run keep their last campaign, with its date.
+    """
+    today, versions = dt.datetime.now(dt.UTC).date().isoformat(), _versions()
+    is_same = before.get("versions") == versions
+    for result in found.values():
+        result["date"] = today
+    for name, earlier in before.get("targets", {}).items():
+        now = found.setdefault(name, earlier)
+        if now is not earlier and is_same and earlier["date"] == today:
+            for key in ("executions", "seconds", "crashes"):
+                now[key] = round(now[key] + earlier[key], 1)
+            now["coverage"] = max(now["coverage"], earlier["coverage"])
+    return {"versions": versions, "targets": found}
 
 
 def main() -> int:
