@@ -79,7 +79,7 @@ async def uses_and_cannot_read(sbx, api):
     await reference.close()
 
 
-@pytest.mark.threat(201, 202)
+@pytest.mark.threat(190, 191)
 async def test_a_process_of_this_machine_reads_the_variable_of_its_owner(
     api, environment, monkeypatch
 ):
@@ -103,7 +103,7 @@ async def test_a_variable_that_is_not_set_is_an_error(environment, monkeypatch):
     assert VARIABLE in str(caught.value)
 
 
-@pytest.mark.threat(201, 202)
+@pytest.mark.threat(190, 191)
 async def test_a_pod_reads_the_secret_of_the_platform(api, environment):
     with sandbox_plane(secrets={"api": VALUE}) as plane:
         flyte.deploy(environment, version="1", copy_style="none")

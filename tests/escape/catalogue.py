@@ -217,9 +217,9 @@ _TITLES = {
         170: "work dirs of a server that crashed stay behind",
         171: "a session opens in a weaker place than requested",
         175: "closing a reference ends the session of its owner",
-        201: "a client uses a secret of the server beyond the operator's limits",
-        202: "a token of any role reads a secret back from the server",
-        203: "a secret is sent to a server in the clear",
+        190: "a client uses a secret of the server beyond the operator's limits",
+        191: "a token of any role reads a secret back from the server",
+        192: "a secret is sent to a server in the clear",
     },
 }  # fmt: skip
 

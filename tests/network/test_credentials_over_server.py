@@ -221,7 +221,7 @@ BEYOND = {
 }
 
 
-@pytest.mark.threat(201)
+@pytest.mark.threat(190)
 @pytest.mark.parametrize("case", BEYOND)
 async def test_a_client_cannot_use_a_secret_beyond_the_operators_limits(server, api, case):
     async with connect(server) as session:
@@ -232,7 +232,7 @@ async def test_a_client_cannot_use_a_secret_beyond_the_operators_limits(server, 
     assert not api.received
 
 
-@pytest.mark.threat(201, 202)
+@pytest.mark.threat(190, 191)
 async def test_roles_decide_who_uses_a_name(server, api):
     async with connect(server) as session:
         await session.exec("true")
@@ -250,7 +250,7 @@ async def test_roles_decide_who_uses_a_name(server, api):
             assert caught.value.code == "server-secret"
 
 
-@pytest.mark.threat(202)
+@pytest.mark.threat(191)
 async def test_no_role_reads_a_value_back(server, api):
     """Everything that the server returns or writes, with every token, beside a positive control."""
     entry = bound(api, env="API_KEY", allow=["GET /echo"])
@@ -302,7 +302,7 @@ async def test_no_role_reads_a_value_back(server, api):
     assert api.credentials == {f"Bearer {TOKEN}", f"Bearer {STORED}"}
 
 
-@pytest.mark.threat(202)
+@pytest.mark.threat(191)
 async def test_helpers_and_core_files_of_a_server_have_no_value(server, api):
     limits = Path(f"/proc/{server.pid}/limits").read_text()
     (core,) = (line for line in limits.splitlines() if line.startswith("Max core file size"))
@@ -356,7 +356,7 @@ BEYOND_RULES = [
 ]  # fmt: skip
 
 
-@pytest.mark.threat(181, 201)
+@pytest.mark.threat(181, 190)
 async def test_requests_beyond_the_rules_do_not_pass_a_server(server, api):
     place = f"{HOST}:{api.port}"
     allowed = ("GET /echo " + HEAD + "Connection: close\r\n\r\n").format(host=place)
@@ -374,7 +374,7 @@ async def test_requests_beyond_the_rules_do_not_pass_a_server(server, api):
     assert [r.allowed for r in result.requests].count(True) == 1
 
 
-@pytest.mark.threat(203)
+@pytest.mark.threat(192)
 async def test_a_value_is_not_sent_in_the_clear(api, values_sent):
     """Refused by the client, before anything is sent."""
     elsewhere = {"endpoint": "http://192.0.2.1:8080", "connect_timeout_s": 1}

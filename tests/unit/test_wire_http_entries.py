@@ -112,7 +112,7 @@ def test_a_value_is_sent_until_it_is_confirmed():
     assert "secrets" in sent.encode(allow)
 
 
-@pytest.mark.threat(203)
+@pytest.mark.threat(192)
 @pytest.mark.parametrize(
     "endpoint, is_sent",
     [("http://192.0.2.1:80", False), ("http://server.test", False),
@@ -145,7 +145,7 @@ class _Request:
         return self._known.get(name)
 
 
-@pytest.mark.threat(203)
+@pytest.mark.threat(192)
 def test_a_server_accepts_values_over_private_connections_alone():
     with socket.socket(socket.AF_UNIX) as unix, socket.socket() as tcp:
         assert is_private(_Request(sslcontext=object(), socket=tcp, peername=("192.0.2.1", 1)))
@@ -165,7 +165,7 @@ def test_a_server_accepts_values_over_private_connections_alone():
     assert found.auth.secret.reveal() == VALUE
 
 
-@pytest.mark.threat(202)
+@pytest.mark.threat(191)
 def test_secrets_of_one_token_are_unknown_to_another():
     entries = SessionEntries({})
     secrets = {"b" * 32: {"value": VALUE, "placeholder": KEY.placeholder}}

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from union.sandbox._wire.http_values import encode_entry, encode_secret
 from union.sandbox.errors import PolicyError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from union.sandbox._policy.entries import Entry
     from union.sandbox._policy.http_entries import Http
     from union.sandbox._policy.secret import Secret
     from union.sandbox._wire.endpoint import Endpoint
 
 __all__ = ["SentEntries"]
+
+_T = TypeVar("_T")
 
 
 class SentEntries:
@@ -68,6 +72,18 @@ class SentEntries:
         for entry in allow:
             if entry.http is not None:
                 self._entry(entry.http)
+
+    async def deliver(self, allow: tuple[Entry, ...], send: Callable[[], Awaitable[_T]]) -> _T:
+        """Send a command; send it again with its secrets if the server has dropped one."""
+        try:
+            found = await send()
+        except PolicyError as exc:
+            if exc.code != "secret-dropped":
+                raise
+            self.forget()
+            found = await send()
+        self.confirm(allow)
+        return found
 
     def forget(self) -> None:
         """Send every value again: the server has dropped one."""

@@ -20,7 +20,6 @@ from union.sandbox._wire.values import (
     encode_session,
 )
 from union.sandbox.errors import (
-    PolicyError,
     SandboxConnectionError,
     SandboxError,
     SandboxExecutionError,
@@ -308,24 +307,14 @@ class RemoteTransport(HttpCalls):
         if isinstance(stdin, bytes) and len(stdin) > _MAX_INLINE_STDIN:
             # Fed as the command reads it, so that neither side holds a second copy.
             spec = spec._replace(stdin="pipe")
-        run = await self._start_run(spec, sink)
+        if has_http(spec.network):
+            entries, allow = self._entries(), spec.network.allow
+            run = await entries.deliver(allow, lambda: self._send_run(spec, sink, entries))
+        else:
+            run = await self._send_run(spec, sink, None)
         if isinstance(stdin, bytes) and len(stdin) > _MAX_INLINE_STDIN:
             run.feed_stdin(stdin)
             run.close_stdin()
-        return run
-
-    async def _start_run(self, spec: RunSpec, sink: Sink) -> RemoteRun:
-        """Send a command; send it again with its secrets if the server has dropped one."""
-        entries = self._entries() if has_http(spec.network) else None
-        try:
-            run = await self._send_run(spec, sink, entries)
-        except PolicyError as exc:
-            if entries is None or exc.code != "secret-dropped":
-                raise
-            entries.forget()
-            run = await self._send_run(spec, sink, entries)
-        if entries is not None:
-            entries.confirm(spec.network.allow)
         return run
 
     async def _send_run(self, spec: RunSpec, sink: Sink, entries: SentEntries | None) -> RemoteRun:

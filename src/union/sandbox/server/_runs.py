@@ -206,10 +206,8 @@ class ServerRun:
         self.log.streams[fd].closed = True
         self.record.end_of_output(fd)
         self._release_engine()
-        if self.log.ended:
-            self._notify()
-        else:
-            self._notify_soon()
+        notify = self._notify if self.log.ended else self._notify_soon
+        notify()
 
     def decision(self, decision: Decision) -> None:
         self.log.events.append(encode_decision(decision))
