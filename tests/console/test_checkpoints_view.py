@@ -29,7 +29,9 @@ def test_what_was_done_and_what_has_changed(console: Console) -> None:
     console.run(name, "echo one > a; echo 1 > gone").join()
     kept = call(console, name, "take", name="before")["id"]
     console.run(name, "echo two >> a; rm gone; seq 200000 > many; printf x > $'b\\xff'").join()
-    found = console.server.get_json(f"/v1/console/{name}/diff/{kept}")
+    path = f"/v1/console/{name}/diff/{kept}"
+    assert console.server.request("GET", path, Authorization="Bearer wrong")[0] == 401
+    found = console.server.get_json(path)
     assert found["total"] == 4
     by_path = {change["path"]: change for change in found["changes"]}
     assert by_path["a"]["action"] == "changed"

@@ -24,7 +24,6 @@ ROUTES = [
     ("GET", f"/v1/console/{NAME}"),
     ("GET", f"/v1/console/{NAME}/runs/1"),
     ("DELETE", f"/v1/console/{NAME}/runs/1"),
-    ("GET", f"/v1/console/{NAME}/diff/0123"),
 ]
 
 

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 
 __all__ = ["NotStoppedError", "StoppedProcesses"]
 
-_WITHIN_S: Final = 2.0
+_WITHIN_S: Final = 5.0
+"""A process that waits for a slow disk stops when the disk has answered."""
 _PAUSE_S: Final = 0.0005
 _MAX_PAUSE_S: Final = 0.01
 _STOPPED: Final = frozenset("T")
@@ -59,7 +60,7 @@ class StoppedProcesses:
         self._threads: dict[tuple[int, int], _Thread] = {}
 
     def stop(self) -> None:
-        """Stop them; raises ``NotStoppedError`` if one still runs after 2 s. Blocks."""
+        """Stop them; raises ``NotStoppedError`` if one still runs after 5 s. Blocks."""
         until = time.monotonic() + _WITHIN_S
         pause_s = _PAUSE_S
         last: dict[tuple[int, int], _Thread] | None = None

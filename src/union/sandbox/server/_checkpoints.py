@@ -244,6 +244,8 @@ def _text(query: dict[str, str], name: str) -> str:
 
 
 def _checked_fields(action: str, payload: dict[str, Any]) -> dict[str, str]:
+    if action == "checkpoints/rollback":
+        payload = {"contexts": "end", **payload}
     if payload.keys() != _FIELDS[action] or not all(isinstance(v, str) for v in payload.values()):
         fields = ", ".join(sorted(_FIELDS[action])) or "no fields"
         raise WireError(f"{action} requires texts: {fields}")
