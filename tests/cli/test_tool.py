@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.spec("H")
-COMMANDS = ("run", "shell", "repl", "mcp", "cp", "doctor", "serve", "version", "completion")
+COMMANDS = (
+    *("run", "shell", "repl", "mcp", "cp", "checkpoint", "rollback", "diff", "fork"),
+    *("doctor", "serve", "version", "completion"),
+)
 
 
 def called(*words: str) -> int:

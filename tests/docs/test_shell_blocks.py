@@ -108,6 +108,10 @@ def test_pages_install_with_the_same_commands():
         assert lines[:2] == [INSTALL, "pip install ."]
 
 
+# A make of these tests is not one below the make that runs them.
+NOT_KEPT = ("PIP_", "VIRTUAL_ENV", "MAKE", "MFLAGS")
+
+
 @pytest.fixture
 def offline(tmp_path: Path) -> dict[str, str]:
     """Return variables with which pip finds its requirements without an index."""
@@ -116,7 +120,7 @@ def offline(tmp_path: Path) -> dict[str, str]:
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if not re.match(r"_?unionai_sandbox|pip$|pip-|setuptools|__pycache__", entry.name):
             (found / entry.name).symlink_to(entry)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "VIRTUAL_ENV"))}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(NOT_KEPT)}
     own = Path(sys.executable).parent
     path = [p for p in os.environ["PATH"].split(os.pathsep) if Path(p) != own]
     # Last, for `uv`: the others must be those of the new virtualenv.

@@ -57,7 +57,7 @@ async def main(number: int) -> None:
 
     sessions = [await sb.on_device.session(backend="userns").open() for _ in range(number)]
     states["opened"] = state(launcher)
-    await asyncio.to_thread(eventually, lambda: len(descendants(os.getpid())) == 1, within_s=20)
+    await asyncio.to_thread(eventually, lambda: len(descendants(os.getpid())) == 1, within_s=60)
     states["idle"] = state(launcher)
 
     states["answers"] = [

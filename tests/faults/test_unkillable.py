@@ -12,7 +12,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import ISOLATED, descendants, eventually, held_by_launcher, session_of
+from scripts.soaking.state import left_by
+from tests.conftest import (
+    ISOLATED,
+    SOON_S,
+    descendants,
+    eventually,
+    held_by_launcher,
+    session_of,
+)
 
 from union import sandbox as sb
 from union.sandbox._linux import channel as channels
@@ -145,6 +153,9 @@ async def test_it_delays_its_own_session_and_no_other(
             assert (await bystander.communicate())[0] == b"still here\n"
             async with session_of(backend) as third:  # also while it is still there
                 assert (await third.exec("echo works")).stdout == "works\n"
+    async with asyncio.timeout(SOON_S):
+        while left_by(os.getpid()):  # the session tries again until the process has ended
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.threat(146)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tests.fuzz.targets_wire import ISOLATION, LOOP, SESSION, _ClientConnection
 
@@ -27,6 +27,9 @@ from union.sandbox._wire.values import decode_start_body
 from union.sandbox.errors import SandboxError, SandboxUsageError
 from union.sandbox.remote._context import RemoteContext, _CellReceiver
 from union.sandbox.remote._run import RemoteRun
+
+if TYPE_CHECKING:
+    from union.sandbox.remote._http_entries import SentEntries
 
 _MAX_FRAMES: Final = 64
 
@@ -100,10 +103,16 @@ class _CellSink:
         assert isinstance(error, SandboxError)
 
 
+def _no_entries() -> SentEntries:
+    raise AssertionError("a cell without an Http entry sends none")
+
+
 async def _cell_client(data: bytes) -> None:
     """Frames of a server about one cell."""
     sink = _CellSink()
-    context = RemoteContext(ContextSpec(language="python"), SESSION, isolation=ISOLATION)
+    context = RemoteContext(
+        ContextSpec(language="python"), SESSION, isolation=ISOLATION, entries=_no_entries
+    )
     cell = _CellReceiver(context, sink, 0)  # type: ignore[arg-type]
     run = cell.run = RemoteRun(
         1, b"", cell, connection=_ClientConnection(), isolation=ISOLATION, fds={1, 2, wire.MESSAGES}

@@ -282,7 +282,9 @@ async def _server(data: bytes) -> None:
     )
     ws = _Socket(data.split(NEXT_MESSAGE)[:8])
     grant = Grant() if data[:1] != b"\1" else Grant("fuzz", "guest")
-    connection = ws.connection = ServerConnection(ws, session, sessions, grant=grant)  # type: ignore[arg-type]
+    connection = ws.connection = ServerConnection(
+        ws, session, sessions, grant=grant, is_private=data[:1] != b"\2"
+    )  # type: ignore[arg-type]
     try:
         await connection._receive()
     except WireError:

@@ -36,6 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project of its own, with no plugin but the one that is needed: each takes time to load."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
+    monkeypatch.delenv(runner.KEEP, raising=False)  # the reports are those of the outer run
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone: x\n    elsewhere: x\n")
     monkeypatch.setattr(steps, "ROOT", tmp_path)
     monkeypatch.setattr(

@@ -6,10 +6,7 @@ sends the call again with the same key, and receives the outcome of the first on
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from union.sandbox._checkpoints.values import check_name
@@ -18,16 +15,12 @@ from union.sandbox._wire.frames import WireError
 from union.sandbox.errors import PolicyError, SandboxError, SandboxUsageError
 from union.sandbox.server import _files
 from union.sandbox.server._http import json_response, read_json
-from union.sandbox.server._quotas import busy
 
 if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
-        Awaitable,
         Callable,
-        Coroutine,
-        Iterator,
     )
 
     from aiohttp import web
@@ -36,7 +29,7 @@ if TYPE_CHECKING:
     from union.sandbox.server._auth import Grant
     from union.sandbox.server._server_session import ServerSession
 
-__all__ = ["ACTIONS", "Operations", "handle"]
+__all__ = ["ACTIONS", "handle"]
 
 ACTIONS: Final = frozenset(
     {
@@ -58,88 +51,6 @@ _FIELDS: Final = {
     "checkpoints/take": {"key", "name"},
 }
 _KEY: Final = re.compile(r"[0-9a-f]{32}")
-_MAX_OUTCOMES: Final = 256
-_MAX_RUNNING: Final = 32
-_MAX_COMPARING: Final = 2
-_END_WITHIN_S: Final = 30.0
-
-
-class Operations:
-    """The calls of one session that change something: each is performed once for each key."""
-
-    def __init__(self, session: ServerSession) -> None:
-        self._session = session
-        self._comparing = 0
-        self._running: dict[tuple[str, str, str], asyncio.Task[dict[str, Any]]] = {}
-        self._outcomes: OrderedDict[tuple[str, str, str], dict[str, Any] | SandboxError] = (
-            OrderedDict()
-        )
-
-    async def perform(
-        self,
-        grant: Grant,
-        action: str,
-        key: str,
-        call: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
-    ) -> dict[str, Any]:
-        """Return the outcome of the call with this key; the first request performs it.
-
-        It goes on if the client disconnects.
-        """
-        name = (grant.key, action, key)
-        found = self._outcomes.get(name)
-        if isinstance(found, SandboxError):
-            raise found
-        if found is not None:
-            return found
-        task = self._running.get(name)
-        if task is None:
-            if len(self._running) >= _MAX_RUNNING:
-                raise busy(f"limit of checkpoint calls of the session reached ({_MAX_RUNNING})")
-            task = asyncio.get_running_loop().create_task(self._perform(name, call))
-            self._running[name] = task
-        return await asyncio.shield(task)
-
-    async def _perform(
-        self, name: tuple[str, str, str], call: Callable[[], Awaitable[dict[str, Any]]]
-    ) -> dict[str, Any]:
-        outcome: dict[str, Any] | SandboxError
-        self._session.hold()
-        try:
-            outcome = await call()
-        except SandboxError as exc:
-            outcome = exc
-        finally:
-            self._session.release()
-            del self._running[name]
-        self._outcomes[name] = outcome
-        if len(self._outcomes) > _MAX_OUTCOMES:
-            self._outcomes.popitem(last=False)
-        if isinstance(outcome, SandboxError):
-            raise outcome
-        return outcome
-
-    @contextlib.contextmanager
-    def comparing(self) -> Iterator[None]:
-        """Limit the differences that are held in memory at the same time."""
-        if self._comparing >= _MAX_COMPARING:
-            raise busy(f"limit of differences of the session reached ({_MAX_COMPARING})")
-        self._comparing += 1
-        try:
-            yield
-        finally:
-            self._comparing -= 1
-
-    async def end(self) -> None:
-        """Wait for the calls that run; cancel those that take too long."""
-        running = tuple(self._running.values())
-        if not running:
-            return
-        _, late = await asyncio.wait(running, timeout=_END_WITHIN_S)
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
 
 
 async def handle(

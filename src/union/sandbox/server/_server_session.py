@@ -23,7 +23,7 @@ from union.sandbox.errors import (
 from union.sandbox.on_device._network import ServerRules, SessionNetwork
 from union.sandbox.on_device._transport import LocalTransport
 from union.sandbox.on_device._workdir import WorkPlace
-from union.sandbox.server._checkpoints import Operations
+from union.sandbox.server._checkpoint_calls import Operations
 from union.sandbox.server._contexts import ServerCell, ServerContext
 from union.sandbox.server._http_entries import SessionEntries
 from union.sandbox.server._records import SessionRecord
