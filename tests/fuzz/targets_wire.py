@@ -231,7 +231,10 @@ class _ServerSession:
         if len(self.runs) >= 16:
             raise busy("no room")
 
-    def start(self, number: int, start: wire_values.Start, grant: Grant) -> ServerRun:
+    def start(
+        self, number: int, start: wire_values.Start, grant: Grant, *, is_private: bool
+    ) -> ServerRun:
+        assert is_private in {True, False}
         spec = wire_values.decode_run_start(start, SESSION)
         run = ServerRun(number, spec, self.buffers, grant)
         self.runs[number] = run
