@@ -19,7 +19,9 @@ from served import sandbox_server
 BACKEND = os.environ.get("ADAPTER_BACKEND", "userns")
 NODE = Path(os.environ["ADAPTER_NPM"]) / "node_modules" / ".bin"
 ENV = {**os.environ, "PATH": f"{NODE}:{os.environ['PATH']}"}
-SBX = [str(Path(sys.executable).parent / "sbx"), "mcp", "--backend", BACKEND]
+# The package is on the path of this Python, without its console scripts.
+CALL_SBX = "import sys; from union.sandbox._cli.main import main; sys.exit(main())"
+SBX = [sys.executable, "-c", CALL_SBX, "mcp", "--backend", BACKEND]
 SCENARIOS = (
     *("server-initialize", "ping", "tools-list", "resources-list", "prompts-list"),
     "dns-rebinding-protection",
