@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.spec("I4")]
 
-SOFT_S = 10.0
+SOFT_S = 15.0
 LEASE_S = 3.0
 """Long enough for a server to start on a busy machine."""
 LATE_S = 25.0
