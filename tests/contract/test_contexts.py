@@ -232,12 +232,49 @@ INTERRUPTED = {
 @pytest.mark.spec("K3")
 @pytest.mark.parametrize("what", INTERRUPTED)
 async def test_a_timeout_ends_the_cell_and_keeps_the_variables(ctx, what):
-    await ctx.run("x = 1")
+    # The imports here, because C code of an import may answer an interrupt with an exception of its
+    # own.
+    await ctx.run("x = 1; import asyncio, socket, subprocess, threading, time")
     result = await ctx.run(INTERRUPTED[what], timeout_s=0.2)
     assert (result.ended, result.state) == ("timeout", "kept")
     assert result.error.name == "KeyboardInterrupt"
     assert (await ctx.run("x")).text == "1"
     assert ctx.generation == 0
+
+
+SWALLOWED = """
+import time
+
+class Node:
+    def __del__(self):
+        if self.waits:
+            print("go", flush=True)
+            time.sleep(60)
+
+node = Node()
+node.waits = True
+del node  # Python discards an exception of __del__
+print("after")
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.spec("K3")
+async def test_an_interrupt_that_python_discards_is_repeated(ctx):
+    await ctx.run("x = 1")
+    stream = ctx.stream(SWALLOWED)
+    assert (await anext(stream)).text == "go\n"
+    ctx.interrupt()
+    *texts, result = [event async for event in stream]
+    assert [event.text for event in texts] in ([], ["after\n"])
+    assert (result.ended, result.state, result.error.name) == (
+        "interrupt",
+        "kept",
+        "KeyboardInterrupt",
+    )
+    for _ in range(20):  # neither signal ends a later cell
+        assert (await ctx.run("x")).text == "1"
 
 
 @pytest.mark.spec("K3")

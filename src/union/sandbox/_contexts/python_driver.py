@@ -20,7 +20,7 @@ import struct
 import sys
 import time
 import traceback
-from _thread import allocate_lock
+from _thread import allocate_lock, get_ident, start_new_thread
 from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
@@ -72,6 +72,10 @@ class Driver:
         self.signals_idle = 0
         self.signals_used = 0
         self.on_interrupt = self._on_interrupt
+        self.interrupt: KeyboardInterrupt | None = None
+        """The exception that was raised in the present cell."""
+        self.is_repeated = False
+        sys.unraisablehook = self._on_unraisable
         self.loop: Any = None
         self.snapshots: dict[str, Any] | None = None
         self.successor: bytes | None = None
@@ -150,9 +154,30 @@ class Driver:
         # Once for each cell: its clean-up is not interrupted again.
         if self.is_running:
             self.signals_running += 1
-            self.is_running = False
-            raise KeyboardInterrupt
-        self.signals_idle += 1
+            self.is_running = self.is_repeated = False
+            self.interrupt = KeyboardInterrupt()
+            raise self.interrupt
+        if self.is_repeated:  # the cell has ended by itself
+            self.is_repeated = False
+        else:
+            self.signals_idle += 1
+
+    def _on_unraisable(self, unraisable: Any) -> None:
+        """Interrupt the cell again if Python discarded the exception.
+
+        It does so in weak reference callbacks, which every import calls, and in ``__del__``.
+        """
+        if self.interrupt is None or unraisable.exc_value is not self.interrupt:
+            sys.__unraisablehook__(unraisable)
+            return
+        self.interrupt = None
+        self.is_running = True
+        start_new_thread(self._repeat_interrupt, (get_ident(),))
+
+    def _repeat_interrupt(self, thread: int) -> None:
+        time.sleep(0.001)  # the callback returns first
+        self.is_repeated = True
+        _signal.pthread_kill(thread, _signal.SIGINT)
 
     def _skip_late_signals(self, sent: int) -> None:
         """Discard signals that arrive after the end of the cell that they were sent to.
@@ -242,6 +267,7 @@ class Driver:
                 answer = self._perform(head, raw)
             finally:
                 self.is_running = False
+                self.interrupt = None
         except Resumed:
             raise
         except BaseException as exc:  # noqa: BLE001 - every exception of a cell is data
@@ -345,13 +371,15 @@ class Driver:
         if self.loop is None or self.loop.is_closed():
             self.loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self.loop)
-        task = self.loop.create_task(run_parts())
+        task: Any = None
         try:
+            task = self.loop.create_task(run_parts())
             return self.loop.run_until_complete(task)
         except KeyboardInterrupt:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                self.loop.run_until_complete(task)
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    self.loop.run_until_complete(task)
             raise
 
 
