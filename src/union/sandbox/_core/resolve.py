@@ -514,27 +514,35 @@ def resolve_run(
                 cwd,
                 "a path below the work dir without '..', or an absolute path visible inside",
             )
-    window = _pty(pty, stdout, stderr)
+    window = None if pty is False else _pty(pty, stdout, stderr)
     call = None
     if resources is not None or read_only_paths != () or read_write_paths != ():
         call = _call(session, resources, read_only_paths, read_write_paths)
     merged = stderr is Stream.STDOUT
-    own_stderr = window is None and not merged
-    output = _stream("stdout", stdout)
+    # Values that were not given need no check; each call counts here.
+    output: StreamMode = "collect" if stdout is None else _stream("stdout", stdout)
+    errors: StreamMode = "collect"
+    if merged or window is not None:
+        errors = "devnull"
+    elif stderr is not None:
+        errors = _stream("stderr", stderr)
     command = _command(cmd, script_type)
     variables = session.env if env is None else _with(session.env, _environment(env))
-    network = _run_network(session, network_mode, network_allowlist)
-    _check_hidden(network, command, variables)
+    network = session.network
+    if network_mode is not None or network_allowlist is not None:
+        network = _run_network(session, network_mode, network_allowlist)
+    if network.allow:
+        _check_hidden(network, command, variables)
     return RunSpec(
         **command,
         env=variables,
         cwd=cwd,
         stdout=output,
-        stderr=_stream("stderr", stderr) if own_stderr else "devnull",
-        stdin=_stdin(stdin),
+        stderr=errors,
+        stdin=None if stdin is None else _stdin(stdin),
         network=network,
-        timeout_s=validate_timeout("timeout_s", timeout_s),
-        background=_flag("background", background),
+        timeout_s=None if timeout_s is None else validate_timeout("timeout_s", timeout_s),
+        background=False if background is False else _flag("background", background),
         pty=window,
         max_output_bytes=validate_output_cap(max_output_bytes),
         call=call,

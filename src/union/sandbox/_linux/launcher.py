@@ -122,7 +122,15 @@ class Launcher:
 
     def is_usable(self) -> bool:
         """Return whether it runs and is ours: in a forked copy of the host it is the parent's."""
-        return self.pid_of_host == os.getpid() and self._process.poll() is None
+        if self.pid_of_host != os.getpid() or self._process.returncode is not None:
+            return False
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        try:  # without the locks of Popen.poll(), as every command asks
+            if os.waitid(os.P_PID, self._process.pid, ended) is None:
+                return True
+        except ChildProcessError:
+            pass  # the host program ignores SIGCHLD, or waits for every child itself
+        return self._process.poll() is None
 
     def forget(self) -> None:
         """Close the descriptors of a launcher that has ended or belongs to the parent process."""

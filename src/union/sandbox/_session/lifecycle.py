@@ -79,6 +79,13 @@ class Lifecycle(Protocol):
         """Return the transport for one call; raise if the session cannot be used now."""
         ...
 
+    def live_here(self) -> Transport | None:
+        """Return the transport if nothing is to be done before a call in this event loop.
+
+        Else None, and ``live()`` decides. For calls that are made often.
+        """
+        ...
+
 
 class SingleUseLifecycle:
     """A session that its user opens once, in one event loop, and closes for good."""
@@ -146,6 +153,13 @@ class SingleUseLifecycle:
         if running_loop() is not self.loop:
             raise self._other_loop()
         return self.transport
+
+    def live_here(self) -> Transport | None:
+        try:
+            is_own = asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return None
+        return self.transport if is_own and self.state == "open" else None
 
     def _not_open(self) -> SessionClosedError:
         if self.state in {"new", "opening"}:

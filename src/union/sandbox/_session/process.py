@@ -52,11 +52,13 @@ class SandboxProcess:
         self._reading: set[int] = set()
         self._own_loop = asyncio.get_running_loop()
         """The event loop of the session, in which calls from elsewhere are made."""
-        self._pumps = [
-            asyncio.create_task(self._forward(fd))
-            for fd, mode in self._modes.items()
-            if mode == "inherit"
-        ]
+        self._pumps: list[asyncio.Task[None]] = []
+        if spec.stdout == "inherit" or spec.stderr == "inherit":
+            self._pumps = [
+                asyncio.create_task(self._forward(fd))
+                for fd, mode in self._modes.items()
+                if mode == "inherit"
+            ]
         self.stdin: ProcessStdin | None = ProcessStdin() if spec.stdin == "pipe" else None
 
     # For the session that owns this handle.

@@ -187,8 +187,11 @@ class Session(MachineFiles, SessionProcesses, SessionCheckpoints):
         """
         if unknown:
             raise _unknown(self.run, unknown)
-        loop = foreign_loop(self)
-        transport = self._live() if loop is None else None
+        loop = None
+        transport = self._lifecycle.live_here()
+        if transport is None:
+            loop = foreign_loop(self)
+            transport = self._live() if loop is None else None
         spec = resolve_run(
             self._spec,
             cmd,

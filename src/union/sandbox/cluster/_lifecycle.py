@@ -102,6 +102,10 @@ class ClusterLifecycle:
             return
         facts.endpoint, facts.ip = found.endpoint, found.ip
 
+    def live_here(self) -> Transport | None:
+        """Return None: each call looks at the expiry."""
+        return None
+
     def live(self) -> Transport:
         """Return the transport; the first call creates it, and using it connects."""
         if self.state == "closed":

@@ -12,16 +12,18 @@ if TYPE_CHECKING:
 
 __all__ = ["FollowUps"]
 
-_DELAY_S: Final = {"python": 0.006, "shell": 0.002, "argv": 0.002}
-"""Delay before output is read and the next spare is prepared. A short command has ended by then;
+_LISTEN_S: Final = {"python": 0.006, "shell": 0.002, "argv": 0.002}
+"""Delay before output is read. A short command has ended by then; its end reads the output, and
 doing this work earlier would slow it down."""
+_LONG_S: Final = 0.006
+"""Delay before the next spare is prepared while a command runs on."""
 _IN_A_ROW_S: Final = 0.001
 """The same between scripts without a pause, if the next Python is a fork: other processes prepare
 it while the script runs. After a pause that would only slow the script down."""
 _PAUSE_S: Final = 0.002
-"""The time between two scripts that is a pause."""
+"""The time between two commands that is a pause."""
 _AFTER_END_S: Final = 0.0005
-"""Delay after the end of a script, in which its caller receives the answer first."""
+"""Delay after the end of a command, in which its caller receives the answer first."""
 
 
 class FollowUps:
@@ -48,21 +50,26 @@ class FollowUps:
         Args:
             run: the command that has just started.
             kind: the kind of the command.
-            follow_up: prepares the next spare.
+            follow_up: reads the output, and prepares the next spare.
             forks: whether the next spare is a Python that a template forks.
             others: the number of other commands that run.
 
         """
         loop = run.finished.get_loop()  # Python 3.11 makes a system call for the running loop
-        if not forks:
-            loop.call_later(_DELAY_S[kind], follow_up)
+        now = loop.time()
+        if others > 0 or now - self._last_end < _PAUSE_S:
+            loop.call_later(_IN_A_ROW_S if forks else _LISTEN_S[kind], follow_up)
             return
-        is_in_a_row = others > 0 or loop.time() - self._last_end < _PAUSE_S
-        delay_s = _IN_A_ROW_S if is_in_a_row else _DELAY_S[kind]
-        timer = loop.call_later(delay_s, follow_up)
-        if is_in_a_row:
-            return
-        due = loop.time() + delay_s
+        listen_s = _LISTEN_S[kind]
+        due = now + _LONG_S
+        timer: asyncio.TimerHandle
+
+        def listen() -> None:
+            nonlocal timer
+            run.listen()
+            timer = loop.call_at(due, follow_up)
+
+        timer = loop.call_later(listen_s, follow_up if listen_s >= _LONG_S else listen)
 
         def advance(_: asyncio.Future[None]) -> None:
             if loop.time() + _AFTER_END_S < due:

@@ -138,9 +138,11 @@ class Runner:
             self.gate.leave()
 
     async def _start(self, spec: RunSpec, sink: Sink) -> LocalRun:
-        await self._verify(spec)
-        pool = self._pool
         shape = shape_of(spec.network)
+        if shape == "filtered" or not self._is_venv_verified:
+            await self._verify(spec)
+        self._is_venv_verified = False
+        pool = self._pool
         try:
             if spec.call is None:
                 posture = self._postures.get(shape)
@@ -203,6 +205,7 @@ class Runner:
         """
         async with self.gate:
             await self._verify(spec)
+            self._is_venv_verified = False
             shape = shape_of(spec.network)
             try:
                 posture = self._postures.get(shape)
@@ -289,7 +292,6 @@ class Runner:
                 elif not self._venv.is_unchanged():
                     # Sandboxed code can make it large, so this must not block the event loop.
                     await threads.files.run(self._work.tree, self._venv.ensure)
-            self._is_venv_verified = False
             if has_http(spec.network):
                 await self.trust.ready()
         except OSError as exc:

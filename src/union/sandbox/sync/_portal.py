@@ -18,6 +18,7 @@ import contextvars
 import inspect
 import logging
 import os
+import sys
 import threading
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -65,10 +66,31 @@ class _Call:
         self.value: Any = None
         self.error: BaseException | None = None
 
+    def post(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the call in the loop, from another thread, without waiting for its next turn."""
+        if sys.version_info >= (3, 12):
+            loop.call_soon_threadsafe(self._start_eagerly, loop)
+            return
+        # Only the constructor runs in this thread. It appends to the queue of the loop, as
+        # call_soon_threadsafe itself does.
+        performing = self._perform()
+        try:
+            self._task = asyncio.Task(performing, loop=loop, context=self._context)
+            loop.call_soon_threadsafe(_wake_up)
+        except RuntimeError:  # the loop was closed
+            performing.close()
+            raise
+
     # In the loop.
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._task = loop.create_task(self._perform(), context=self._context)
+    def _start_eagerly(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = asyncio.Task(
+            self._perform(),
+            loop=loop,
+            context=self._context,
+            eager_start=True,  # type: ignore[call-arg, unused-ignore]  # from 3.12
+        )
+        self._task = task
 
     async def _perform(self) -> None:
         self._is_started = True
@@ -96,6 +118,10 @@ class _Call:
     def wait(self) -> None:
         """Wait for the end of the call; a signal handler may raise meanwhile."""
         self._is_done.acquire()
+
+
+def _wake_up() -> None:
+    """Make the loop look at its queue."""
 
 
 class Portal:
@@ -150,7 +176,7 @@ class Portal:
             )
         call = _Call(begin)
         try:
-            self.loop.call_soon_threadsafe(call.start, self.loop)
+            call.post(self.loop)
         except RuntimeError:  # the loop was closed
             raise _exiting() from None
         try:
@@ -178,7 +204,7 @@ class Portal:
             self.loop.call_soon_threadsafe(lost.kill)
         elif hasattr(type(lost), "__aexit__") and hasattr(lost, "close"):
             closing = _Call(lambda: self._close(lost))
-            self.loop.call_soon_threadsafe(closing.start, self.loop)
+            closing.post(self.loop)
             closing.wait()
 
     # Objects to close.
