@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["DnsFrontend", "StubResolver"]
 
 _IDLE_S: Final = 10.0
-_DATAGRAMS_PER_TURN: Final = 8
+_DATAGRAMS_PER_TURN: Final = 2
 """Few, because other sessions wait for the event loop meanwhile."""
 _REPEAT_WINDOW_S: Final = 2.0
 _MAX_RECENT_REFUSALS: Final = 4096

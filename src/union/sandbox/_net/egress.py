@@ -46,7 +46,7 @@ __all__ = ["Egress"]
 _LOGGER: Final = logging.getLogger("union.sandbox.network")
 _MAX_CONNECTIONS: Final = 512
 _MAX_HALF_OPEN: Final = 256
-_ACCEPTS_PER_TURN: Final = 8
+_ACCEPTS_PER_TURN: Final = 2
 """Few, because other sessions wait for the event loop meanwhile."""
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_ACCEPT_S: Final = 0.1
