@@ -51,7 +51,7 @@ $(venv)/.group-%: pyproject.toml | $(stamp)
 demo: $(package) ## see it work: half a minute the first time, then seconds
 	@$(bin)/python examples/demo.py
 
-check: setup ## the fast loop, under a minute: style, layers, types, unit tests, contract on one backend
+check: setup ## the fast loop, a minute and a half on two cores: style, layers, types, unit tests, contract on one backend
 	@$(bin)/python -m scripts.check
 
 test: system-packages other-systems $(venv)/.group-dist .cache/clients/.installed ## everything that must hold: style, layers, types, tests

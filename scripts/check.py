@@ -1,4 +1,4 @@
-"""`make check`: the fast loop, under a minute. `make test` is the complete run.
+"""`make check`: the fast loop, about 90 seconds on two cores. `make test` is the complete run.
 
 It runs style, layer and type checks in parallel with the unit tests, the house rules and the
 contract on one backend, without its repetition over the synchronous face. Arguments are passed to

@@ -83,6 +83,7 @@ LONG = tuple(
         "contract/test_lifecycle",
         "confined/test_attacks",
         "cluster/test_plane_bringup",
+        "contract/test_contexts_ends",
         "contract/test_contexts",
         "cluster/test_plane_programs",
         "native/test_static_analysis",

@@ -424,10 +424,7 @@ def _run_network(spec: SessionSpec, mode: object, allowlist: object) -> NetworkS
     ceiling of its calls; without one, a call may request any mode.
     """
     session = spec.network
-    if mode is None and allowlist is None:
-        return session
-    if mode is None:
-        mode = session.mode
+    mode = session.mode if mode is None else mode
     if mode == session.mode == "allowlist" and allowlist is None:
         return session
     requested = _network(mode, allowlist, None)
@@ -521,10 +518,8 @@ def resolve_run(
     merged = stderr is Stream.STDOUT
     # Values that were not given need no check; each call counts here.
     output: StreamMode = "collect" if stdout is None else _stream("stdout", stdout)
-    errors: StreamMode = "collect"
-    if merged or window is not None:
-        errors = "devnull"
-    elif stderr is not None:
+    errors: StreamMode = "collect" if window is None and not merged else "devnull"
+    if errors == "collect" and stderr is not None:
         errors = _stream("stderr", stderr)
     command = _command(cmd, script_type)
     variables = session.env if env is None else _with(session.env, _environment(env))
@@ -600,7 +595,6 @@ def validate_output_cap(value: object) -> int:
     if value is None:
         return constants.MAX_OUTPUT_BYTES
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _usage_error(
-            "max_output_bytes", value, "a whole number of bytes, or None for the default"
-        )
+        wanted = "a whole number of bytes, or None for the default"
+        raise _usage_error("max_output_bytes", value, wanted)
     return value
