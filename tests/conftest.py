@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -28,6 +29,9 @@ from union.sandbox._system import IS_LINUX
 # A generated example may take any time: on a loaded machine each takes longer than the default.
 hypothesis.settings.register_profile("any-load", deadline=None)
 hypothesis.settings.load_profile("any-load")
+
+# A shell lets its background jobs ignore Ctrl-C, and the programs of the tests would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LAUNCHER = Launcher if IS_LINUX else PortableLauncher
 LINUX_WAYS = ("bubblewrap", "userns")
