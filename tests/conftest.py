@@ -54,11 +54,8 @@ REMOTE = "remote-"
 BARE = ("none", REMOTE + "none")
 """Ways that isolate nothing, wherever they run."""
 REMOTE_WAYS = tuple(REMOTE + way for way in WAYS)
-CONTEXT_WAYS = (
-    *ISOLATED,
-    *(REMOTE + way for way in ISOLATED if way == "userns" or os.environ.get("EVERYWHERE") == "1"),
-)
-"""Where the contract of contexts runs: the wire is the same for every backend."""
+CONTEXT_WAYS = (*ISOLATED, *(REMOTE + way for way in ISOLATED))
+"""Where the contract of contexts runs."""
 REMOTE_MACHINE_WAYS = tuple(REMOTE + way for way in MACHINE_WAYS)
 REMOTE_WITHOUT = tuple(REMOTE + way for way in SERVED if way not in WAYS)
 EVERY_WAY = (

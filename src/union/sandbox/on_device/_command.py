@@ -85,7 +85,7 @@ class CommandBuilder:
             terminal = {"TERM": "xterm-256color"} if spec.pty is not None else {}
             theirs = {**usual, **terminal, **dict(spec.env)}
             path, env = theirs["PATH"], _env_strings(theirs)
-        cwd = self._cwd(spec.cwd)
+        cwd = self._work_dir if spec.cwd is None else self._cwd(spec.cwd)
         script: bytes | None = None
         slot = 0
         programs: tuple[str, ...]
@@ -164,9 +164,7 @@ class CommandBuilder:
         no_network = _NO_NETWORK if self._isolated and spec.network.mode == "blocked" else {}
         return proxy_variables(spec.network) | by_tcp | no_network
 
-    def _cwd(self, cwd: str | None) -> str:
-        if cwd is None:
-            return self._work_dir
+    def _cwd(self, cwd: str) -> str:
         if cwd.startswith("/"):
             return cwd
         relative = work_path(cwd, work_dir=self._work_dir, argument="cwd", allow_root=True)

@@ -275,12 +275,14 @@ class Runner:
         return self._pool
 
     def _hand_over(self, posture: Posture, spec: RunSpec) -> LocalRun:
-        machine = self._postures.machine
-        if machine is not None:
+        pool = self._pool
+        if pool.is_machine and (machine := self._postures.machine) is not None:
             machine.check_alive()
-        command = self._build(spec, posture)
-        run = self._pool.hand_over(posture, spec, command, work=self._work, venv=self._venv)
-        if isinstance(run, MachineRun):
+        command = self._commands.build(
+            spec, host_env=posture.host_env, count_processes=posture.counts_processes
+        )
+        run = pool.hand_over(posture, spec, command, work=self._work, venv=self._venv)
+        if pool.is_machine and isinstance(run, MachineRun):
             run.keeps_network = spec.background
         return run
 

@@ -271,7 +271,8 @@ class LocalTransport:
     # Running.
 
     def start(self, spec: RunSpec, sink: Sink) -> Coroutine[Any, Any, LocalRun]:
-        return self._opened().runner.start(spec, sink)
+        # Without a call of its own, as every command passes here.
+        return (self._parts or self._opened()).runner.start(spec, sink)
 
     async def open_context(self, spec: ContextSpec) -> LocalContext:
         """Start the interpreter of a context."""
