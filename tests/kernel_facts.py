@@ -187,6 +187,8 @@ _EXCEPTIONS: tuple[tuple[str, _Tests], ...] = (
     ("metadata", _Tests("escape/test_one_root", "test_the_directory_above_the_work_dir")),
     ("processes", _Tests("escape/test_exhaustion", "test_the_process_limit_can_be_set", True)),
     ("processes", _Tests("escape/test_process_budgets", "test_one_session_leaves", True)),
+    ("processes", _Tests("escape/test_process_budgets", "test_runs_of_a_session_share", True)),
+    ("processes", _Tests("escape/test_process_budgets", "test_runs_with_different", True)),
     ("processes", _Tests("contract/test_timeouts_and_ends", "test_the_number_of_processes", True)),
     ("watch", _Tests("escape/test_memory_watch", "test_memory_that_processes_share")),
     (
@@ -194,6 +196,7 @@ _EXCEPTIONS: tuple[tuple[str, _Tests], ...] = (
         _Tests("escape/test_memory_watch", "test_the_watch_counts*shared with a child", True),
     ),
     ("watch", _Tests("contract/test_call_posture", "test_memory_of_one_call", True)),
+    ("watch", _Tests("escape/test_exhaustion", "test_one_process_beyond_the_limit", True)),
     ("terminals", _Tests("escape/test_terminal", "test_outside_the_same_byte")),
     ("terminals", _Tests("escape/test_terminal", "test_a_command_cannot_use_up")),
     ("terminals", _Tests("contract/test_pty", "test_ctrl_c_interrupts")),
@@ -205,6 +208,7 @@ _EXCEPTIONS: tuple[tuple[str, _Tests], ...] = (
     ("files of /proc", _Tests("escape/test_processes", "test_the_first_process_of_the_sandbox")),
     ("files of /proc", _Tests("escape/test_venv_supply", "test_the_script_file_cannot_be")),
     ("errno", _Tests("escape/test_kernel_surface", "test_32_bit_calls")),
+    ("errno", _Tests("escape/test_inherited", "test_no_advantage_of_the_caller", True)),
     ("errno", _Tests("escape/test_kernel_surface", "test_a_call_is_refused*34 kcmp")),
     ("errno", _Tests("escape/test_inherited", "test_no_lease_on_a_file")),
     ("errno", _Tests("escape/test_inherited", "test_limits_that_the_kernel_counts")),
@@ -226,6 +230,7 @@ _EXCEPTIONS: tuple[tuple[str, _Tests], ...] = (
     ("errno", _Tests("network/test_refused", "test_no_datagram_leaves")),
     ("errno", _Tests("network/test_refused", "test_no_raw_packet_or_ping")),
     ("errno", _Tests("network/test_names", "test_names_that_are_not_allowed")),
+    ("id-mapped mounts", _Tests("contract/test_documents", "test_install_is_just_a_run")),
     ("id-mapped mounts", _Tests("contract/test_env_cwd", "test_a_path_of_the_call_can_be_its_cwd")),
     (
         "id-mapped mounts",

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+# Some containers of the tests have no /var/tmp; elsewhere it is on a disk, which /tmp may not be.
+_PLACE = "/var/tmp" if os.path.isdir("/var/tmp") else None
+
 
 class ServerProcess:
     """A ``sandbox-server`` with a token, in a directory of its own."""
@@ -28,7 +31,7 @@ class ServerProcess:
         program: tuple[str, ...] = ("-m", "union.sandbox.server"),
     ) -> None:
         self.token = secrets.token_urlsafe(24) if token else None
-        self.place = Path(tempfile.mkdtemp(prefix="server-test-", dir="/var/tmp"))
+        self.place = Path(tempfile.mkdtemp(prefix="server-test-", dir=_PLACE))
         self.work_dir = self.place / "work"
         self.log = self.place / "log"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SANDBOX_SERVER")}

@@ -24,7 +24,9 @@ PAGE: Final = PROJECT / "docs" / "reference" / "portability.md"
 PLACES: Final = ("uid 1000", "root")
 FACTS: Final = tuple(kernel_facts.FACTS)
 SUITES: Final = ("tests/contract", "tests/escape", "tests/posture", "tests/network")
-NO_TESTS: Final = frozenset({"tests/escape/test_remote.py"})
+NO_TESTS: Final = frozenset(
+    {"tests/escape/test_remote.py", "tests/network/test_credentials_over_server.py"}
+)
 """Modules of which no test is one of `userns` on the device."""
 EXCEPTION: Final = "exception"
 _COUNTS: Final = ("<!-- gvisor-counts: begin -->", "<!-- gvisor-counts: end -->")
