@@ -188,8 +188,12 @@ static int child(void *arg)
         if (fd < 3 || dup2(fd, i) < 0)
             child_fail(c, OP_STDIO, errno);
     }
-    if (c->wait >= 0 && (dup2(c->wait, WAIT_FD) < 0 || dup2(c->slot, SLOT_FD) < 0))
-        child_fail(c, OP_STDIO, errno);
+    if (c->wait >= 0) {
+        /* First above both numbers: each may have the number of the other, or its own, which the exec would close. */
+        int wait = fcntl(c->wait, F_DUPFD_CLOEXEC, SLOT_FD + 1), slot = fcntl(c->slot, F_DUPFD_CLOEXEC, SLOT_FD + 1);
+        if (wait < 0 || slot < 0 || dup2(wait, WAIT_FD) < 0 || dup2(slot, SLOT_FD) < 0)
+            child_fail(c, OP_STDIO, errno);
+    }
     if (terminal >= 0 && ioctl(0, TIOCSCTTY, 0) < 0)
         child_fail(c, OP_TTY, errno);
     for (uint32_t i = 0; i < c->head->rlimits; i++) {

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
-from tests.conftest import ISOLATED
+from tests.conftest import ISOLATED, eventually
+
+from union import sandbox as sb
+from union.sandbox._linux.launcher import Launcher
 
 PROGRAM = """
 import asyncio, json, os, resource, sys
@@ -60,3 +64,31 @@ def test_no_descriptor_left_is_reported_and_leaves_nothing(backend: str, limit: 
     assert found["usable"] == "usable\n"
     assert found["left"] == []
     assert "Traceback" not in done.stderr
+
+
+LOW, HIGH = 80, 100
+"""Descriptors of the launcher: a sandbox made between them has one with every fixed number."""
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+@pytest.mark.spec("C2", "K1")
+async def test_the_numbers_of_descriptors_do_not_matter(backend: str) -> None:
+    """A Python started ahead has descriptors with fixed numbers, which others may have before."""
+    async with (
+        sb.on_device.session(backend=backend) as holder,
+        sb.on_device.session(backend=backend, warm=0) as sbx,
+    ):
+        # Sandboxes of an earlier test may be ending still. Each command adds one descriptor.
+        assert eventually(lambda: launcher_descriptors() < LOW // 2)
+        for _ in range(LOW - launcher_descriptors()):
+            await holder.run("sleep 1000", background=True)
+        for _ in range(HIGH - LOW):
+            assert await sbx.run_code("print(41 + 1)") == "42\n"
+            async with sbx.context() as ctx:
+                assert (await ctx.run("6 * 7")).text == "42"
+            await holder.run("sleep 1000", background=True)
+        assert launcher_descriptors() >= HIGH - 2
+
+
+def launcher_descriptors() -> int:
+    return len(os.listdir(f"/proc/{Launcher.current().pid}/fd"))
