@@ -142,6 +142,30 @@ async def test_contexts_keep_their_variables(live: sb.Session) -> None:
         assert "'d', 'log']" in found.stdout
 
 
+_VFORK = """
+import ctypes, os, time
+number, flags = {"x86_64": 56, "aarch64": 220}[os.uname().machine], 0x4000 | 17  # CLONE_VFORK
+libc = ctypes.CDLL(None)
+print("ready", flush=True)
+while True:  # the parent waits for its child, and cannot be stopped meanwhile
+    if (pid := libc.syscall(number, flags, 0, 0, 0, 0)) == 0:
+        time.sleep(0.2)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.spec("L1")
+async def test_a_process_that_waits_for_its_vfork_is_stopped(live: sb.Session) -> None:
+    process = await live.run(_VFORK, script_type="python", stdout=True, background=True)
+    assert await anext(aiter(process.iter_stdout_lines())) == "ready"
+    for _ in range(3):
+        await live.checkpoint()
+    assert process.returncode is None
+    process.kill()
+    await process.wait()
+
+
 @pytest.mark.spec("L3")
 async def test_a_stopped_process_stays_stopped(live: sb.Session) -> None:
     """Processes that the code has stopped itself are not continued."""

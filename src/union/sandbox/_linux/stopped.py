@@ -20,6 +20,7 @@ _WITHIN_S: Final = 5.0
 _PAUSE_S: Final = 0.0005
 _MAX_PAUSE_S: Final = 0.01
 _STOPPED: Final = frozenset("T")
+_BLOCKED: Final = "D"
 _GONE: Final = frozenset("ZX")
 _SWITCHES: Final = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
 
@@ -71,7 +72,10 @@ class StoppedProcesses:
                 self._threads = threads
                 return
             last = threads
-            for pid in running - self._pidfds.keys():
+            blocked = {pid for (pid, _), found in threads.items() if found.state == _BLOCKED}
+            if blocked and pause_s == _MAX_PAUSE_S:
+                self._continue_children(blocked)
+            for pid in running:
                 self._stop(pid)
             if time.monotonic() > until:
                 raise NotStoppedError
@@ -92,17 +96,30 @@ class StoppedProcesses:
         self._pidfds.clear()
 
     def _stop(self, pid: int) -> None:
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return
-        # Again: the number may be that of another process by now.
-        if pid not in self._processes():
-            os.close(pidfd)
-            return
-        self._pidfds[pid] = pidfd
+        """Stop a process; also again, as one that was not stopped yet may have continued it."""
+        pidfd = self._pidfds.get(pid, -1)
+        if pidfd < 0:
+            try:
+                pidfd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                return
+            # Again: the number may be that of another process by now.
+            if pid not in self._processes():
+                os.close(pidfd)
+                return
+            self._pidfds[pid] = pidfd
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+
+    def _continue_children(self, parents: set[int]) -> None:
+        """Let the children of processes run until the next look.
+
+        The parent of a vfork() stops only after its child has executed a program or ended.
+        """
+        for pid, pidfd in self._pidfds.items():
+            if _parent(pid) in parents:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGCONT)
 
     def _look(self) -> dict[tuple[int, int], _Thread]:
         """Return the threads of all these processes."""
@@ -149,3 +166,12 @@ def _children(pid: int) -> list[int]:
             with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
                 found += map(int, file.read().split())
     return found
+
+
+def _parent(pid: int) -> int:
+    """Return the parent of a process; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
