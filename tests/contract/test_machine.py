@@ -265,9 +265,9 @@ def greeter() -> Iterator[int]:
 DIAL = """
 import socket
 try:
-    heard = socket.create_connection(("{address}", {port}), 5).recv(100).decode().strip()
+    reply = socket.create_connection(("{address}", {port}), 5).recv(100).decode().strip()
 except OSError as exc:
-    heard = type(exc).__name__
+    reply = type(exc).__name__
 """
 WAITER = """
 import os, time
@@ -276,7 +276,7 @@ if os.fork() == 0:
         time.sleep(0.01)
     exec({dial!r})
     with open("/tmp/{go}.new", "w") as file:
-        file.write(heard)
+        file.write(reply)
     os.rename("/tmp/{go}.new", "/tmp/{go}.out")
     os._exit(0)
 """
@@ -293,10 +293,10 @@ async def test_network_is_per_command(
     dial = DIAL.format(address=PUBLIC, port=greeter)
     async with session_of(backend, persist="machine") as session:
         opened = await session.exec(
-            dial + "print(heard)", script_type="python", network_mode="open"
+            dial + "print(reply)", script_type="python", network_mode="open"
         )
         assert opened.stdout == "hello\n"
-        assert (await session.run_code(dial + "print(heard)")) != "hello\n"
+        assert (await session.run_code(dial + "print(reply)")) != "hello\n"
         for go, background in (("cut", False), ("kept", True)):
             code = WAITER.format(go=go, dial=dial)
             process = await session.run(

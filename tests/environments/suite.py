@@ -183,7 +183,7 @@ def _install(project: Path, venv: Path) -> None:
 
 
 def _pip_install(venv: Path, *arguments: str) -> None:
-    """Install and compile: nobody who uses it can write there."""
+    """Install and compile: its users cannot write there."""
     how = ("--quiet", "--compile-bytecode", "--link-mode=copy")
     _step([*UV, "pip", "install", *how, "--python", str(venv / "bin" / "python"), *arguments])
 
