@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.conftest import (
     BARE,
+    CONTEXT_WAYS,
     EVERY_WAY,
-    ISOLATED,
     MACHINE_WAYS,
-    REMOTE,
     REMOTE_MACHINE_WAYS,
     Face,
     leave_out,
@@ -257,8 +256,15 @@ def way(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=[*ISOLATED, *(REMOTE + way for way in ISOLATED)])
+@pytest.fixture(params=CONTEXT_WAYS)
 async def jail(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
     """An open session of every way that isolates."""
     async with session_of(request.param) as session:
         yield session
+
+
+@pytest.fixture
+async def ctx(jail: sb.Session) -> AsyncIterator[sb.Context]:
+    """An open Python context of such a session."""
+    async with jail.context() as context:
+        yield context

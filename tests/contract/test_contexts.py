@@ -5,27 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import textwrap
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import CONTEXT_WAYS, ISOLATED, session_of
 
 from union import sandbox as sb
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
-@pytest.fixture(params=CONTEXT_WAYS)
-async def sbx(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
-    async with session_of(request.param) as session:
-        yield session
-
-
-@pytest.fixture
-async def ctx(sbx: sb.Session) -> AsyncIterator[sb.Context]:
-    async with sbx.context() as context:
-        yield context
 
 
 @pytest.mark.spec("K1")
@@ -185,12 +169,12 @@ async def test_stream_yields_output_and_displays_as_they_come(ctx):
 
 
 @pytest.mark.spec("K1")
-async def test_stream_delivers_before_the_cell_ends(ctx, sbx):
+async def test_stream_delivers_before_the_cell_ends(ctx, jail):
     wait = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)"
     stream = ctx.stream(f"print('first', flush=True)\n{wait}", timeout_s=60)
     assert (await anext(stream)).text == "first\n"
     assert ctx.busy
-    await sbx.put_bytes("go", b"")
+    await jail.put_bytes("go", b"")
     result = await anext(stream)
     assert isinstance(result, sb.CellResult)
     assert result.ok
@@ -226,7 +210,7 @@ async def test_check_raises_and_keeps_the_result(ctx):
 
 
 @pytest.mark.spec("K1")
-async def test_output_between_cells_belongs_to_no_cell(ctx, sbx):
+async def test_output_between_cells_belongs_to_no_cell(ctx, jail):
     await ctx.run("""
         import os, threading, time
         def later():
@@ -234,7 +218,7 @@ async def test_output_between_cells_belongs_to_no_cell(ctx, sbx):
             print('between', flush=True)
         threading.Thread(target=later).start()
         """)
-    await sbx.put_bytes("go", b"")
+    await jail.put_bytes("go", b"")
     while not ctx.between[0]:
         await asyncio.sleep(0.005)
     assert ctx.between[0] == "between\n"
@@ -257,8 +241,8 @@ async def test_a_thread_that_writes_all_the_time_is_bounded_between_cells(ctx):
 
 
 @pytest.mark.spec("K8")
-async def test_the_processes_of_a_context_are_listed(sbx):
-    async with sbx.context() as ctx, sbx.context("bash") as other:
+async def test_the_processes_of_a_context_are_listed(jail):
+    async with jail.context() as ctx, jail.context("bash") as other:
         await other.run("sleep 1001 &")
         code = (
             "import os, subprocess; p = subprocess.Popen(['sleep', '1002']); [os.getpid(), p.pid]"
@@ -279,8 +263,8 @@ async def test_the_processes_of_a_context_are_listed(sbx):
 
 
 @pytest.mark.spec("K8")
-async def test_a_context_that_has_ended_has_no_processes(sbx):
-    async with sbx.context() as ctx:
+async def test_a_context_that_has_ended_has_no_processes(jail):
+    async with jail.context() as ctx:
         assert (await ctx.run("import os; os._exit(3)")).state == "lost"
         assert await ctx.processes() == ()
         await ctx.restart()
@@ -289,14 +273,14 @@ async def test_a_context_that_has_ended_has_no_processes(sbx):
 
 
 @pytest.mark.spec("K4")
-async def test_several_contexts_of_a_session_are_separate_interpreters(sbx):
-    async with sbx.context() as one, sbx.context() as two:
+async def test_several_contexts_of_a_session_are_separate_interpreters(jail):
+    async with jail.context() as one, jail.context() as two:
         await asyncio.gather(one.run("x = 1"), two.run("x = 2"))
         results = await asyncio.gather(one.run("x"), two.run("x"))
         assert [result.text for result in results] == ["1", "2"]
         await one.run("open('shared', 'w').write('file')")
         assert (await two.run("open('shared').read()")).text == "'file'"
-        assert await sbx.run_code("print(open('shared').read())") == "file\n"
+        assert await jail.run_code("print(open('shared').read())") == "file\n"
 
 
 @pytest.mark.spec("K1")
@@ -340,8 +324,8 @@ async def test_cancelling_a_call_interrupts_its_cell(ctx):
 
 
 @pytest.mark.spec("K4")
-async def test_closing_a_context_ends_its_cell_and_its_processes(sbx):
-    ctx = await sbx.context().open()
+async def test_closing_a_context_ends_its_cell_and_its_processes(jail):
+    ctx = await jail.context().open()
     await ctx.run("import subprocess; p = subprocess.Popen(['sleep', '1000'])")
     stream = ctx.stream("print(1)\nwhile True: pass")
     await anext(stream)
@@ -367,7 +351,7 @@ async def test_closing_the_session_ends_its_contexts(way):
         await ctx.run("1")
 
 
-async def test_bad_arguments_are_refused(ctx, sbx):
+async def test_bad_arguments_are_refused(ctx, jail):
     for call in (
         lambda: ctx.run(5),
         lambda: ctx.run("a\0b"),
@@ -378,9 +362,9 @@ async def test_bad_arguments_are_refused(ctx, sbx):
             await call()
     for options in ({"language": "cobol"}, {"restart": "yes"}, {"interrupt_grace_s": -1}):
         with pytest.raises(sb.SandboxUsageError):
-            sbx.context(**options)
+            jail.context(**options)
     with pytest.raises(sb.SessionClosedError):
-        await sbx.context().run("1")
+        await jail.context().run("1")
 
 
 async def test_a_backend_without_isolation_refuses_contexts():
@@ -403,12 +387,12 @@ async def test_a_spare_driver_serves_the_next_context(way):
             assert result.text == str(("2", False, session.work_dir))
 
 
-async def test_modules_of_the_work_dir_and_the_venv_are_importable(ctx, sbx):
-    await sbx.put_bytes("local_module.py", b"value = 7\n")
+async def test_modules_of_the_work_dir_and_the_venv_are_importable(ctx, jail):
+    await jail.put_bytes("local_module.py", b"value = 7\n")
     assert (await ctx.run("import local_module; local_module.value")).text == "7"
     code = textwrap.dedent("""
         import sys, json
         json.dumps([__name__, sys.argv, sys.prefix])
         """)
     found = json.loads((await ctx.run(code)).result.data["text/plain"][1:-1])
-    assert found == ["__main__", [""], f"{sbx.work_dir}/.sandbox-venv"]
+    assert found == ["__main__", [""], f"{jail.work_dir}/.sandbox-venv"]

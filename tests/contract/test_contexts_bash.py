@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import CONTEXT_WAYS, session_of
 
 from union import sandbox as sb
 
@@ -14,15 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
-@pytest.fixture(params=CONTEXT_WAYS)
-async def sbx(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
-    async with session_of(request.param) as session:
-        yield session
-
-
 @pytest.fixture
-async def shell(sbx: sb.Session) -> AsyncIterator[sb.Context]:
-    async with sbx.context("bash") as context:
+async def shell(jail: sb.Session) -> AsyncIterator[sb.Context]:
+    async with jail.context("bash") as context:
         yield context
 
 
@@ -68,8 +61,8 @@ async def test_a_timeout_ends_the_whole_command_and_keeps_the_shell(shell, code)
 
 
 @pytest.mark.spec("K3")
-async def test_exit_ends_the_shell_and_says_so(sbx):
-    async with sbx.context("bash", restart="auto") as shell:
+async def test_exit_ends_the_shell_and_says_so(jail):
+    async with jail.context("bash", restart="auto") as shell:
         result = await shell.run("x=1; exit 3")
         assert (result.ended, result.state) == ("died", "lost")
         assert "code 3" in result.reason
@@ -125,16 +118,16 @@ async def test_each_command_has_its_own_network(shell):
     assert [(d.host, d.allowed) for d in result.network] == [("192.0.2.1", False)]
 
 
-async def test_a_forged_report_ends_the_shell(sbx):
-    async with sbx.context("bash", restart="auto") as shell:
+async def test_a_forged_report_ends_the_shell(jail):
+    async with jail.context("bash", restart="auto") as shell:
         result = await shell.run("__end() { printf 'garbage\\0' >&100; }", timeout_s=20)
         assert (result.ended, result.state) == ("died", "lost")
         assert "malformed" in result.reason
         assert (await shell.run("echo y", timeout_s=20)).stdout == "y\n"
 
 
-async def test_cells_of_several_shells_run_at_once(sbx):
-    async with sbx.context("bash") as one, sbx.context("bash") as two:
+async def test_cells_of_several_shells_run_at_once(jail):
+    async with jail.context("bash") as one, jail.context("bash") as two:
         results = await asyncio.gather(one.run("x=1; sleep 0.1"), two.run("x=2; sleep 0.1"))
         assert all(result.ok for result in results)
         assert (await two.run("echo $x")).stdout == "2\n"

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import CONTEXT_WAYS, session_of
 
 from union import sandbox as sb
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
-@pytest.fixture(params=CONTEXT_WAYS)
-async def sbx(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
-    async with session_of(request.param) as session:
-        yield session
-
-
-@pytest.fixture
-async def ctx(sbx: sb.Session) -> AsyncIterator[sb.Context]:
-    async with sbx.context() as context:
-        yield context
 
 
 @pytest.mark.spec("K3")
@@ -181,9 +165,9 @@ IGNORES = {
 
 @pytest.mark.spec("K3")
 @pytest.mark.parametrize("what", IGNORES)
-async def test_code_that_ignores_the_interrupt_is_killed_and_its_state_is_lost(sbx, what):
+async def test_code_that_ignores_the_interrupt_is_killed_and_its_state_is_lost(jail, what):
     code = IGNORES[what]
-    async with sbx.context(interrupt_grace_s=0.2) as ctx:
+    async with jail.context(interrupt_grace_s=0.2) as ctx:
         await ctx.run("x = 1")
         result = await ctx.run(code, timeout_s=0.1)
         assert (result.ended, result.state) == ("timeout", "lost")
@@ -207,9 +191,9 @@ DEATHS = {
 
 @pytest.mark.spec("K3")
 @pytest.mark.parametrize("what", DEATHS)
-async def test_the_end_of_the_interpreter_is_reported_with_its_reason(sbx, what):
+async def test_the_end_of_the_interpreter_is_reported_with_its_reason(jail, what):
     code, reason = DEATHS[what]
-    async with sbx.context(restart="auto") as ctx:
+    async with jail.context(restart="auto") as ctx:
         await ctx.run("x = 1")
         result = await ctx.run(code)
         assert (result.ended, result.state) == ("died", "lost")

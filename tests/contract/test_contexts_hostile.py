@@ -9,7 +9,6 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import CONTEXT_WAYS, session_of
 
 from union.sandbox._contexts import frames
 
@@ -30,15 +29,9 @@ FORGE = textwrap.dedent("""
     """)
 
 
-@pytest.fixture(params=CONTEXT_WAYS)
-async def sbx(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
-    async with session_of(request.param) as session:
-        yield session
-
-
 @pytest.fixture
-async def ctx(sbx: sb.Session) -> AsyncIterator[sb.Context]:
-    async with sbx.context(restart="auto") as context:
+async def ctx(jail: sb.Session) -> AsyncIterator[sb.Context]:
+    async with jail.context(restart="auto") as context:
         assert (await context.run(FORGE)).ok
         yield context
 

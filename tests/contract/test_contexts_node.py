@@ -6,7 +6,6 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import CONTEXT_WAYS, session_of
 
 from union import sandbox as sb
 
@@ -16,15 +15,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="apt-get install nodejs")
 
 
-@pytest.fixture(params=CONTEXT_WAYS)
-async def sbx(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
-    async with session_of(request.param) as session:
-        yield session
-
-
 @pytest.fixture
-async def node(sbx: sb.Session) -> AsyncIterator[sb.Context]:
-    async with sbx.context("node") as context:
+async def node(jail: sb.Session) -> AsyncIterator[sb.Context]:
+    async with jail.context("node") as context:
         yield context
 
 
@@ -82,8 +75,8 @@ async def test_a_timeout_keeps_the_variables(node, code):
 
 
 @pytest.mark.spec("K3")
-async def test_set_get_env_and_exit(sbx):
-    async with sbx.context("node", restart="auto") as node:
+async def test_set_get_env_and_exit(jail):
+    async with jail.context("node", restart="auto") as node:
         await node.set(v={"a": [1, None]})
         assert (await node.run("v.a[0]")).text == "1"
         await node.run("const w = ['x']")

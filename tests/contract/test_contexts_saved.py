@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import textwrap
-from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import CONTEXT_WAYS, session_of
 
 from union import sandbox as sb
 from union.sandbox._contexts.specs import MAX_SNAPSHOTS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
-@pytest.fixture(params=CONTEXT_WAYS)
-async def sbx(request: pytest.FixtureRequest) -> AsyncIterator[sb.Session]:
-    async with session_of(request.param) as session:
-        yield session
-
-
-@pytest.fixture
-async def ctx(sbx: sb.Session) -> AsyncIterator[sb.Context]:
-    async with sbx.context() as context:
-        yield context
 
 
 @pytest.mark.spec("K6")
@@ -104,10 +87,10 @@ CANNOT = {
 
 
 @pytest.mark.spec("K6")
-async def test_what_cannot_be_saved_is_named(sbx):
+async def test_what_cannot_be_saved_is_named(jail):
     async def check(what: str) -> None:
         code, named = CANNOT[what]
-        async with sbx.context() as ctx:
+        async with jail.context() as ctx:
             await ctx.run("x = 1")
             assert (await ctx.run(code)).ok
             with pytest.raises(sb.SandboxCellError) as caught:
@@ -167,8 +150,8 @@ async def test_a_snapshot_ends_with_its_interpreter(ctx):
     assert (await ctx.run("1")).ok
 
 
-async def test_other_languages_refuse_to_be_saved(sbx):
-    async with sbx.context("bash") as shell:
+async def test_other_languages_refuse_to_be_saved(jail):
+    async with jail.context("bash") as shell:
         with pytest.raises(sb.SandboxUsageError) as caught:
             await shell.save()
         assert caught.value.code == "context-unsupported"
@@ -198,22 +181,22 @@ me = next(o for o in gc.get_objects() if isinstance(o, driver.Driver))
 
 
 @pytest.mark.spec("K6")
-async def test_forged_messages_about_snapshots_have_no_effect_on_others(ctx, sbx):
+async def test_forged_messages_about_snapshots_have_no_effect_on_others(ctx, jail):
     """A cell that is not restored cannot make the host follow another process."""
     await ctx.run(FORGE)
     result = await ctx.run("me.send({'t': 'restored', 'n': me.number, 'pid': 2})\n'own'")
     assert result.text == "'own'"
     for head in ("{'t': 'restored', 'n': 1, 'pid': 1}", "{'t': 'restored', 'n': 1, 'pid': 2**40}"):
-        async with sbx.context() as other:
+        async with jail.context() as other:
             await other.run(FORGE)
             result = await other.run(f"me.send({head})\nimport time; time.sleep(60)")
             assert (result.ended, result.state) == ("died", "lost")
             assert "malformed message" in result.reason
 
 
-async def test_a_forged_restore_harms_its_own_context_alone(sbx):
+async def test_a_forged_restore_harms_its_own_context_alone(jail):
     """The host follows the process that the forger names, and kills the context when it fails."""
-    async with sbx.context() as ctx, sbx.context() as other:
+    async with jail.context() as ctx, jail.context() as other:
         await ctx.run(FORGE + "x = 1")
         saved = await ctx.save()
         await ctx.run(
