@@ -42,14 +42,20 @@ class Measure:
     slice_s: float = 0.0
     """Seconds of a slice, for measures of throughput."""
     mib: float = 0.0
+    settle_s: float = SETTLE_S
+    in_a_row: int = 1
+    """Calls of one turn, each a sample."""
+    beside: str = ""
+    """An operation of the same contender that alternates with this one, to compare with."""
 
     def value(self, seconds: float) -> float:
         """Convert the seconds of one call to the unit shown."""
         return seconds * 1000 if self.unit == "ms" else self.mib / seconds
 
 
-def _time(name: str, title: str, rounds: int, bare: str) -> Measure:
-    return Measure(name=name, title=title, unit="ms", operation=name, rounds=rounds, bare=bare)
+def _time(name: str, title: str, rounds: int, bare: str, **more: Any) -> Measure:
+    given = {"operation": name} | more
+    return Measure(name=name, title=title, unit="ms", rounds=rounds, bare=bare, **given)
 
 
 def _bytes(name: str, title: str, mib: float, bare: str) -> Measure:
@@ -100,10 +106,12 @@ MEASURES: tuple[Measure, ...] = (
     _bytes("download_by_proxy", "256 MiB, by the HTTP proxy", DOWNLOAD / MIB, _FETCH),
 )
 MORE: tuple[Measure, ...] = (
-    _time("run_true_machine", f'{_TRUE}, `persist="machine"`', 300, _SH),
+    _time("run_true_machine", f'{_TRUE}, `persist="machine"`', 300, _SH, beside="run_true"),
     _time("run_code_preloaded", "`run_code` with pandas preloaded", 40, _HEAVY),
-    _time("cell", "a cell of a context", 100, _KERNEL),
-    _time("context", "open a context, first cell", 20, "the same with ipykernel"),
+    _time("cell", "a cell of a context, in a row", 40, _KERNEL, in_a_row=10),
+    _time("cell_after_pause", "a cell of a context, after a pause", 100, _KERNEL, operation="cell"),
+    # A warm start: what the last one took is prepared again.
+    _time("context", "open a context, first cell", 20, "the same with ipykernel", settle_s=0.1),
     _sustained("run_code_preloaded", "`run_code` with pandas preloaded", 1, 1.0, _HEAVY),
 )
 """Measured when they are named; not part of the complete run, whose results are kept."""
@@ -118,6 +126,7 @@ class _Turns:
         self.rounds = max(FEWEST, round(measure.rounds * scale))
         self.workers = [w for w in workers if measure.operation in w.operations]
         self.samples: dict[str, list[float]] = {w.name: [] for w in self.workers}
+        self.beside: dict[str, list[float]] = {w.name: [] for w in self.workers}
         self.dropped: dict[str, str] = {}
         self._every: dict[str, int] = {}
         """Each contender takes part in every n-th round."""
@@ -140,22 +149,28 @@ class _Turns:
         for worker in self.workers[first:] + self.workers[:first]:
             if not self.measure.slice_s and number % self._every[worker.name]:
                 continue
-            await asyncio.sleep(SETTLE_S)
             try:
-                self.samples[worker.name].append(await self._sample(worker))
+                await self._sample(worker, number)
             except ContenderError as exc:
                 self._drop(worker, exc)
 
-    async def _sample(self, worker: Worker) -> float:
+    async def _sample(self, worker: Worker, number: int) -> None:
         measure = self.measure
-        if not measure.slice_s:
-            return measure.value((await worker.seconds(measure.operation))[0])
-        reply = await worker.request(
-            operation=measure.operation,
-            at_once=measure.at_once,
-            for_s=measure.slice_s * min(1.0, self.scale),
-        )
-        return float(reply["done"] / reply["seconds"])
+        kept = [(measure.operation, self.samples[worker.name])]
+        if measure.beside in worker.operations:
+            kept.insert(number % 2, (measure.beside, self.beside[worker.name]))
+        for operation, samples in kept:
+            await asyncio.sleep(measure.settle_s)
+            if not measure.slice_s:
+                taken = await worker.seconds(operation, measure.in_a_row)
+                samples.extend(map(measure.value, taken))
+                continue
+            reply = await worker.request(
+                operation=operation,
+                at_once=measure.at_once,
+                for_s=measure.slice_s * min(1.0, self.scale),
+            )
+            samples.append(float(reply["done"] / reply["seconds"]))
 
     def _drop(self, worker: Worker, why: ContenderError) -> None:
         if worker.name == BARE:  # There is nothing to compare with.
@@ -182,9 +197,19 @@ async def take_turns(
         "title": measure.title,
         "unit": measure.unit,
         "bare": measure.bare,
-        "results": {name: summary(s, turns.samples[BARE]) for name, s in turns.samples.items()},
+        "results": {
+            name: summary(samples, turns.samples[BARE]) | _beside(samples, turns.beside[name])
+            for name, samples in turns.samples.items()
+        },
         "dropped": turns.dropped,
     }
+
+
+def _beside(samples: list[float], other: list[float]) -> dict[str, float]:
+    """Return the ratio to what alternated with it, if something did."""
+    if not other:
+        return {}
+    return {"beside": _rounded(statistics.median(samples) / statistics.median(other))}
 
 
 def summary(samples: list[float], bare: list[float]) -> dict[str, float]:
