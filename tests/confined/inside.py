@@ -296,6 +296,7 @@ def network() -> None:
     attack("unix socket of another run", lambda: unix(BAIT["other_unix"]))
     attack("abstract socket", lambda: unix("\0" + BAIT["abstract"]))
     attack("unix datagram", unix_datagram)
+    attack("unix datagram of a raw socket", unix_raw)
     attack("io_uring", lambda: call(425, 1, ctypes.create_string_buffer(120)), harmless=False)
     attack("race on an address", race_connect, harmless=False)
     attack("race on a link", race_chmod, harmless=False)
@@ -337,6 +338,12 @@ def unix(path: str) -> bytes:
 def unix_datagram() -> int:
     near, _far = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     return near.sendto(b"x", BAIT["unix"] + ".d")
+
+
+def unix_raw() -> int:
+    """Send by a socket that was made as a raw one, of which the kernel makes a datagram socket."""
+    near, _far = socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW)
+    return near.sendmsg([b"x"], [], 0, BAIT["unix"] + ".d")
 
 
 def race_connect() -> Any:

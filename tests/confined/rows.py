@@ -11,6 +11,7 @@ ENDS = "what is left behind"
 """Not a name of ``inside.py``: the driver looks at what outlives its run."""
 DESCRIPTORS = "descriptor "
 """How the name of an inherited descriptor begins; none may be open."""
+_DATAGRAMS = ("unix datagram", "unix datagram of a raw socket")
 
 ATTACKED: dict[int, tuple[str, ...]] = {
     1: (DESCRIPTORS,),
@@ -64,7 +65,7 @@ ATTACKED: dict[int, tuple[str, ...]] = {
     76: ("tcp fast open", "tcp fast open by sendmsg", "udp"),
     77: ("tcp to loopback", "tcp to 0.0.0.0", "listen without bind", "bind and listen"),
     78: ("abstract socket",),
-    79: ("unix socket", "unix socket through a link", "unix socket by ..", "unix datagram"),
+    79: ("unix socket", "unix socket through a link", "unix socket by ..", *_DATAGRAMS),
     89: ("tcp to a mapped address",),
     92: ("race on an address",),
     101: (ENDS,),

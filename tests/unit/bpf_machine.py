@@ -9,6 +9,7 @@ ALLOW: Final = "allow"
 EPERM: Final = "EPERM"
 ENOSYS: Final = "ENOSYS"
 EINVAL: Final = "EINVAL"
+EPROTONOSUPPORT: Final = "EPROTONOSUPPORT"
 SUCCESS: Final = "success"
 VERDICTS: Final = {
     0x7FFF0000: ALLOW,
@@ -16,6 +17,7 @@ VERDICTS: Final = {
     0x00050001: EPERM,
     0x00050016: EINVAL,
     0x00050026: ENOSYS,
+    0x0005005D: EPROTONOSUPPORT,
 }
 
 Instruction = tuple[int, int, int, int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ from tests.unit.bpf_machine import (
     EINVAL,
     ENOSYS,
     EPERM,
+    EPROTONOSUPPORT,
     SUCCESS,
     execute,
     seccomp_data,
@@ -92,7 +94,7 @@ def refuses_argument(name, args, low):
         case "socket":
             return not may_open_socket(*low[:3])
         case "socketpair":
-            return low[0] != 1
+            return low[0] != 1 or low[1] & 15 in {3, 10}
         case "mknod" | "mknodat":
             return low[MODE_AT[name]] & 0o170000 in {0o020000, 0o060000}
     return False
@@ -214,9 +216,26 @@ def test_memory_without_a_process_is_refused_only_under_a_watch(machine):
 @pytest.mark.parametrize("family", [1, 2, 10])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_flags_do_not_hide_a_raw_socket(machine, family, flags):
-    for kind in (3, 10):
+    for kind, name in itertools.product((3, 10), ("socket", "socketpair")):
         args = (family, kind | flags, 0, 0, 0, 0)
-        assert judge(machine, NUMBERS[machine]["socket"], args, lifted=False) == EPERM
+        assert judge(machine, NUMBERS[machine][name], args, lifted=False) == EPERM
+
+
+@pytest.mark.parametrize("flags", [0, 0x80000, 0x80800, 0x10, 0x7FFFFFF0])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_local_datagrams_are_refused_only_to_sandboxes_with_the_id_of_their_caller(machine, flags):
+    shared = unpack(filter_program(machine=machine, only_counted_messages=True))
+
+    def both(name, family, kind):
+        args = (family, kind | flags, 0, 0, 0, 0)
+        data = seccomp_data(NUMBERS[machine][name], arch=AUDIT_ARCH[machine], args=args)
+        return verdict(CODE[machine, False], data), verdict(shared, data)
+
+    for name in ("socket", "socketpair"):
+        assert both(name, 1, 2) == (ALLOW, EPROTONOSUPPORT)
+        assert both(name, 1, 1) == both(name, 1, 5) == (ALLOW, ALLOW), "a stream, packets"
+        assert both(name, 1, 3) == (EPERM, EPERM), "the kernel makes a datagram socket of it"
+    assert both("socket", 2, 2) == (ALLOW, ALLOW), "UDP"
 
 
 @given(name=st.sampled_from(sorted({*MODE_AT, *OPEN_AT, *OTHER_INTS})),
@@ -281,7 +300,7 @@ def test_explanation_covers_exactly_the_calls_in_the_tables():
     named = [rule.name for rule in explain()]
     assert len(named) == len(set(named))
     assert {name for name in named if " " not in name} == {n for t in NUMBERS.values() for n in t}
-    verdicts = ("EPERM", "ENOSYS", "EINVAL", "returns 0")
+    verdicts = ("EPERM", "ENOSYS", "EINVAL", EPROTONOSUPPORT, "returns 0")
     assert all(rule.reason and rule.verdict.startswith(verdicts) for rule in explain())
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "EINVAL",
     "ENOSYS",
     "EPERM",
+    "EPROTONOSUPPORT",
     "JEQ",
     "JGE",
     "JSET",
@@ -77,6 +78,7 @@ Node: TypeAlias = Return | Load | Branch
 ALLOW: Final = Return(0x7FFF_0000)
 EPERM: Final = Return(0x0005_0000 | 1)
 EINVAL: Final = Return(0x0005_0000 | 22)
+EPROTONOSUPPORT: Final = Return(0x0005_0000 | 93)
 ENOSYS: Final = Return(0x0005_0000 | 38)
 SUCCESS: Final = Return(0x0005_0000)
 """The call is not performed and returns 0."""

@@ -30,6 +30,7 @@ from union.sandbox._seccomp.bpf import (
     EINVAL,
     ENOSYS,
     EPERM,
+    EPROTONOSUPPORT,
     JEQ,
     JGE,
     JSET,
@@ -205,17 +206,25 @@ def _unshare() -> Node:
     return _any_bit(0, _U32 & ~_UNSHARE_ALLOWED, then=EPERM, other=high)
 
 
-def _socket() -> Node:
+def _socket(local_datagram: Node = ALLOW) -> Node:
     stream = Load(LOW[2], _one_of((0, 6), then=ALLOW, other=EPERM))
     datagram = Load(LOW[2], _one_of((0, 17, 1, 58), then=ALLOW, other=EPERM))
     by_type = Branch(JEQ, _SOCK_STREAM, stream, Branch(JEQ, _SOCK_DGRAM, datagram, EPERM))
     internet = Load(LOW[1], by_type, mask=_SOCK_TYPE_MASK)
-    raw = _one_of((_SOCK_RAW, _SOCK_PACKET), then=EPERM, other=ALLOW)
-    local = Load(LOW[1], raw, mask=_SOCK_TYPE_MASK)
     route = Load(LOW[2], Branch(JEQ, 0, ALLOW, EPERM))
     rest = Branch(JEQ, _AF_NETLINK, route, EPERM)
-    family = Branch(JEQ, _AF_UNIX, local, _one_of((_AF_INET, _AF_INET6), then=internet, other=rest))
-    return Load(LOW[0], family)
+    others = _one_of((_AF_INET, _AF_INET6), then=internet, other=rest)
+    return Load(LOW[0], Branch(JEQ, _AF_UNIX, _local(local_datagram), others))
+
+
+def _local(datagram: Node) -> Node:
+    """Judge the type of a local socket. The kernel makes a datagram socket of a raw one."""
+    raw = _one_of((_SOCK_RAW, _SOCK_PACKET), then=EPERM, other=ALLOW)
+    return Load(LOW[1], Branch(JEQ, _SOCK_DGRAM, datagram, raw), mask=_SOCK_TYPE_MASK)
+
+
+def _socketpair(local_datagram: Node = ALLOW) -> Node:
+    return Load(LOW[0], Branch(JEQ, _AF_UNIX, _local(local_datagram), EPERM))
 
 
 def _ioctl() -> Node:
@@ -332,11 +341,28 @@ _BY_ARGUMENT: Final[tuple[tuple[Rule, Node], ...]] = (
     (
         Rule(
             name="socketpair",
-            verdict="EPERM unless local",
-            reason="rare families are where kernel bugs are reached from",
+            verdict="EPERM unless local and not raw",
+            reason="rare families and types are where kernel bugs are reached from",
         ),
-        Load(LOW[0], Branch(JEQ, _AF_UNIX, ALLOW, EPERM)),
+        _socketpair(),
     ),
+)
+
+# Used only where the sandbox has the id of its caller, whose descriptors in flight are counted
+# together with its own.
+_COUNTED_MESSAGES: Final[tuple[tuple[Rule, Node], ...]] = tuple(
+    (
+        Rule(
+            name=f"{name} of an ordinary caller",
+            verdict="EPROTONOSUPPORT also for local datagrams",
+            reason="a message with descriptors that waits for a full queue is past the limit",
+        ),
+        node,
+    )
+    for name, node in {
+        "socket": _socket(EPROTONOSUPPORT),
+        "socketpair": _socketpair(EPROTONOSUPPORT),
+    }.items()
 )
 
 # Used only where a memory limit is enforced by polling, which sees mappings and mounts.
@@ -417,6 +443,7 @@ def _decisions(
     *,
     allow_setid_modes: bool,
     only_counted_memory: bool,
+    only_counted_messages: bool,
     guard_init: bool,
     guard_contents: bool,
 ) -> dict[str, Node]:
@@ -426,6 +453,8 @@ def _decisions(
     made |= {rule.name: node for rule, node in _BY_ARGUMENT}
     if only_counted_memory:
         made |= {rule.name: node for rule, node in _UNCOUNTED}
+    if only_counted_messages:
+        made |= {rule.name.partition(" ")[0]: node for rule, node in _COUNTED_MESSAGES}
     for name, argument in _NODE_ARGUMENT.items():
         made[name] = _mknod(argument, allow_setid_modes=allow_setid_modes)
     if not allow_setid_modes:
@@ -461,6 +490,7 @@ def filter_program(
     machine: str,
     allow_setid_modes: bool = False,
     only_counted_memory: bool = False,
+    only_counted_messages: bool = False,
     guard_init: bool = False,
     guard_contents: bool = False,
 ) -> bytes:
@@ -468,7 +498,8 @@ def filter_program(
 
     ``allow_setid_modes`` lifts the rules that keep set-user-id and set-group-id files from being
     made, and nothing else. ``only_counted_memory`` refuses memory that belongs to no process and
-    no mount, for sandboxes whose memory limit is enforced by a watch. ``guard_init`` and
+    no mount, for sandboxes whose memory limit is enforced by a watch. ``only_counted_messages``
+    refuses local datagram sockets, for sandboxes with the id of their caller. ``guard_init`` and
     ``guard_contents`` are for a kernel that does not protect process 1, or the contents of
     read-only files on a tmpfs, by itself.
     """
@@ -479,6 +510,7 @@ def filter_program(
     decisions = _decisions(
         allow_setid_modes=allow_setid_modes,
         only_counted_memory=only_counted_memory,
+        only_counted_messages=only_counted_messages,
         guard_init=guard_init,
         guard_contents=guard_contents,
     )
@@ -545,7 +577,7 @@ def explain() -> tuple[Rule, ...]:
         verdict="ENOSYS unless set-id modes are allowed",
         reason="its mode is behind a pointer; callers fall back to openat",
     )
-    judged = (rule for rule, _ in (*_BY_ARGUMENT, *_UNCOUNTED, *_GUARDED_INIT))
+    judged = (rule for rule, _ in (*_BY_ARGUMENT, *_COUNTED_MESSAGES, *_UNCOUNTED, *_GUARDED_INIT))
     contents = (
         Rule(name="truncate", verdict="EPERM in gVisor", reason=_CONTENT_REASON),
         *(

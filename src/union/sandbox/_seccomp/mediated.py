@@ -18,6 +18,7 @@ from union.sandbox._seccomp.bpf import (
     ALLOW,
     ENOSYS,
     EPERM,
+    EPROTONOSUPPORT,
     JEQ,
     JSET,
     LOW,
@@ -37,7 +38,6 @@ __all__ = ["mediated_numbers", "mediated_program"]
 NOTIFY: Final = Return(0x7FC0_0000)
 _EACCES: Final = Return(0x0005_0000 | 13)
 _ENOTTY: Final = Return(0x0005_0000 | 25)
-_EPROTONOSUPPORT: Final = Return(0x0005_0000 | 93)
 _EOPNOTSUPP: Final = Return(0x0005_0000 | 95)
 
 # name: (x86_64, aarch64), beyond the table of the first filter.
@@ -147,8 +147,11 @@ def _one_of(values: tuple[int, ...], *, then: Node, other: Node) -> Node:
 
 
 def _no_datagrams() -> Node:
-    """Refuse local datagram sockets: each message names a destination behind a pointer."""
-    return Load(LOW[1], Branch(JEQ, _SOCK_DGRAM, _EPROTONOSUPPORT, ALLOW), mask=_SOCK_TYPE_MASK)
+    """Refuse local datagram sockets: each message names a destination behind a pointer.
+
+    Raw ones, of which the kernel makes datagram sockets, are refused by the first filter.
+    """
+    return Load(LOW[1], Branch(JEQ, _SOCK_DGRAM, EPROTONOSUPPORT, ALLOW), mask=_SOCK_TYPE_MASK)
 
 
 def _socket(network: str) -> Node:

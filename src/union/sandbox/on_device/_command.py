@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from union.sandbox._core.files import VENV_DIR
 from union.sandbox._core.paths import work_path
-from union.sandbox._linux import inherited, kernel
+from union.sandbox._linux import inherited
 from union.sandbox._linux.command import Command, packed_rlimits
 from union.sandbox._plan.rootfs import BIN_DIR, PYTHON_SLOT, SHELL_SLOT
 from union.sandbox._system import IS_LINUX
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from union.sandbox._core.literals import Shell
-    from union.sandbox._core.spec import CallPosture, Limits, NetworkSpec, RunSpec
+    from union.sandbox._core.spec import Limits, NetworkSpec, RunSpec
 
 __all__ = ["CommandBuilder"]
 
@@ -33,6 +33,8 @@ _SLOTS: Final = {"python": (PYTHON_SLOT, 0), "shell": (SHELL_SLOT, 1)}
 _NO_NETWORK: Final = {"SANDBOX_NETWORK": "blocked", "UV_HTTP_RETRIES": "0"}
 """With these, an installation without network fails at once, and explains why."""
 _NO_BUDGET: Final = 2**31
+_LEFT_IN_FLIGHT: Final = 384
+"""Descriptors in flight that sandboxes leave to their caller: the 253 of one message, and some."""
 _NUMBERS = itertools.count(1)
 _Variables = tuple[dict[str, str], tuple[str, ...]]
 """Variables by name, and as NAME=value strings for execve."""
@@ -73,11 +75,15 @@ class CommandBuilder:
         self._isolated = scratch is None or tmp_dir is not None
         self._base = self._environment()
         self._last: tuple[NetworkSpec | None, Mapping[str, str], _Variables] = (None, {}, ({}, ()))
-        self._shares_id = self._isolated and not kernel.is_root()
-        self._rlimits = _packed_rlimits(limits, shares_id=self._shares_id)
+        self._rlimits = [_packed_rlimits(limits, shares_id=shares) for shares in (False, True)]
 
     def build(
-        self, spec: RunSpec, *, host_env: Mapping[str, str], count_processes: bool
+        self,
+        spec: RunSpec,
+        *,
+        host_env: Mapping[str, str],
+        count_processes: bool,
+        shares_id: bool,
     ) -> Command:
         usual, env = self._default_env(spec, host_env)
         path = usual["PATH"]
@@ -109,7 +115,9 @@ class CommandBuilder:
             without_rc = ("--norc",) if self._is_bash and spec.kind == "shell" else ()
             programs, argv = (program,), (program, *without_rc, path)
         every, all_but_processes = (
-            self._rlimits if spec.call is None else self._call_rlimits(spec.call)
+            self._rlimits[shares_id]
+            if spec.call is None
+            else _packed_rlimits(spec.call.limits, shares_id=shares_id)
         )
         return Command(
             programs=programs,
@@ -121,9 +129,6 @@ class CommandBuilder:
             script=script,
             slot=slot,
         )
-
-    def _call_rlimits(self, call: CallPosture) -> tuple[bytes, bytes]:
-        return _packed_rlimits(call.limits, shares_id=self._shares_id)
 
     def _environment(self) -> dict[str, str]:
         own_bin = BIN_DIR if self._scratch is None else os.path.dirname(self._uv)
@@ -199,10 +204,8 @@ def _packed_rlimits(limits: Limits, *, shares_id: bool) -> tuple[bytes, bytes]:
 def _rlimits(limits: Limits, *, shares_id: bool) -> list[tuple[int, int, int]]:
     open_files = limits.open_files
     if shares_id:
-        # The kernel counts file descriptors in flight per user, and compares the count with this
-        # limit of the sender. A quarter is left to the caller, who could send none otherwise.
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        open_files = min(open_files, max(soft * 3 // 4, 1)) if soft > 0 else open_files
+        open_files = min(open_files, _beside(soft)) if soft > 0 else open_files
     pairs = (
         (resource.RLIMIT_NOFILE, open_files),
         (resource.RLIMIT_FSIZE, limits.file_size_bytes),
@@ -210,6 +213,16 @@ def _rlimits(limits: Limits, *, shares_id: bool) -> list[tuple[int, int, int]]:
         (resource.RLIMIT_NPROC, min(limits.processes + 1, _process_budget())),
     )
     return [(kind, *_within_hard(kind, value)) for kind, value in pairs]
+
+
+def _beside(soft: int) -> int:
+    """Return the limit on open files that leaves enough to a caller with the limit ``soft``.
+
+    The kernel counts file descriptors in flight per user. It compares the count with this limit of
+    the sender, before a message that may exceed it. The rest is left to the caller, who could send
+    none otherwise.
+    """
+    return max(min(soft * 3 // 4, soft - _LEFT_IN_FLIGHT), soft // 2, 1)
 
 
 def _process_budget() -> int:

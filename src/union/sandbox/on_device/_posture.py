@@ -45,10 +45,13 @@ _EGRESS: Final = {"blocked": "kernel", "filtered": "kernel", "open": "none"}
 
 
 @functools.cache
-def _filter(machine: str, features: KernelFeatures, *, only_counted_memory: bool) -> bytes:
+def _filter(
+    machine: str, features: KernelFeatures, *, watches_memory: bool, shares_id: bool
+) -> bytes:
     return filter_program(
         machine=machine,
-        only_counted_memory=only_counted_memory,
+        only_counted_memory=watches_memory,
+        only_counted_messages=shares_id,
         guard_init=not features.init_is_immune,
         guard_contents=not features.read_only_metadata,
     )
@@ -170,7 +173,12 @@ class Posture:
             ),
             egress=egress,
             landlock_abi=kernel.landlock_abi(),
-            seccomp=_filter(kernel.machine(), features.kernel, only_counted_memory=watched),
+            seccomp=_filter(
+                kernel.machine(),
+                features.kernel,
+                watches_memory=watched,
+                shares_id=found.identity.kind == "caller",
+            ),
             kernel=features.kernel,
             mediated=mediated,
             wrapper=None if self.builder is None else _wrapper(self.builder),
@@ -205,6 +213,8 @@ class Posture:
             self.isolation = dataclasses.replace(self.isolation, python="forked")
         self.shares_epolls = limits["epoll"] == "watch"
         """Whether its sandboxes use the epoll watches of the caller's own id."""
+        self.shares_id = found.identity.kind == "caller"
+        """Whether its sandboxes have the caller's own id."""
         self.owner = found.identity.host_uid if unprivileged else None
         """The id that what a command may reopen, such as its pipes, must belong to."""
         self.counts_processes = found.identity.host_uid != 0 and found.identity.kind != "host"

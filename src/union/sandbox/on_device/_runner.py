@@ -278,9 +278,7 @@ class Runner:
         pool = self._pool
         if pool.is_machine and (machine := self._postures.machine) is not None:
             machine.check_alive()
-        command = self._commands.build(
-            spec, host_env=posture.host_env, count_processes=posture.counts_processes
-        )
+        command = self._build(spec, posture)
         run = pool.hand_over(posture, spec, command, work=self._work, venv=self._venv)
         if pool.is_machine and isinstance(run, MachineRun):
             run.keeps_network = spec.background
@@ -341,7 +339,10 @@ class Runner:
 
     def _build(self, spec: RunSpec, posture: Posture) -> Command:
         return self._commands.build(
-            spec, host_env=posture.host_env, count_processes=posture.counts_processes
+            spec,
+            host_env=posture.host_env,
+            count_processes=posture.counts_processes,
+            shares_id=posture.shares_id,
         )
 
     def running(self) -> list[LocalRun]:
