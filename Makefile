@@ -21,7 +21,7 @@ setup: $(stamp) ## make .venv with the package (editable) and the development to
 	@:
 
 # The package alone, with the launcher compiled: all that a user has.
-$(package): pyproject.toml hatch_build.py $(wildcard native/*.c native/*.h)
+$(package): pyproject.toml hatch_build.py $(wildcard native/*.c native/*.h native/*/*.c native/*/*.h)
 	@echo "setup: checking Python and the C compiler"
 	@python=$$(scripts/preflight) && { test -x $(bin)/pip || \
 		{ echo "setup: making $(venv) with $$python" && "$$python" -m venv $(venv); }; }
