@@ -10,6 +10,7 @@ PROGRAMS: dict[str, str] = {
     "argv": "import sys; print(sys.argv, sys.orig_argv)",
     "file": "print(__file__, __name__, __doc__, __spec__, __package__)",
     "main module": "import __main__; print(list(__main__.__dict__))",
+    "annotations of the main module": "import __main__\nx: int = 1\nprint(__main__.__annotations__)",
     "loader": "print(type(__loader__).__name__, __builtins__.__name__, __cached__)",
     "path": "import sys; print(sys.path)",
     "prefixes": "import sys; print(sys.prefix, sys.exec_prefix, sys.base_prefix, sys.executable)",
