@@ -106,7 +106,7 @@ dist: $(venv)/.group-dist ## what is published, built and checked: source, and a
 release-check: $(venv)/.group-dist ## prove a release: build twice, compare bytes, SBOM, checksums; DRAFT=1 before the changelog entry
 	@$(bin)/python -m scripts.release $(if $(DRAFT),--draft)
 
-test-pythons: setup ## unit tests and the contract on every Python from 3.11 that is found; VERSIONS="3.12 3.13", PART=tests/unit, RECORD=1
+test-pythons: setup ## unit tests, the contract and waiting Pythons on every Python from 3.11 that is found; VERSIONS="3.12 3.13", PART=tests/unit, RECORD=1
 	@PART="$(PART)" RECORD="$(RECORD)" $(bin)/python -m scripts.pythons $(VERSIONS)
 
 clean: ## remove everything that was built or cached here
