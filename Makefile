@@ -21,7 +21,7 @@ setup: $(stamp) ## make .venv with the package (editable) and the development to
 	@:
 
 # The package alone, with the launcher compiled: all that a user has.
-$(package): pyproject.toml hatch_build.py $(wildcard native/*.c native/*.h)
+$(package): pyproject.toml hatch_build.py $(wildcard native/*.c native/*.h native/*/*.c native/*/*.h)
 	@echo "setup: checking Python and the C compiler"
 	@python=$$(scripts/preflight) && { test -x $(bin)/pip || \
 		{ echo "setup: making $(venv) with $$python" && "$$python" -m venv $(venv); }; }
@@ -106,7 +106,7 @@ dist: $(venv)/.group-dist ## what is published, built and checked: source, and a
 release-check: $(venv)/.group-dist ## prove a release: build twice, compare bytes, SBOM, checksums; DRAFT=1 before the changelog entry
 	@$(bin)/python -m scripts.release $(if $(DRAFT),--draft)
 
-test-pythons: setup ## unit tests and the contract on every Python from 3.11 that is found; VERSIONS="3.12 3.13", PART=tests/unit, RECORD=1
+test-pythons: setup ## unit tests, the contract and waiting Pythons on every Python from 3.11 that is found; VERSIONS="3.12 3.13", PART=tests/unit, RECORD=1
 	@PART="$(PART)" RECORD="$(RECORD)" $(bin)/python -m scripts.pythons $(VERSIONS)
 
 clean: ## remove everything that was built or cached here

@@ -17,9 +17,10 @@ from pathlib import Path
 from scripts.steps import NO_PLUGIN, STATIC, Step, report, wait
 
 BACKEND = "userns"
+MARKS = ("-m", "not alone and not elsewhere and not slow and not sync_face")
 TESTS = [
     *("-m", "pytest", "-q", *NO_PLUGIN, "-n", "3", "--dist", "loadgroup", "-p", "no:cacheprovider"),
-    *("-m", "not alone and not elsewhere and not slow and not sync_face"),
+    *MARKS,
     f"--only-way={BACKEND}",
     *("tests/unit", "tests/house", "tests/contract"),
 ]

@@ -1,8 +1,9 @@
 """Run the unit tests and the contract on every Python that this machine has.
 
 `make test-pythons` looks for interpreters on PATH, below ~/.pyenv and among those of uv. Each has a
-virtualenv below .cache. Prints one line per version: what ran, and with which result. With RECORD=1
-the results also become rows of docs/reference/requirements.md.
+virtualenv below .cache. Of the tests, it runs those that `make check` selects, and those of waiting
+Pythons, which depend on how an interpreter starts and ends. Prints one line per version: what ran,
+and with which result. With RECORD=1 the results also become rows of docs/reference/requirements.md.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from scripts.check import MARKS
+
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
-TESTS = ("tests/unit", "tests/contract", "--only-way=userns")
+TESTS = ("tests/unit", "tests/contract", "tests/spares", "--only-way=userns")
+OPTIONS = ("-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider", *MARKS)
 PAGE = ROOT / "docs/reference/requirements.md"
 BEGIN, END = (
     "<!-- pythons: begin, written by make test-pythons RECORD=1 -->",
@@ -85,7 +89,7 @@ def run(version: str, python: str, tests: tuple[str, ...]) -> tuple[bool, str]:
     except subprocess.CalledProcessError as exc:
         return False, f"could not be installed: {exc}"
     done = subprocess.run(
-        [str(own), "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *tests],
+        [str(own), "-m", "pytest", *OPTIONS, *tests],
         check=False,
         cwd=ROOT,
         stdout=subprocess.PIPE,

@@ -22,6 +22,10 @@ static struct finishing {
     uintptr_t (*function_at)(uintptr_t);
 } with;
 
+/* Where the short Py_FinalizeEx of Python 3.13 and newer jumps to, as its last step: to return from there is to return from
+ * Py_FinalizeEx. Its other callers are of the same library and call that function directly. */
+static uintptr_t continued_at;
+
 /* The registers that a called function leaves as they were, by their numbers in the tables. */
 static const int numbers[] = {3, 6, 12, 13, 14, 15};
 enum { SAVED = sizeof numbers / sizeof *numbers, GO_ON = 0, STOP = 5 };
@@ -33,7 +37,8 @@ static int on_frame(void *frame, void *arg)
     (void)arg;
     uintptr_t ip = with.ip_of(frame);
     if (!is_next) {
-        is_next = with.function_at(ip - 1) == with.finalize;
+        uintptr_t function = with.function_at(ip - 1);
+        is_next = function == with.finalize || function == continued_at;
         return GO_ON;
     }
     for (int i = 0; i < SAVED; i++)
@@ -77,11 +82,32 @@ EXPORTED int template_on_audit(const char *event, void *arguments, void *data)
     return 0;
 }
 
+static int is_inside(uintptr_t address, uintptr_t function)
+{
+    return with.function_at(address + 1) == function; /* which takes an address for that after a call */
+}
+
+/* The target of the jump with which a short function ends, or the function itself. Bytes within another instruction do not
+ * pass for such a jump: they would have to give the very first byte of a function. */
+static uintptr_t continuation_of(uintptr_t function)
+{
+    enum { SHORT = 64, JUMP = 0xe9, JUMP_SIZE = 5 };
+    for (uintptr_t at = function; at < function + SHORT && is_inside(at + JUMP_SIZE - 1, function); at++) {
+        int32_t distance;
+        memcpy(&distance, (const void *)(at + 1), sizeof distance);
+        uintptr_t target = at + JUMP_SIZE + (uintptr_t)(intptr_t)distance;
+        if (*(const unsigned char *)at == JUMP && is_inside(target, target))
+            return target;
+    }
+    return function;
+}
+
 /* Takes the addresses of the members of `struct finishing`; returns whether the end can be shortened. */
 EXPORTED int template_finish_with(const uint64_t *addresses)
 {
     _Static_assert(sizeof with == 6 * sizeof *addresses, "one for each");
     memcpy(&with, addresses, sizeof with);
+    continued_at = continuation_of(with.finalize);
     return 1;
 }
 #else

@@ -74,3 +74,18 @@ def test_a_python_that_is_named_is_the_only_candidate(path: Path):
     done = run(path, PYTHON="/no/such/python")
     assert (done.returncode, done.stdout) == (1, "")
     assert "PYTHON=/no/such/python is not a Python 3.11 or newer" in done.stderr
+
+
+def test_every_source_of_the_launcher_is_a_reason_to_compile_it_again() -> None:
+    root = PREFLIGHT.parents[1]
+    listed = subprocess.run(
+        ["make", "--print-data-base", "--question", "help"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=root,
+        timeout=60,
+    )
+    rule = next(line for line in listed.stdout.splitlines() if line.startswith(".venv/.package:"))
+    sources = {str(path.relative_to(root)) for path in (root / "native").rglob("*.[ch]")}
+    assert sources - set(rule.split()) == set()

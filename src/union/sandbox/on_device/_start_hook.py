@@ -98,7 +98,9 @@ def _replace_main_module() -> None:
     Objects that a script leaves there must be found at exit, or their ``__del__`` never runs.
     """
     main = type(sys)("__main__")
-    main.__dict__.update(sys.modules["__main__"].__dict__, __annotations__={})
+    main.__dict__.update(sys.modules["__main__"].__dict__)
+    if "__annotations__" in main.__dict__:  # since Python 3.14 a module makes them on access
+        main.__dict__.update(__annotations__={})
     sys.modules["__main__"] = main
 
 

@@ -69,6 +69,7 @@ def begin(
     ]
     known = set(sys.modules) - {"__future__"}
     tools = _Tools(library)
+    kept_open = {fd: os.pread(fd, os.fstat(fd).st_size, 0) for fd in _open_files() - own_files}
     own = set(sys.modules) - known
     for site_dir in site_dirs:
         site.addsitedir(site_dir)
@@ -76,7 +77,7 @@ def begin(
     if sees_system:
         site.addsitepackages(set(sys.path), [sys.base_prefix, sys.base_exec_prefix])
     site.execsitecustomize()
-    refused = _preload(preload, own_files)
+    refused = _preload(preload, own_files | set(kept_open))
     if refused:
         os.write(HOST_FD, refused.encode("utf-8", "replace")[:_MAX_REASON])
         os._exit(1)
@@ -92,6 +93,8 @@ def begin(
         del sys.modules[name]
     for fd in own_files:
         _replace(fd)
+    for fd, content in kept_open.items():
+        _keep_open(fd, content)
     names = [] if is_rehearsal else _names(site_packages)
     if packages.intersection(name.partition(".")[0] for name in names):
         # The session has its own version of a package that is loaded here: begin without it.
@@ -381,6 +384,18 @@ def _replace(fd: int) -> None:
     os.dup2(null, fd, inheritable=False)
     if null != fd:
         os.close(null)
+
+
+def _keep_open(fd: int, content: bytes) -> None:
+    """Open a copy of a file that libffi, which has its number, maps for many callbacks.
+
+    The template's own file is not for forks: a fork that wrote to it would change their code.
+    """
+    copy = os.memfd_create("libffi")
+    os.write(copy, content)
+    if copy != fd:
+        os.dup2(copy, fd, inheritable=False)
+        os.close(copy)
 
 
 def _names(site_packages: str) -> list[str]:
