@@ -221,7 +221,6 @@ class LocalCheckpoints:
         """Show the checkpoint that this session was forked from, in its new work dir."""
         if self._origin is None:
             return
-        self._transport.work.on_remove = self._remove_all
         async with self._state.idle(ends_runs=False):
             await self._state.restore(self._origin.layers)
 
@@ -271,7 +270,10 @@ class LocalCheckpoints:
 
     def end(self) -> tuple[asyncio.Future[None], ...]:
         """Return the removals that have not ended; the work dir removes the rest."""
-        if not self._transport.is_known:  # there is none
+        if self._transport.is_known:
+            # A fork that did not open has no layers of its own, but holds those of its origin.
+            self._transport.work.on_remove = self._remove_all
+        else:
             self._remove_all()
         return tuple(self._state.removals)
 
