@@ -24,6 +24,7 @@ from union.sandbox._session import threads
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device._layer_store import Layer, hold
 from union.sandbox.on_device._work_state import WorkState
+from union.sandbox.on_device._workdir import report_full_disk
 
 if TYPE_CHECKING:
     import asyncio
@@ -173,8 +174,10 @@ class LocalCheckpoints:
         try:
             view = await self._state.open(layers)
             try:
-                async for chunk in exported(view, self._state.store().path):
-                    yield chunk
+                place = self._state.store().path
+                with report_full_disk(os.path.dirname(place)):
+                    async for chunk in exported(view, place):
+                        yield chunk
             finally:
                 os.close(view)
         finally:
@@ -198,7 +201,8 @@ class LocalCheckpoints:
         layer = state.new_copy()
         hold((layer,))
         try:
-            await imported(chunks, layer.path, store.path, owner=store.owner, max_bytes=room)
+            with report_full_disk(os.path.dirname(store.path)):
+                await imported(chunks, layer.path, store.path, owner=store.owner, max_bytes=room)
             self._check_count()  # others may have been taken meanwhile
             if self.limits.size is not None:
                 await self._check_size(await _size(layer))
