@@ -98,6 +98,19 @@ async def test_the_limit_holds_for_calls_checkpoints_and_forks() -> None:
             assert "No space left on device" in full.stderr
 
 
+@pytest.mark.spec("L1", "L5")
+async def test_a_rollback_needs_no_room_for_both_contents() -> None:
+    """A file is restored that was changed, and takes more than half of the limit."""
+    async with session_of("userns", resources=LIMIT) as session:
+        await session.put_bytes("large", b"1" * (10 * MIB))
+        checkpoint = await session.checkpoint()
+        await session.exec("printf 2 | dd of=large conv=notrunc", check=True)
+        assert (await session.get_bytes("large"))[:2] == b"21"
+        await session.rollback(checkpoint)
+        assert await session.get_bytes("large") == b"1" * (10 * MIB)
+        assert [info.path for info in await session.list_dir(".")] == ["large"]
+
+
 @pytest.mark.spec("L5")
 async def test_a_limit_that_cannot_be_enforced_is_refused(outside_tmp: Path) -> None:
     for way, options in (("none", {}), ("userns", {"host_work_dir": outside_tmp})):

@@ -2,174 +2,249 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.checkpoints.killed_host import FILES
+from tests.checkpoints.steps import SENT, Steps
 from tests.conftest import ISOLATED, eventually, session_of
+from tests.faults.strace import Strace
 
 from union import sandbox as sb
 from union.sandbox._linux.launcher import Launcher
-from union.sandbox._linux.owned_dir import sweep
+from union.sandbox.on_device import _workdir
+from union.sandbox.on_device._bring_up import Postures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-STEPS = 4
-"""Moments at which a program is killed, spread over all it does."""
-
-# Every call of the interpreter to the system is one step.
-HOST = """
-import asyncio, os, signal, sys
-from union import sandbox as sb
-
-limit, count = int(sys.argv[2]), 0
-
-def step(event, _):
-    global count
-    count += armed
-    if armed and count == limit:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-armed = False
-sys.addaudithook(step)
-
-async def main():
-    global armed
-    session = await sb.on_device.session(backend=sys.argv[1]).open()
-    print(os.getpid(), os.path.dirname(session._transport.host_dir), flush=True)
-    await session.exec("mkdir d; echo 1 > d/a")
-    armed = True
-    first = await session.checkpoint()
-    await session.put_bytes("b", b"2")
-    second = await session.checkpoint()
-    await session.rollback(first)
-    other = await second.fork().open()
-    await session.adopt(other)
-    await second.drop()
-    running = await session.run("sleep 60", background=True)
-    await session.checkpoint()
-    armed = False
-    print(count, flush=True)
-    await other.close()
-    await session.close()
-
-asyncio.run(main())
-"""
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def run_host(backend: str, limit: int) -> tuple[int, list[str]]:
+def killed_hosts(*arguments: str) -> list[dict[str, Any]]:
+    """Run hosts that are killed at each step; return their reports. The last one is not killed."""
     ran = subprocess.run(
-        [sys.executable, "-c", HOST, backend, str(limit)],
+        [sys.executable, "-m", "tests.checkpoints.killed_host", *arguments],
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=280,
+        cwd=ROOT,
     )
-    assert ran.returncode in {0, -signal.SIGKILL}, ran.stderr.decode()
-    return ran.returncode, ran.stdout.decode().split()
+    assert ran.returncode == 0, ran.stderr.decode()
+    *killed, last = map(json.loads, ran.stdout.splitlines())
+    assert {one["status"] for one in killed} == {-signal.SIGKILL}
+    assert (last["status"], last["done"][-1]) == (0, "drop"), ran.stderr.decode()
+    return [*killed, last]
 
 
-@pytest.mark.spec("L1")
+def left_by(reports: list[dict[str, Any]]) -> set[int]:
+    """Return the processes of which something is left, of those that ran or in a directory."""
+    names = os.listdir(reports[0]["place"])
+    return {
+        one["pid"]
+        for one in reports
+        if any(name.startswith(f"sandbox-{one['pid']}-") for name in names)
+        or os.path.exists(f"/proc/{one['launcher']}")
+    }
+
+
+@pytest.mark.spec("L1", "L2")
 @pytest.mark.parametrize("backend", ISOLATED[-1:])
-def test_a_host_that_is_killed_at_any_step_leaves_nothing(backend: str) -> None:
-    code, (_, where, total) = run_host(backend, 0)
-    assert code == 0
-    assert int(total) > 20 * STEPS
-    for number in range(1, STEPS + 1):
-        code, (pid, *_) = run_host(backend, int(total) * number // (STEPS + 1))
-        assert code == -signal.SIGKILL
-        _check_nothing_left(pid, where)
+async def test_a_host_that_is_killed_at_any_step_leaves_nothing(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with session_of(backend) as bystander:
+        await bystander.put_bytes("a", b"1")
+        kept = await bystander.checkpoint()
+        await bystander.put_bytes("a", b"2")
+        reports = await asyncio.to_thread(killed_hosts, "private", backend)
+        # Each call was interrupted at several steps, and left something. Other processes of this
+        # machine may have removed it before it was seen.
+        for done in ("checkpoint", "rollback", "fork", "adopt"):
+            assert sum(one["done"][-1:] == [done] for one in reports) > 3, done
+        assert sum(bool(one["left"]) for one in reports) > len(reports) // 2
+        assert not reports[-1]["left"]
+        # The next session that opens in another process removes it, and nothing of this one.
+        monkeypatch.setattr(_workdir, "_swept", set())
+        async with session_of(backend):
+            assert await asyncio.to_thread(eventually, lambda: not left_by(reports))
+        await bystander.rollback(kept)
+        assert await bystander.get_bytes("a") == b"1"
 
 
-def _check_nothing_left(pid: str, where: str) -> None:
-    def is_removed() -> bool:
-        # Another process may be removing them, or the killed one's sandboxes are still ending.
-        sweep(where)
-        return not any(name.startswith(f"sandbox-{pid}-") for name in os.listdir(where))
+@pytest.mark.spec("L1", "L2")
+async def test_a_host_that_is_killed_at_any_step_loses_no_file_of_the_caller(
+    outside_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pinned work dir keeps each file, as it is or as it was at the checkpoint."""
+    top = outside_tmp / "pinned"
+    top.mkdir()
+    reports = await asyncio.to_thread(killed_hosts, "pinned", "userns", str(top))
+    before = [one for one in reports if not one["done"]]
+    during = [one for one in reports if one["done"] == ["checkpoint"]]
+    after = [one for one in reports if "rollback" in one["done"]]
+    assert min(len(before), len(during), len(after)) > 5
+    for one in (*before, *after):
+        assert one["found"] == FILES, one
+    for one in during:
+        found = {name: text for name, text in one["found"].items() if ".put-" not in name}
+        assert found.pop("a") in {"1", "other"}, one
+        assert found.pop("d/b", "2") == "2", one
+        assert found.pop("e/f", "new") == "new", one
+        assert not found
+    assert {one["found"]["a"] for one in during} == {"1", "other"}
+    monkeypatch.setattr(_workdir, "_swept", set())
+    async with session_of("userns"):
+        assert await asyncio.to_thread(eventually, lambda: not left_by(reports))
 
-    assert eventually(is_removed), os.listdir(where)
+
+# The launcher, at each step of this process.
 
 
-@contextlib.contextmanager
-def killed_at(limit: int) -> Any:
-    """Kill the launcher when this process calls the system for the ``limit``-th time."""
-    state = {"count": 0, "pid": Launcher.current().pid, "armed": True}
-    _HOOKS.append(state)
-    state["limit"] = limit
-    try:
-        yield state
-    finally:
-        _HOOKS.remove(state)
-
-
-_HOOKS: list[dict[str, Any]] = []
-
-
-def _step(_event: str, _arguments: object) -> None:
-    for state in _HOOKS:
-        state["count"] += 1
-        if state["count"] == state["limit"] and state["armed"]:
-            state["armed"] = False
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(state["pid"], signal.SIGKILL)
+def _kill_launcher() -> None:
+    launcher = Launcher._current
+    if launcher is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(launcher.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def hooked() -> None:
-    sys.addaudithook(_step)  # for good: hooks cannot be removed
+def steps() -> Iterator[Steps]:
+    counted = Steps(_kill_launcher)
+    counted.install()
+    yield counted
+    counted.disarm()
 
 
-CALLS: dict[str, Callable[[sb.Session, sb.Checkpoint], Any]] = {
-    "checkpoint": lambda session, _: session.checkpoint(),
-    "rollback": lambda session, kept: session.rollback(kept),
-    "fork": lambda _, kept: _opened_and_closed(kept),
-}
+async def _checkpoint(session: sb.Session, _: sb.Checkpoint) -> None:
+    made = await session.checkpoint()
+    await made.drop()
 
 
-async def _opened_and_closed(kept: sb.Checkpoint) -> None:
+async def _rollback(session: sb.Session, kept: sb.Checkpoint) -> None:
+    await session.rollback(kept)
+
+
+async def _fork(_: sb.Session, kept: sb.Checkpoint) -> None:
     async with kept.fork() as other:
         assert await other.get_bytes("a") == b"1"
 
 
+CALLS: dict[str, Callable[[sb.Session, sb.Checkpoint], Any]] = {
+    "checkpoint": _checkpoint,
+    "rollback": _rollback,
+    "fork": _fork,
+}
+MAX_STEPS = 100
+
+
 @pytest.mark.spec("L1", "L2")
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.usefixtures("hooked")
-async def test_a_launcher_that_is_killed_at_any_step_loses_nothing(name: str) -> None:
+async def test_a_launcher_that_is_killed_at_any_step_loses_nothing(name: str, steps: Steps) -> None:
     call = CALLS[name]
-    async with session_of("userns") as session:
+    async with session_of("userns", warm=0) as session:
         await session.put_bytes("a", b"1")
         kept = await session.checkpoint("kept")
-        with killed_at(0) as state:
-            await call(session, kept)
-        total = state["count"]
-        assert total > STEPS
-        killed = 0
-        for number in range(STEPS):
+        failed = 0
+        for at in range(1, MAX_STEPS):
             await session.put_bytes("b", b"2")
-            with (
-                killed_at(1 + total * number // STEPS) as state,
-                contextlib.suppress(sb.SandboxError),
-            ):
+            steps.arm(at)
+            try:
                 await call(session, kept)
-            killed += not state["armed"]  # a call may have fewer steps than the first one
-            # The checkpoint is there, whole, for this session and for forks.
-            await _returned(session, kept)
-            assert await session.get_bytes("a") == b"1"
-            assert [info.path for info in await session.list_dir(".")] == ["a"]
-            assert (await session.exec("cat a; ls", check=True)).stdout == "1a\n"
-            async with kept.fork() as other:
-                assert (await other.exec("cat a", check=True)).stdout == "1"
-        assert killed > STEPS // 2
+            except sb.SandboxError as error:
+                assert "launcher" in str(error), (at, steps.seen)  # noqa: PT017 - it may succeed
+                failed += 1
+            finally:
+                steps.disarm()
+            if not steps.has_acted:
+                break
+            await _check_whole(session, kept, runs=at % 5 == 0)
+        # Every step was met: the last attempt had fewer than the number of the next one.
+        assert 5 < at < MAX_STEPS - 1
+        assert SENT in steps.seen
+        assert failed > 1
+        await _check_whole(session, kept, runs=True)
+        assert [info.name for info in await session.checkpoints()] == ["kept"]
+        # The checkpoint itself, its writable layer and no other is left.
+        store = session._transport.checkpoint_calls._state.store()
+        await asyncio.gather(*session._transport.checkpoint_calls._state.removals)
+        assert len([found for found in os.listdir(store.path) if found.isdigit()]) == 1
 
 
-async def _returned(session: sb.Session, kept: sb.Checkpoint) -> None:
-    """Roll back; the first call may still meet the launcher that was killed."""
+@pytest.mark.spec("L1")
+async def test_a_fork_that_does_not_open_holds_no_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> None:
+        raise sb.BackendUnavailableError("refused", backend="userns", missing=("test",))
+
+    async with session_of("userns", warm=0) as session:
+        await session.put_bytes("a", b"1")
+        kept = await session.checkpoint()
+        store = session._transport.checkpoint_calls._state.store().path
+        plain = session._transport.work.source
+        with monkeypatch.context() as patched:
+            patched.setattr(Postures, "probe", refuse)
+            with pytest.raises(sb.BackendUnavailableError, match="refused"):
+                await kept.fork().open()
+        await _check_whole(session, kept, runs=True)
+        assert os.path.isdir(store)
+        assert os.path.isdir(plain)
+    assert not os.path.exists(store)
+    assert not os.path.exists(plain)
+
+
+async def _check_whole(session: sb.Session, kept: sb.Checkpoint, *, runs: bool) -> None:
+    """Return to the checkpoint, which is there as it was, for this session and for forks."""
     try:
         await session.rollback(kept)
     except sb.SandboxExecutionError as error:
         assert "launcher" in str(error)  # noqa: PT017 - it may also succeed
         await session.rollback(kept)
+    assert await session.get_bytes("a") == b"1"
+    assert [info.path for info in await session.list_dir(".")] == ["a"]
+    if runs:
+        assert (await session.exec("cat a; ls", check=True)).stdout == "1a\n"
+        async with kept.fork() as other:
+            assert (await other.exec("cat a", check=True)).stdout == "1"
+        await session.rollback(kept)
+
+
+# The process of the launcher that mounts layers, at each of its own steps.
+
+CHANGES = (
+    "chdir", "clone", "fsconfig", "fsmount", "fsopen", "mkdir", "mount", "mount_setattr",
+    "move_mount", "open_tree", "pivot_root", "sendmsg", "setns", "umount2", "unshare",
+)  # fmt: skip
+
+
+@pytest.mark.spec("L1", "L2")
+async def test_a_mount_that_is_killed_at_any_step_loses_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with session_of("userns", warm=0) as session:
+        await session.put_bytes("a", b"1")
+        kept = await session.checkpoint("kept")
+        with Strace(Launcher.current().pid, log, f"trace={','.join(CHANGES)}") as strace:
+            await session.rollback(kept)
+        counts = strace.most_calls()
+        assert {"fsconfig", "fsmount", "move_mount", "open_tree"} <= counts.keys(), counts
+        failed = 0
+        for call, count in counts.items():
+            for at in range(1, count + 1):
+                await session.put_bytes("b", b"2")
+                inject = f"trace={call}", f"inject={call}:signal=KILL:when={at}"
+                with Strace(Launcher.current().pid, log, *inject):
+                    try:
+                        await session.rollback(kept)
+                    except sb.SandboxExecutionError:
+                        failed += 1
+                await _check_whole(session, kept, runs=False)
+        assert failed >= len(counts)
+        await _check_whole(session, kept, runs=True)

@@ -230,4 +230,12 @@ def translate_os_errors(rel: str, *, argument: str = "path") -> Iterator[None]:
             kind, reason = _BY_ERRNO[exc.errno]
             raise kind(f"{shown} {reason}", path=rel, number=exc.errno) from exc
         msg = f"{shown}: {exc.strerror or exc}"
+        if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise SandboxFileError(
+                msg,
+                path=rel,
+                number=exc.errno,
+                code="disk-full",
+                hint="remove files from the work dir, or free space on its disk",
+            ) from exc
         raise SandboxFileError(msg, path=rel, number=exc.errno) from exc

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 from typing import TYPE_CHECKING, Final
 
@@ -21,12 +22,13 @@ from union.sandbox._linux.removal import remove_entry
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["copy_tree", "restore_tree", "size_of"]
+__all__ = ["NO_SPACE", "copy_tree", "restore_tree", "size_of"]
 
 _READ_DIR: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_DIRECTORY
 _READ_FILE: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK: Final = 1 << 30
+NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MAX_DEPTH: Final = 500
 """Directories below each other; each is open while those below it are copied."""
 
@@ -127,28 +129,33 @@ class _Copy:
                 finally:
                     os.close(made)
         elif stat.S_ISLNK(found.st_mode):
-            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
-            if (owner := self._owner_of(found)) is not None:
-                os.chown(name, *owner, dir_fd=target, follow_symlinks=False)
-            times = (found.st_atime_ns, found.st_mtime_ns)
-            os.utime(name, ns=times, dir_fd=target, follow_symlinks=False)
+            self.link(source, target, name, found, made=name)
         elif stat.S_ISREG(found.st_mode):
-            self._file(source, target, name)
+            self.file(source, target, name, made=name)
 
-    def _file(self, source: int, target: int, name: str) -> None:
+    def link(
+        self, source: int, target: int, name: str, found: os.stat_result, *, made: str
+    ) -> None:
+        os.symlink(os.readlink(name, dir_fd=source), made, dir_fd=target)
+        if (owner := self._owner_of(found)) is not None:
+            os.chown(made, *owner, dir_fd=target, follow_symlinks=False)
+        times = (found.st_atime_ns, found.st_mtime_ns)
+        os.utime(made, ns=times, dir_fd=target, follow_symlinks=False)
+
+    def file(self, source: int, target: int, name: str, *, made: str) -> None:
         with _opened(source, name, _READ_FILE) as fd:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
                 return
-            made = os.open(name, _NEW_FILE, 0o600, dir_fd=target)
+            new = os.open(made, _NEW_FILE, 0o600, dir_fd=target)
             try:
-                _copy_bytes(fd, made)
+                _copy_bytes(fd, new)
                 if (owner := self._owner_of(found)) is not None:
-                    os.fchown(made, *owner)
-                os.fchmod(made, stat.S_IMODE(found.st_mode))
-                os.utime(made, ns=(found.st_atime_ns, found.st_mtime_ns))
+                    os.fchown(new, *owner)
+                os.fchmod(new, stat.S_IMODE(found.st_mode))
+                os.utime(new, ns=(found.st_atime_ns, found.st_mtime_ns))
             finally:
-                os.close(made)
+                os.close(new)
 
     def _owner_of(self, found: os.stat_result) -> tuple[int, int] | None:
         if os.geteuid() != 0:
@@ -177,9 +184,51 @@ class _Restore(_Copy):
             elif (now.st_dev, now.st_ino) in self._kept:
                 continue
             elif not _is_equal(source, target, name, found, now):
-                _remove(target, name, now)
+                if stat.S_ISDIR(now.st_mode) or not _is_copied(found):
+                    _remove(target, name, now)
                 self.entry(source, target, name, found, depth=depth)
         _finish_dir(target, os.fstat(source), self._owner_of(os.fstat(source)))
+
+    def link(
+        self, source: int, target: int, name: str, found: os.stat_result, *, made: str
+    ) -> None:
+        with _replacing(target, made) as new:
+            super().link(source, target, name, found, made=new)
+
+    def file(self, source: int, target: int, name: str, *, made: str) -> None:
+        try:
+            with _replacing(target, made) as new:
+                super().file(source, target, name, made=new)
+        except OSError as exc:
+            if exc.errno not in NO_SPACE:
+                raise
+            # There is no room for both: only one of them is wanted.
+            try:
+                os.unlink(made, dir_fd=target)
+            except FileNotFoundError:
+                raise exc from None
+            super().file(source, target, name, made=made)
+
+
+def _is_copied(found: os.stat_result) -> bool:
+    """Return whether an entry that is no directory is part of a copy."""
+    return stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)
+
+
+@contextlib.contextmanager
+def _replacing(parent: int, name: str) -> Iterator[str]:
+    """Yield another name, which replaces ``name`` in one step once it is complete.
+
+    So a process that ends meanwhile leaves the old entry or the new one.
+    """
+    made = f".put-{secrets.token_hex(12)}"
+    try:
+        yield made
+        os.rename(made, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(made, dir_fd=parent)
+        raise
 
 
 def _entries(fd: int, depth: int) -> Iterator[tuple[str, os.stat_result]]:

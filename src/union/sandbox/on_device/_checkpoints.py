@@ -24,6 +24,7 @@ from union.sandbox._session import threads
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device._layer_store import Layer, hold
 from union.sandbox.on_device._work_state import WorkState
+from union.sandbox.on_device._workdir import report_full_disk
 
 if TYPE_CHECKING:
     import asyncio
@@ -173,8 +174,10 @@ class LocalCheckpoints:
         try:
             view = await self._state.open(layers)
             try:
-                async for chunk in exported(view, self._state.store().path):
-                    yield chunk
+                place = self._state.store().path
+                with report_full_disk(os.path.dirname(place)):
+                    async for chunk in exported(view, place):
+                        yield chunk
             finally:
                 os.close(view)
         finally:
@@ -198,7 +201,8 @@ class LocalCheckpoints:
         layer = state.new_copy()
         hold((layer,))
         try:
-            await imported(chunks, layer.path, store.path, owner=store.owner, max_bytes=room)
+            with report_full_disk(os.path.dirname(store.path)):
+                await imported(chunks, layer.path, store.path, owner=store.owner, max_bytes=room)
             self._check_count()  # others may have been taken meanwhile
             if self.limits.size is not None:
                 await self._check_size(await _size(layer))
@@ -221,7 +225,6 @@ class LocalCheckpoints:
         """Show the checkpoint that this session was forked from, in its new work dir."""
         if self._origin is None:
             return
-        self._transport.work.on_remove = self._remove_all
         async with self._state.idle(ends_runs=False):
             await self._state.restore(self._origin.layers)
 
@@ -271,7 +274,10 @@ class LocalCheckpoints:
 
     def end(self) -> tuple[asyncio.Future[None], ...]:
         """Return the removals that have not ended; the work dir removes the rest."""
-        if not self._transport.is_known:  # there is none
+        if self._transport.is_known:
+            # A fork that did not open has no layers of its own, but holds those of its origin.
+            self._transport.work.on_remove = self._remove_all
+        else:
             self._remove_all()
         return tuple(self._state.removals)
 

@@ -15,7 +15,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from union.sandbox._linux.removal import remove_tree
-from union.sandbox.on_device._workdir import make_private_dir
+from union.sandbox.on_device._workdir import make_private_dir, report_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,13 +49,18 @@ class LayerStore:
     def new(self, like: os.stat_result) -> Layer:
         """Create an empty layer, whose top has the mode of ``like``."""
         path = f"{self.path}/{next(self._numbers)}"
-        os.mkdir(path, 0o700)
         layer = Layer(self, f"{path}/files", work=f"{path}/work")
-        for directory in (layer.path, layer.work):
-            os.mkdir(directory, 0o700)
-        os.chmod(layer.path, stat.S_IMODE(like.st_mode))
-        if os.geteuid() == 0:
-            os.chown(layer.path, *self.owner)
+        with report_full_disk(os.path.dirname(self.path)):
+            os.mkdir(path, 0o700)
+            try:
+                for directory in (layer.path, layer.work):
+                    os.mkdir(directory, 0o700)
+                os.chmod(layer.path, stat.S_IMODE(like.st_mode))
+                if os.geteuid() == 0:
+                    os.chown(layer.path, *self.owner)
+            except BaseException:
+                remove_tree(path)
+                raise
         with _lock:
             self.users += 1
         return layer
@@ -63,7 +68,8 @@ class LayerStore:
     def directory(self, name: str) -> str:
         """Return an empty directory of the store, made at its first use."""
         path = f"{self.path}/{name}"
-        os.makedirs(path, 0o700, exist_ok=True)
+        with report_full_disk(os.path.dirname(self.path)):
+            os.makedirs(path, 0o700, exist_ok=True)
         return path
 
 

@@ -6,6 +6,7 @@ private root and this process have copies of that mount, so both see the same fi
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 from pathlib import Path
@@ -15,9 +16,17 @@ from union.sandbox._linux import kernel
 from union.sandbox._linux.descriptors import close_all, sealed_memfd
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.tree import WorkTree
-from union.sandbox._plan.layers import MappedLayer, copy_plan, holder_plan, layer_parameters
+from union.sandbox._linux.tree_copy import NO_SPACE
+from union.sandbox._plan.layers import (
+    Layers,
+    MappedLayer,
+    copy_plan,
+    holder_plan,
+    layer_parameters,
+)
 from union.sandbox.on_device._layer_store import hold, release
 from union.sandbox.on_device._probe import wait_for_shared
+from union.sandbox.on_device._workdir import disk_full, report_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,6 +118,7 @@ class WorkLayers(HeldMount):
 
         Raises:
             LayersRefusedError: the host refuses the mount.
+            SandboxExecutionError: the disk is full.
 
         """
         if len(lower) > MAX_LAYERS:
@@ -124,6 +134,7 @@ class WorkLayers(HeldMount):
             raise
         *namespaces, ours, theirs = fds
         try:
+            self._check_written(ours, upper)
             outcome = await root.attach(theirs, channel)
             if outcome.failure is not None:
                 raise LayersRefusedError(outcome.failure)
@@ -140,6 +151,19 @@ class WorkLayers(HeldMount):
         self._work.use(WorkTree(self._work.path, fd=ours), self._owner)
         return last
 
+    def _check_written(self, mount: int, upper: Layer) -> None:
+        """Raise if the kernel could not make its directory in ``work``: it mounts read-only then.
+
+        Raises:
+            SandboxExecutionError: the disk is full.
+            LayersRefusedError: for any other reason.
+
+        """
+        if os.fstatvfs(mount).f_flag & os.ST_RDONLY:
+            with report_full_disk(os.path.dirname(self._store.path)):
+                os.mkdir(f"{upper.work}/room", 0o700)
+            raise LayersRefusedError((Layers.op, errno.EROFS))
+
     async def _build(
         self, lower: tuple[Layer, ...], upper: Layer, channel: Channel
     ) -> tuple[int, ...]:
@@ -155,6 +179,11 @@ class WorkLayers(HeldMount):
                 mapped=mapped,
             )
             return await perform(plan, channel, count=_NAMESPACES + 2, fds=fds)
+        except LayersRefusedError as exc:
+            # The kernel makes directories in ``work``. Other steps have limits of their own.
+            if exc.place == Layers.op and exc.errno in NO_SPACE:
+                raise disk_full(os.path.dirname(self._store.path)) from exc
+            raise
         finally:
             close_all(fds)
 

@@ -27,6 +27,7 @@ from union.sandbox.on_device._work_layers import (
     WorkLayers,
     open_view,
 )
+from union.sandbox.on_device._workdir import report_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -317,7 +318,8 @@ class WorkState:
                 restore = functools.partial(
                     restore_tree, source, top, owner=owner, kept=work.tree.kept
                 )
-                await threads.files.run(work.tree, restore)
+                with report_full_disk(work.path):
+                    await threads.files.run(work.tree, restore)
         finally:
             os.close(source)
         self._transport.runner.forget_tree()
@@ -336,7 +338,8 @@ class WorkState:
                 is_plain = self.kind == "plain" and work.is_private and os.geteuid() == 0
                 owner = layer.store.owner if is_plain else None
                 copy = functools.partial(copy_tree, source, target, owner=owner)
-                await threads.files.run(work.tree, copy)
+                with report_full_disk(os.path.dirname(layer.store.path)):
+                    await threads.files.run(work.tree, copy)
         except BaseException:
             hold((layer,))
             self.release((layer,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import logging
@@ -17,11 +18,12 @@ from union.sandbox._core.paths import shown_path, work_path
 from union.sandbox._linux import kernel
 from union.sandbox._linux.owned_dir import OwnedDir, disown, sweep
 from union.sandbox._linux.tree import WorkTree
+from union.sandbox._linux.tree_copy import NO_SPACE
 from union.sandbox._session import threads
-from union.sandbox.errors import PolicyError, SandboxUsageError
+from union.sandbox.errors import PolicyError, SandboxExecutionError, SandboxUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from union.sandbox.on_device._read_only import ReadOnlyPaths
 
@@ -30,9 +32,11 @@ __all__ = [
     "WorkDir",
     "WorkPlace",
     "default_parent",
+    "disk_full",
     "is_allowed",
     "make_private_dir",
     "not_allowed",
+    "report_full_disk",
     "sweep_in_background",
 ]
 
@@ -243,6 +247,8 @@ def make_private_dir(place: str | None) -> OwnedDir:
     except OSError as exc:
         if exc.errno in {errno.EMFILE, errno.ENFILE}:
             raise
+        if exc.errno in NO_SPACE:
+            raise disk_full(place or default_parent()) from exc
         # The text of ``tempfile`` is a list of all directories that it has tried.
         is_missing = place is None and isinstance(exc, FileNotFoundError)
         raise SandboxUsageError(
@@ -250,6 +256,27 @@ def make_private_dir(place: str | None) -> OwnedDir:
             argument="host_work_dir",
             hint="pass host_work_dir=, or set TMPDIR to a writable directory",
         ) from exc
+
+
+def disk_full(place: str) -> SandboxExecutionError:
+    """Return the error for a session or checkpoint that has no room in the directory ``place``."""
+    return SandboxExecutionError(
+        f"the disk of {place} is full: {os.strerror(errno.ENOSPC)}",
+        code="disk-full",
+        hint=f"free space on the disk of {place}, or drop() checkpoints that are not needed; then "
+        "repeat the call",
+    )
+
+
+@contextlib.contextmanager
+def report_full_disk(place: str) -> Iterator[None]:
+    """Translate the error of a full disk into one that names the disk and the remedy."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in NO_SPACE:
+            raise disk_full(place) from exc
+        raise
 
 
 def start_removal(key: object, directory: WorkDir | OwnedDir) -> asyncio.Future[None]:
