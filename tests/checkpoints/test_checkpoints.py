@@ -161,6 +161,20 @@ async def test_an_archive_of_a_checkpoint(kept: sb.Session, tmp_path: Path, plac
         await other.exec("echo more >> src/a.txt", check=True)
 
 
+@pytest.mark.spec("L1")
+async def test_an_archive_replaces_regular_files_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "old.tar").write_text("old")
+    async with session_of("userns") as session:
+        checkpoint = await session.checkpoint()
+        for path in (tmp_path, tmp_path / "pipe"):
+            with pytest.raises(sb.SandboxUsageError, match="no regular file") as caught:
+                await checkpoint.export(path)
+            assert caught.value.argument == "path"
+        assert await checkpoint.export(tmp_path / "old.tar") > len("old")
+    assert {path.name for path in tmp_path.iterdir()} == {"pipe", "old.tar"}
+
+
 @pytest.mark.spec("L2")
 @pytest.mark.parametrize("name", ["../out", "/abs", "a/../../b", "a//b"])
 async def test_an_archive_cannot_leave_its_tree(name: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from union.sandbox._session import threads
+from union.sandbox.errors import SandboxUsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -16,7 +17,18 @@ CHUNK: Final = 256 * 1024
 
 
 async def write_chunks(path: str | os.PathLike[str], chunks: AsyncIterator[bytes]) -> int:
-    """Write the chunks to a file, which replaces ``path`` when it is complete."""
+    """Write the chunks to a file, which replaces ``path`` when it is complete.
+
+    Raises:
+        SandboxUsageError: ``path`` is a directory, a device or a pipe.
+
+    """
+    if await threads.files.run(path, _is_special, path):
+        raise SandboxUsageError(
+            f"path={os.fspath(path)!r} exists and is no regular file",
+            argument="path",
+            hint="give the name of a new file, or of a file to replace",
+        )
     temporary = f"{os.fspath(path)}.part-{os.urandom(6).hex()}"
     total = 0
     file = await threads.files.run(temporary, open, temporary, "xb")
@@ -31,6 +43,10 @@ async def write_chunks(path: str | os.PathLike[str], chunks: AsyncIterator[bytes
         os.unlink(temporary)
         raise
     return total
+
+
+def _is_special(path: str | os.PathLike[str]) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 async def read_chunks(path: str | os.PathLike[str]) -> AsyncIterator[bytes]:
