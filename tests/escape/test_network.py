@@ -33,6 +33,11 @@ for name, (family, kind, address) in given["plants"].items():
 """
 
 
+def _of_datagrams(jail: sb.Session) -> str:
+    """Return the error of local datagram sockets: with the id of the caller there are none."""
+    return "EPROTONOSUPPORT" if jail.isolation.ids == "caller" else ""
+
+
 @contextmanager
 def _listening(family: int, kind: int, address: object) -> Iterator[socket.socket]:
     with socket.socket(family, kind) as sock:
@@ -119,7 +124,8 @@ async def test_abstract_sockets_of_the_host_are_unreachable(jail: sb.Session) ->
     ):
         given = {"plants": {"stream": (1, 1, name), "datagram": (1, 2, name + "d")}}
         found = await attack(jail, _CONNECT, given=given)
-        assert found == {"stream": "ECONNREFUSED", "datagram": "ECONNREFUSED"}
+        assert found.pop("stream") == "ECONNREFUSED"
+        assert found == {"datagram": _of_datagrams(jail) or "ECONNREFUSED"}
         assert _silent(stream)
         assert _silent(datagram)
         assert await outside(_CONNECT, given=given) == {"stream": "ok", "datagram": "ok"}
@@ -139,7 +145,7 @@ async def test_path_sockets_of_the_host_are_unreachable(jail: sb.Session, mode: 
                 Path(path).chmod(0o777)
             given = {"plants": {paths[0]: (1, 1, paths[0]), paths[1]: (1, 2, paths[1])}}
             found = await attack(jail, _CONNECT, given=given, network_mode=mode)
-            assert set(found.values()) == {"ENOENT"}
+            assert found == {paths[0]: "ENOENT", paths[1]: _of_datagrams(jail) or "ENOENT"}
             assert _silent(one)
             assert _silent(two)
             assert set((await outside(_CONNECT, given=given)).values()) == {"ok"}

@@ -291,8 +291,9 @@ class Driver:
             answer or b"",
         )
         if self.successor is not None:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mailbox:
-                mailbox.sendto(b"go", self.successor)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
+                sender.connect(self.successor)
+                sender.send(b"go -")  # nobody answers
             os._exit(0)
 
     def _perform(self, head: Head, raw: bytes) -> bytes | None:

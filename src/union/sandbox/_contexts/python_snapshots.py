@@ -51,9 +51,13 @@ def perform(driver: Any, operation: str, head: dict[str, Any]) -> bytes | None:
 
 
 def open_mailbox(name: bytes = b"") -> socket.socket:
-    """Return a socket for datagrams, with a name of its own."""
-    mailbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    """Return a socket for messages, with a name of its own.
+
+    Each message has its own connection: not every sandbox has local datagrams.
+    """
+    mailbox = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mailbox.bind(name)
+    mailbox.listen(8)
     mailbox.settimeout(HAND_OVER_S)
     return mailbox
 
@@ -63,23 +67,29 @@ def name_of(pid: int) -> bytes:
 
 
 def send_to(mailbox: socket.socket, data: bytes, address: bytes) -> None:
-    """Send a datagram without waiting until the socket is writable.
+    """Send a message, with the address of the mailbox for the answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
+        sender.settimeout(HAND_OVER_S)
+        sender.connect(address)
+        sender.send(data + b" " + mailbox.getsockname())
 
-    A socket with a timeout is polled first, and gVisor reports a socket without a peer as not
-    writable.
-    """
-    limit_s = mailbox.gettimeout()
-    mailbox.setblocking(False)
-    try:
-        mailbox.sendto(data, address)
-    finally:
-        mailbox.settimeout(limit_s)
+
+def receive_from(mailbox: socket.socket) -> tuple[bytes, bytes]:
+    """Wait for a message; return its data and the address of its sender."""
+    while True:
+        connection, _ = mailbox.accept()
+        with connection:
+            connection.settimeout(HAND_OVER_S)
+            with contextlib.suppress(OSError):  # of another program: it sends nothing
+                data, _, sender = connection.recv(256).partition(b" ")
+                if sender:
+                    return data, sender
 
 
 def answer_of(mailbox: socket.socket, why: str) -> tuple[int, bytes]:
-    """Wait for a datagram; return the process that it names, and the address of its sender."""
+    """Wait for a message; return the process that it names, and the address of its sender."""
     try:
-        data, sender = mailbox.recvfrom(64)
+        data, sender = receive_from(mailbox)
     except TimeoutError:
         raise RuntimeError(why) from None
     return int(data), sender
@@ -91,9 +101,9 @@ def sleep(saver: bytes) -> None:
     try:
         own = open_mailbox(name_of(os.getpid()))
         own.settimeout(None)
-        own.sendto(b"%d" % os.getpid(), saver)
+        send_to(own, b"%d" % os.getpid(), saver)
         while True:
-            _, replaced = own.recvfrom(64)
+            _, replaced = receive_from(own)
             try:
                 is_snapshot = fork_orphan()
             except OSError:
@@ -103,7 +113,7 @@ def sleep(saver: bytes) -> None:
         own.close()
         with contextlib.closing(open_mailbox()) as mailbox:
             send_to(mailbox, b"%d" % os.getpid(), replaced)
-            mailbox.recv(64)
+            receive_from(mailbox)
     except BaseException:  # noqa: BLE001 - another interpreter continues, so this process must not
         os._exit(1)
 

@@ -45,6 +45,8 @@ _BUDGET: Final = 8
 _SEARCH_S: Final = 0.2
 _FRESH_S: Final = 2.0
 """How long the suspicion that a session has reported is compared with those of others."""
+_PATIENCE_S: Final = 1.0
+"""How long no other command is ended after one: its watches are free when its processes end."""
 _S_PER_WATCH: Final = 1e-7
 """Adding a watch takes longer than this in the kernel."""
 
@@ -68,6 +70,8 @@ class EpollGuard:
     """The most suspect command of each session of this process, while no watch is left."""
     _watching: ClassVar[set[int]] = set()
     _last_answer: ClassVar[tuple[float, bool]] = (0.0, False)
+    _last_end: ClassVar[float] = 0.0
+    """When a command was ended for want of watches."""
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
@@ -190,9 +194,13 @@ class EpollGuard:
         if self._is_most_suspect(found[worst]):
             _log.warning("a command was ended: this user has no epoll watches left")
             groups[worst].end()
-            with self._lock:
-                self._reports.pop(id(self), None)
+            self._note_end()
         return True
+
+    def _note_end(self) -> None:
+        with self._lock:
+            self._reports.pop(id(self), None)
+            EpollGuard._last_end = time.monotonic()
 
     def _is_most_suspect(self, mine: _Suspicion) -> bool:
         """Report; return whether no other session has reported more since the last time."""
@@ -203,7 +211,8 @@ class EpollGuard:
             is_second = id(self) in self._reports
             self._reports[id(self)] = now, mine
             fresh = [it for at, it in self._reports.values() if now - at < _FRESH_S]
-        return is_second and mine >= max(fresh)
+            is_patient = now - self._last_end < _PATIENCE_S
+        return is_second and not is_patient and mine >= max(fresh)
 
     async def _groups(self, runs: set[LocalRun], machine: Machine | None) -> list[_Group]:
         firsts = {run: await self._locate(run) for run in runs}
