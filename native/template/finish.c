@@ -93,10 +93,12 @@ static uintptr_t continuation_of(uintptr_t function)
 {
     enum { SHORT = 64, JUMP = 0xe9, JUMP_SIZE = 5 };
     for (uintptr_t at = function; at < function + SHORT && is_inside(at + JUMP_SIZE - 1, function); at++) {
+        /* NOLINTNEXTLINE(performance-no-int-to-ptr): the code of a function that the unwinder knows */
+        const unsigned char *code = (const unsigned char *)at;
         int32_t distance;
-        memcpy(&distance, (const void *)(at + 1), sizeof distance);
+        memcpy(&distance, code + 1, sizeof distance);
         uintptr_t target = at + JUMP_SIZE + (uintptr_t)(intptr_t)distance;
-        if (*(const unsigned char *)at == JUMP && is_inside(target, target))
+        if (*code == JUMP && is_inside(target, target))
             return target;
     }
     return function;

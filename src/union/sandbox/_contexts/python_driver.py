@@ -293,7 +293,7 @@ class Driver:
         if self.successor is not None:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
                 sender.connect(self.successor)
-                sender.send(b"go -")  # nobody answers
+                sender.send(b"go -")  # without an address: there is no answer
             os._exit(0)
 
     def _perform(self, head: Head, raw: bytes) -> bytes | None:
