@@ -142,8 +142,8 @@ def _environment(scratch: Path) -> dict[str, str]:
 def _usable(
     command: tuple[str, ...], *, extra: tuple[str, ...] = ()
 ) -> tuple[Compiler | None, str]:
-    """Return ``command`` with the static way that works, or None and what it said."""
-    said = ""
+    """Return ``command`` with the static way that works, or None and the reason."""
+    reason = ""
     with tempfile.TemporaryDirectory(prefix="sandbox-launcher-") as scratch:
         source = Path(scratch, "trial.c")
         source.write_text(TRIAL_SOURCE)
@@ -157,18 +157,18 @@ def _usable(
             # A program that links but does not start (some static-pie toolchains) is no use.
             if done.returncode == 0 and subprocess.run([output], check=False).returncode == 0:
                 return compiler, ""
-            said = said or done.stdout.strip() or "it makes no program that starts"
-    return None, said
+            reason = reason or done.stdout.strip() or "it makes no program that starts"
+    return None, reason
 
 
 @functools.cache
 def system_compiler() -> Compiler | None:
     """Return the compiler to use that is here already, or None if it has to come from ziglang."""
     if chosen := os.environ.get("UNION_SANDBOX_CC"):
-        compiler, said = _usable(tuple(shlex.split(chosen)))
+        compiler, reason = _usable(tuple(shlex.split(chosen)))
         if compiler is None:
             raise LauncherBuildError(
-                f"UNION_SANDBOX_CC={chosen!r} cannot make a static program: {said}"
+                f"UNION_SANDBOX_CC={chosen!r} cannot make a static program: {reason}"
             )
         return compiler
     for name in ("cc", "gcc", "clang"):
@@ -201,11 +201,11 @@ def zig_compiler() -> Compiler:
     target = os.uname().machine
     if sys.maxsize < 2**32 and target == "x86_64":
         target = "x86"  # a 32-bit Python on a 64-bit kernel
-    compiler, said = _usable(_zig(target), extra=ZIG_EXTRA)
+    compiler, reason = _usable(_zig(target), extra=ZIG_EXTRA)
     if compiler is None:
         raise LauncherBuildError(
             "the launcher needs a C compiler that can link statically; none of cc, gcc, clang can,"
-            f" and ziglang does not work here either: {said}\n"
+            f" and ziglang does not work here either: {reason}\n"
             "Install one (Debian: apt-get install gcc libc6-dev), name one in UNION_SANDBOX_CC, or"
             " set UNION_SANDBOX_SKIP_NATIVE=1 to install without the Linux backends."
         )
