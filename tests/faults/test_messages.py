@@ -8,15 +8,17 @@ import os
 import socket
 import struct
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from tests.conftest import SOON_S, descriptors, eventually, held_by_launcher, session_of
 
-from union.sandbox._core.events import Exited, Failed
+from union.sandbox._core.events import Exited, Failed, Started
 from union.sandbox._linux import channel as channels
 from union.sandbox._linux.channel import Channel
 from union.sandbox._linux.descriptors import sealed_memfd
 from union.sandbox._linux.launcher import Launcher
+from union.sandbox._linux.machine_run import MachineRun
 from union.sandbox._linux.prepared import Sandbox
 from union.sandbox._linux.protocol import (
     EXEC,
@@ -331,6 +333,36 @@ async def test_a_run_ends_when_its_socket_reports_a_reset_for_ever(*, exited: bo
             await run.finished
         ends = [event for event in sink.events if isinstance(event, Exited | Failed)]
         assert [type(end) for end in ends] == [Exited if exited else Failed], sink.events
+
+
+@pytest.mark.parametrize("waited", [(5,), (5, 6), (5, 6, 7)], ids=len)
+@pytest.mark.parametrize("reports", [False, True])
+async def test_a_command_of_a_machine_starts_once(waited: tuple[int, ...], *, reports: bool) -> None:
+    """Also when the process that waits for it was killed and replaced, before or after a read."""
+    async with session_of("userns", persist="machine") as session:
+        assert await works(session)
+        pool = session._transport.pool  # type: ignore[union-attr]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        sandbox = Sandbox(1, ours, channel=pool.channel(), owner=None)
+        run = MachineRun(sandbox, Mock(), isolation=session.isolation)
+        sink = Recorder()
+        before, late = waited[:2], waited[2:]
+        for pid in before:
+            send(theirs, SIMPLE.pack(Message.WAITING, 0, pid, 0))
+        assert sandbox.read_waiting() == before[-1]
+        run.attach(sink, timeout_s=None)
+        run.announce()
+        for pid in late:
+            send(theirs, SIMPLE.pack(Message.WAITING, 0, pid, 0))
+        if reports:
+            send(theirs, SIMPLE.pack(Message.STARTED, 0, waited[-1], 0))
+        send(theirs, EXITED.pack(Message.EXITED, 3 << 8, 0, 0, 0))
+        async with asyncio.timeout(10):
+            await run.finished
+        theirs.close()
+        assert [type(event) for event in sink.events] == [Started, Exited]
+        assert sink.events[0] == Started(before[-1])
 
 
 async def test_a_channel_is_lost_when_its_socket_reports_a_reset_for_ever(

@@ -49,9 +49,7 @@ class MachineRun(LocalRun):
         """Whether the host has killed the command, and so all of its processes."""
         self._is_swept = False
         self._is_announced = False
-        """Whether the command has reported its start."""
-        self._announced = 0
-        """The pid that was reported without that: the process that waits may be replaced."""
+        """Whether the start was reported: by the command, or with the pid that waited for it."""
         self.keeps_network = False
         """Whether processes that the command leaves behind keep its network."""
 
@@ -65,10 +63,14 @@ class MachineRun(LocalRun):
         super().attach(sink, timeout_s=timeout_s)
 
     def announce(self) -> None:
-        """Report the pid of the command as its start, if it is known and was not reported."""
+        """Report the pid of the command as its start, if it is known and was not reported.
+
+        A run starts once. If the process that waited was killed before it took its request, the
+        reported pid is the one of that process, not the one of its replacement.
+        """
         pid = self.sandbox.waiting_pid
-        if pid and pid != self._announced and not self._is_announced:
-            self._announced = pid
+        if pid and not self._is_announced:
+            self._is_announced = True
             self._sink.event(Started(pid))
 
     def signal(self, signum: int, *, group: bool = False) -> None:
@@ -98,11 +100,14 @@ class MachineRun(LocalRun):
         self._shut_listeners()
         self.kill_tree()  # its runner reports the end when all of them are gone
 
+    def _on_started(self, pid: int) -> None:
+        self.sandbox.waiting_pid = pid
+        self.announce()
+
     def _dispatch(self, kind: int, data: bytes) -> None:
         if kind == Message.WAITING:
             self.sandbox.waiting_pid = decode_started(data)
             return
-        self._is_announced |= kind == Message.STARTED
         if kind == Message.EXITED:
             self.announce()
         if kind != Message.EXITED or self._is_swept or not (self._cause or self._ends_tree):

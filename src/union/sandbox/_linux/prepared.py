@@ -124,7 +124,7 @@ class Sandbox:
         Not for a filtered network, whose first message carries descriptors.
         """
         with contextlib.suppress(OSError):
-            while not self.waiting_pid:
+            while True:  # the last one: a process that was killed while it waited is replaced
                 data = self.sock.recv(MAX_MESSAGE, socket.MSG_PEEK)
                 kind = int.from_bytes(data[:4], sys.byteorder)
                 if len(data) != SIMPLE.size or kind not in {Message.READY, Message.WAITING}:

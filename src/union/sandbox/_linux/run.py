@@ -209,7 +209,7 @@ class LocalRun:
 
     def _dispatch(self, kind: int, data: bytes) -> None:
         if kind == Message.STARTED:
-            self._sink.event(Started(reports.decode_started(data)))
+            self._on_started(reports.decode_started(data))
             _settle(self.started)
             self.output.begin()
         elif kind == Message.EXITED:
@@ -232,6 +232,9 @@ class LocalRun:
                 self._exit_unstarted(*ended)
         else:
             raise reports.MalformedReportError
+
+    def _on_started(self, pid: int) -> None:
+        self._sink.event(Started(pid))
 
     def _exit_unstarted(self, code: int, message: str) -> None:
         """End the run of a program that cannot be executed, as a shell does."""

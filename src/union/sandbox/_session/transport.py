@@ -21,7 +21,9 @@ __all__ = ["Files", "Run", "Sink", "Transport"]
 class Sink(Protocol):
     """Receives the events and output of one command. All calls come from the event loop."""
 
-    def event(self, event: Event) -> None: ...
+    def event(self, event: Event) -> None:
+        """Receive ``Started`` at most once, then one ``Exited`` or ``Failed``."""
+        ...
 
     def output(self, fd: int, data: bytes | memoryview) -> bool:
         """Receive bytes of stdout (1) or stderr (2); False pauses the stream until ``resume``.
