@@ -337,7 +337,9 @@ async def test_a_run_ends_when_its_socket_reports_a_reset_for_ever(*, exited: bo
 
 @pytest.mark.parametrize("waited", [(5,), (5, 6), (5, 6, 7)], ids=len)
 @pytest.mark.parametrize("reports", [False, True])
-async def test_a_command_of_a_machine_starts_once(waited: tuple[int, ...], *, reports: bool) -> None:
+async def test_a_command_of_a_machine_starts_once(
+    waited: tuple[int, ...], *, reports: bool
+) -> None:
     """Also when the process that waits for it was killed and replaced, before or after a read."""
     async with session_of("userns", persist="machine") as session:
         assert await works(session)
