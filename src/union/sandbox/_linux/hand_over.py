@@ -56,4 +56,4 @@ def hand_over(
         size,
         *(window or (0, 0)),
     )
-    send_with_fds(sock, head + body, [far_ends[bit] for bit in sorted(far_ends)])
+    send_with_fds(sock, head + body, [*map(far_ends.__getitem__, sorted(far_ends))])

@@ -100,8 +100,7 @@ class OutputPipes:
         """Open the pipes that are read; add their far ends to ``given``, by their `ExecFlag`."""
         for fd, wanted in enumerate(pipes, start=1):
             if wanted:
-                near, given[1 << fd] = make()
-                self.add(fd, near)
+                self._near[fd], given[1 << fd] = make()
         if merge:
             given[ExecFlag.STDERR] = os.dup(given[ExecFlag.STDOUT])
 
@@ -245,7 +244,7 @@ class OutputPipes:
         near = self._near.pop(fd)
         self._left.pop(fd, None)
         self._readers.remove(near)
-        if not self._near:
+        if self._grace is not None and not self._near:
             self._stop_waiting()
         return near
 

@@ -69,10 +69,10 @@ class Sandbox:
         self.channel = channel
         self.owner = owner
         """The id that must own the pipes of the command, so that it can reopen them."""
-        self.was_out_of_memory: Callable[[], bool] = lambda: False
+        self.was_out_of_memory: Callable[[], bool] | None = None
         self.saw_oom_kill: Callable[[], bool] = lambda: False
         """Whether the kernel killed a process for memory meanwhile, perhaps of another sandbox."""
-        self.peak_memory: Callable[[], int | None] = lambda: None
+        self.peak_memory: Callable[[], int | None] | None = None
         self.terminal: tuple[int, int] | None = None
         """The host's end of a terminal that was opened on the host, and its device."""
         self.variables: Mapping[str, str] = {}
@@ -97,7 +97,7 @@ class Sandbox:
 
         A command that was killed has the status 128 + SIGKILL, as has a shell that waited for one.
         """
-        if self.was_out_of_memory():
+        if self.was_out_of_memory is not None and self.was_out_of_memory():
             return True
         return status == 128 + signal.SIGKILL and self.saw_oom_kill()
 

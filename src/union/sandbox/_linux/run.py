@@ -204,7 +204,8 @@ class LocalRun:
             elif kind == Message.TERMINAL and self._terminal is not None and len(fds) == 2:
                 self._take_terminal(self._terminal, *fds)
             else:
-                close_all(fds)  # no other message carries descriptors
+                if fds:
+                    close_all(fds)  # no other message carries descriptors
                 self._dispatch(kind, data)
 
     def _dispatch(self, kind: int, data: bytes) -> None:
@@ -213,7 +214,8 @@ class LocalRun:
             _settle(self.started)
             self.output.begin()
         elif kind == Message.EXITED:
-            code, usage = reports.decode_exited(data, peak_memory=self.sandbox.peak_memory())
+            peak = self.sandbox.peak_memory
+            code, usage = reports.decode_exited(data, peak_memory=peak() if peak else None)
             self._drain_output()
             status = 128 - code if code < 0 else code
             oom = functools.partial(self.sandbox.ran_out_of_memory, status)
@@ -254,7 +256,8 @@ class LocalRun:
         out_of_memory = self.sandbox.ran_out_of_memory(128 + signal.SIGKILL)
         if out_of_memory or self._cause:
             self._drain_output()
-            usage = Usage(peak_memory_bytes=self.sandbox.peak_memory())
+            peak = self.sandbox.peak_memory
+            usage = Usage(peak_memory_bytes=peak() if peak else None)
             cause = "oom" if out_of_memory else self._cause
             self._finish(Exited(128 + signal.SIGKILL, cause, usage))
         else:
@@ -275,7 +278,8 @@ class LocalRun:
     def _finish(self, end: Exited | Failed) -> None:
         # Streams that wait for their reader stay open; the rest of the run is over.
         self.has_ended = True
-        self._shut_listeners()
+        if self.close_listeners is not None:
+            self._shut_listeners()
         if self._closing_listeners is None:
             self._report(end)
         else:

@@ -77,7 +77,8 @@ class SandboxProcess:
     async def _until_done(self) -> None:
         """Wait until the command has ended and its output has been received and forwarded."""
         await self._sink.until_done()
-        await self._finish_pumps()
+        if self._pumps:
+            await self._finish_pumps()
 
     async def _finish_pumps(self) -> None:
         for pump in self._pumps:

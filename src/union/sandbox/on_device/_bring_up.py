@@ -161,9 +161,17 @@ class Postures:
         """Return whether the next command of this shape uses this posture."""
         return self._postures.get(posture.shape) is posture
 
-    def is_ready(self, posture: Posture) -> bool:
-        """Return whether its sandboxes are known to work here and their shared part is built."""
-        return posture.shape in self._probed and posture.is_built
+    def usable(self, shape: NetworkShape) -> Posture | None:
+        """Return the posture of a network shape if its sandboxes can be made at once, else None.
+
+        They are known to work here, and their shared part is built.
+        """
+        root = self._root  # each command passes here: with as few calls as possible
+        if root is not None and shape in self._probed and root.is_intact(shape):
+            posture = self._postures.get(shape)
+            if posture is not None and posture.is_built:
+                return posture
+        return self.get(shape) if self._pool.is_bare else None
 
     async def ready(self, shape: NetworkShape) -> Posture:
         """Probe this network shape if that was not done yet, and build its shared part."""

@@ -72,9 +72,7 @@ class CallPostures:
             NotBuiltError: the sandbox cannot be built on this host.
 
         """
-        usual = self._postures.get(shape)
-        if not self._pool.is_bare and not self._postures.is_ready(usual):
-            usual = await self._postures.ready(shape)
+        usual = self._postures.usable(shape) or await self._postures.ready(shape)
         kept = self._find(shape, call, usual)
         kept.users += 1
         try:

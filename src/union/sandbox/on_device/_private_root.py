@@ -79,7 +79,8 @@ class PrivateRoot:
         """
         if shape == "open" and name_files_now() != self.found.name_files:
             return False
-        return self.found.read_only.is_intact()
+        read_only = self.found.read_only
+        return not read_only.watched or read_only.is_intact()
 
     async def build(self, plan: Plan, channel: Channel) -> Outcome:
         """Build the shared part by ``plan``, which is the same for all users, unless it is built.

@@ -69,7 +69,7 @@ class ReadOnlyPaths:
         self.kept: set[tuple[int, int]] = set()
         """Identities of these and of the directories above them, up to the writable mount."""
         self._fds: list[int] = []
-        self._watched: list[tuple[int, str, tuple[int, ...]]] = []
+        self.watched: list[tuple[int, str, tuple[int, ...]]] = []
 
     def __del__(self) -> None:
         # An error may occur between the inspection of the host and the posture that owns this.
@@ -78,11 +78,11 @@ class ReadOnlyPaths:
     def close(self) -> None:
         while self._fds:
             os.close(self._fds.pop())
-        self._watched.clear()
+        self.watched.clear()
 
     def is_intact(self) -> bool:
         """Return whether every path still has its identity; no link is followed."""
-        for parent, name, stamp in self._watched:
+        for parent, name, stamp in self.watched:
             try:
                 found = os.stat(name, dir_fd=parent, follow_symlinks=False)
             except OSError:
@@ -172,7 +172,7 @@ class ReadOnlyPaths:
         return fd
 
     def _watch(self, parent: int, name: str, fd: int) -> None:
-        self._watched.append((parent, name, _stamp(os.fstat(fd))))
+        self.watched.append((parent, name, _stamp(os.fstat(fd))))
 
 
 def _stamp(found: os.stat_result) -> tuple[int, ...]:

@@ -133,33 +133,33 @@ class Runner:
         if not self.gate.enter():
             await self.gate.wait()
         try:
-            return await self._start(spec, sink)
+            shape = shape_of(spec.network)
+            if shape == "filtered" or not self._is_venv_verified:
+                await self._verify(spec)
+            self._is_venv_verified = False
+            try:
+                if spec.call is None:
+                    posture = self._postures.usable(shape) or await self._postures.ready(shape)
+                    run = self._hand_over(posture, spec)
+                else:
+                    async with self._calls.posture(shape, spec.call) as posture:
+                        run = self._hand_over(posture, spec)
+                if shape == "filtered":
+                    serve_network(run, spec, sink, network=self._network, pool=self._pool)
+                # Reports arrive in later iterations of the event loop, so none is missed here.
+                run.attach(sink, timeout_s=spec.timeout_s)
+            except NotBuiltError as exc:
+                raise self._pool.not_built(exc) from exc
+            except OSError as exc:
+                raise self._pool.spawn_failed("the command could not be started", exc) from exc
+            await self._accompany(run, posture, spec, sink)
+            return run
         finally:
             self.gate.leave()
 
-    async def _start(self, spec: RunSpec, sink: Sink) -> LocalRun:
-        shape = shape_of(spec.network)
-        if shape == "filtered" or not self._is_venv_verified:
-            await self._verify(spec)
-        self._is_venv_verified = False
+    async def _accompany(self, run: LocalRun, posture: Posture, spec: RunSpec, sink: Sink) -> None:
+        """Do what follows the start of a command, and wait for its report if there is one."""
         pool = self._pool
-        try:
-            if spec.call is None:
-                posture = self._postures.get(shape)
-                if not pool.is_bare and not self._postures.is_ready(posture):
-                    posture = await self._postures.ready(shape)
-                run = self._hand_over(posture, spec)
-            else:
-                async with self._calls.posture(shape, spec.call) as posture:
-                    run = self._hand_over(posture, spec)
-            if shape == "filtered":
-                serve_network(run, spec, sink, network=self._network, pool=self._pool)
-            # Reports arrive in later iterations of the event loop, so none is missed here.
-            run.attach(sink, timeout_s=spec.timeout_s)
-        except NotBuiltError as exc:
-            raise self._pool.not_built(exc) from exc
-        except OSError as exc:
-            raise pool.spawn_failed("the command could not be started", exc) from exc
         self._runs.add(run)
         run.finished.add_done_callback(lambda _: self._on_end(run))
         if spec.call is not None:
@@ -184,7 +184,6 @@ class Runner:
                 argument="cwd",
                 hint=f"the work dir is {self._work.path}; other paths need read_only_paths",
             )
-        return run
 
     async def start_interpreter(
         self,
@@ -208,9 +207,7 @@ class Runner:
             self._is_venv_verified = False
             shape = shape_of(spec.network)
             try:
-                posture = self._postures.get(shape)
-                if not self._postures.is_ready(posture):
-                    posture = await self._postures.ready(shape)
+                posture = self._postures.usable(shape) or await self._postures.ready(shape)
                 run, near = send(posture, self._build(spec, posture), self._venv)
                 try:
                     if shape == "filtered":

@@ -110,9 +110,7 @@ class WorkState:
         transport = self._transport
         pool, postures = transport.pool, transport.postures
         shape = shape_of(transport.spec.network)
-        posture = postures.get(shape)
-        if not pool.is_bare and not postures.is_ready(posture):
-            posture = await postures.ready(shape)
+        posture = postures.usable(shape) or await postures.ready(shape)
         pool.release()
         channel = pool.channel()
         await channel.drain()
