@@ -101,6 +101,10 @@ class Sandbox:
             return True
         return status == 128 + signal.SIGKILL and self.saw_oom_kill()
 
+    def peak(self) -> int | None:
+        """Return the peak memory of the command in bytes; None if nothing measures it."""
+        return None if self.peak_memory is None else self.peak_memory()
+
     @property
     def label(self) -> int:
         """The number by which a machine finds the processes of the command; 0: there are none.

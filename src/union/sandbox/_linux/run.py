@@ -204,8 +204,7 @@ class LocalRun:
             elif kind == Message.TERMINAL and self._terminal is not None and len(fds) == 2:
                 self._take_terminal(self._terminal, *fds)
             else:
-                if fds:
-                    close_all(fds)  # no other message carries descriptors
+                close_all(fds)  # no other message carries descriptors
                 self._dispatch(kind, data)
 
     def _dispatch(self, kind: int, data: bytes) -> None:
@@ -214,8 +213,7 @@ class LocalRun:
             _settle(self.started)
             self.output.begin()
         elif kind == Message.EXITED:
-            peak = self.sandbox.peak_memory
-            code, usage = reports.decode_exited(data, peak_memory=peak() if peak else None)
+            code, usage = reports.decode_exited(data, peak_memory=self.sandbox.peak())
             self._drain_output()
             status = 128 - code if code < 0 else code
             oom = functools.partial(self.sandbox.ran_out_of_memory, status)
@@ -256,8 +254,7 @@ class LocalRun:
         out_of_memory = self.sandbox.ran_out_of_memory(128 + signal.SIGKILL)
         if out_of_memory or self._cause:
             self._drain_output()
-            peak = self.sandbox.peak_memory
-            usage = Usage(peak_memory_bytes=peak() if peak else None)
+            usage = Usage(peak_memory_bytes=self.sandbox.peak())
             cause = "oom" if out_of_memory else self._cause
             self._finish(Exited(128 + signal.SIGKILL, cause, usage))
         else:
@@ -278,8 +275,7 @@ class LocalRun:
     def _finish(self, end: Exited | Failed) -> None:
         # Streams that wait for their reader stay open; the rest of the run is over.
         self.has_ended = True
-        if self.close_listeners is not None:
-            self._shut_listeners()
+        self._shut_listeners()
         if self._closing_listeners is None:
             self._report(end)
         else:
@@ -323,10 +319,6 @@ class LocalRun:
             self.output.resume(fd)
         except OSError as exc:
             self._break_off(no_descriptors(exc))
-
-    def abandon(self) -> None:
-        """Close the output of a session that closes: no reader will come."""
-        self.output.abandon()
 
     # Signals and ends.
 

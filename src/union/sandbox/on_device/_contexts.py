@@ -218,7 +218,7 @@ class LocalContext:
             return
         run.end_now("closed")
         await until_done(run.finished)
-        run.abandon()
+        run.output.abandon()
         interpreter.close()
 
     def _opened(self) -> Interpreter:

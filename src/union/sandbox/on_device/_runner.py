@@ -390,5 +390,5 @@ class Runner:
             if is_stuck:
                 run.give_up_killed()
             await until_done(run.finished)
-            run.abandon()
+            run.output.abandon()
         await until_done(*self._removals)
