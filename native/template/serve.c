@@ -30,7 +30,7 @@ static void *resume_at[5];
 
 #define EXPORTED __attribute__((visibility("default")))
 
-enum { SIGNALS = 65, MAX_RANGES = 1024, REHEARSAL_S = 5 };
+enum { SIGNALS = 65, MAX_RANGES = 4096, REHEARSAL_S = 5 };
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23

@@ -36,8 +36,6 @@ _begun: list[bool] = []
 _SIGKILL = 9
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PRESENT, _OF_FILE, _EXCLUSIVE = 1 << 63, 1 << 61, 1 << 56
-_GAP = 1
-"""Pages up to this distance from each other are taken together: a page costs more than a call."""
 
 
 def begin(
@@ -365,7 +363,7 @@ def _used_memory(pid: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]
 def _add_ranges(found: list[tuple[int, int]], pages: list[int]) -> None:
     begin = end = 0
     for page in pages:
-        if end and page - end <= _GAP:
+        if page == end:
             end = page + 1
             continue
         if end:
