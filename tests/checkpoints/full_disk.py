@@ -157,8 +157,8 @@ async def merges(disk: Disk, backend: str) -> None:
             _layer_merging._ROOM = room  # type: ignore[misc]
             for free in range(MAX_INODES):
                 with disk.with_free_inodes(free):
-                    task = state.merger.consider(lower)
-                    await task
+                    state.merger.consider()
+                    await state.merger._task
                     output = (await session.exec("cat d3/f")).stdout
                 is_merged = lower[0].merged is not None
                 report(

@@ -92,7 +92,7 @@ async def merged(child: Child, backend: str, _: str) -> None:
     await session.exec("rm -r d; mkdir d; echo 3 > e/g")
     last = await session.checkpoint()
     child.report("checkpoint")
-    await asyncio.gather(*calls._state.removals)
+    await calls._state.merger._task
     assert calls._state.layers.lower[0].merged is not None
     child.report("merge")
     await session.rollback(last)

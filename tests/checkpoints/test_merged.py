@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import stat
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.conftest import ISOLATED, eventually, session_of
 from union.sandbox._linux import layer_merge
 from union.sandbox._linux.layer_merge import LayerMerge
 from union.sandbox.on_device import _layer_merging
+from union.sandbox.on_device._layer_merging import LayerMerger
 from union.sandbox.on_device._layer_store import mounted
 
 if TYPE_CHECKING:
@@ -51,9 +53,16 @@ def lower_of(session: sb.Session) -> tuple[Layer, ...]:
 
 
 async def settled(session: sb.Session) -> None:
-    """Wait for merges and removals."""
+    """Wait for removals and the work of merges."""
     while state_in(session).removals:
         await asyncio.wait(state_in(session).removals)
+
+
+async def finished(session: sb.Session) -> None:
+    """Wait for merges, while no command runs."""
+    while (task := state_in(session).merger._task) is not None:
+        await asyncio.wait([task])
+    await settled(session)
 
 
 async def deepened(session: sb.Session, number: int) -> list[sb.Checkpoint]:
@@ -61,7 +70,7 @@ async def deepened(session: sb.Session, number: int) -> list[sb.Checkpoint]:
     for n in range(number):
         await session.put_bytes("changed", str(n).encode())
         kept.append(await session.checkpoint())
-        await settled(session)
+        await finished(session)
     return kept
 
 
@@ -139,7 +148,7 @@ async def test_merged_layers_show_every_kind_of_entry(way: str) -> None:
         for turn in TURNS:
             await session.run_code(turn)
             kept.append((await session.checkpoint(), await everything(session)))
-            await settled(session)
+            await finished(session)
         assert any(layer.merged for layer in lower_of(session))
         last, wanted = kept[-1]
         merged = mounted(lower_of(session))
@@ -166,7 +175,7 @@ async def test_random_changes_with_merges(way: str) -> None:
         for round_ in range(24):
             await session.run_code(ACT.replace("SEED", str(100 + round_)))
             kept.append((await session.checkpoint(), await state_of(session)))
-            await settled(session)
+            await finished(session)
             if round_ % 6 == 5:
                 checkpoint, wanted = kept[round_ // 2]
                 now = await state_of(session)
@@ -218,7 +227,7 @@ async def test_merged_layers_go_with_the_last_that_needs_them(way: str) -> None:
             await session.rollback(kept[0])
             for one in kept[1:]:
                 await one.drop()
-            await settled(session)
+            await finished(session)
             # The fork shows them, and nothing else needs them.
             assert await other.get_bytes("changed") == b"7"
             assert any(os.path.exists(one.path) for one in merged)
@@ -249,21 +258,32 @@ async def test_a_session_that_closes_during_a_merge_leaves_nothing() -> None:
 @pytest.mark.spec("L1")
 @pytest.mark.usefixtures("often")
 async def test_commands_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_layer_merging, "_PATIENCE_S", 0.1)
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    check = LayerMerger._check_idle
+    may_go_on = threading.Event()
+
+    def check_late(merger: LayerMerger) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            loop.call_soon_threadsafe(begun.set)
+            may_go_on.wait(10)
+        check(merger)
+
+    monkeypatch.setattr(LayerMerger, "_check_idle", check_late)
     async with session_of("userns") as session:
-        merger = state_in(session).merger
-        assert not merger._is_busy()
+        for number in range(4):
+            await session.put_bytes("changed", str(number).encode())
+            await session.checkpoint()
+        await begun.wait()
         running = await session.run("sleep 60", background=True)
-        assert merger._is_busy()
+        may_go_on.set()
+        await settled(session)
+        assert not any(layer.merged or layer.is_single for layer in lower_of(session))
+        made = filter(str.isdigit, os.listdir(state_in(session).store().path))
+        assert sorted(made) == ["1", "2", "3", "4"]  # what the merge has made is removed
         running.kill()
         await running.wait()
-        with monkeypatch.context() as patched:
-            patched.setattr(merger, "_is_busy", lambda: True)
-            await deepened(session, 5)
-            assert not any(layer.merged for layer in lower_of(session))
-            assert not any(layer.is_single for layer in lower_of(session))
-        # The next checkpoint tries again.
-        await deepened(session, 1)
+        await finished(session)
         assert any(layer.merged for layer in lower_of(session))
 
 

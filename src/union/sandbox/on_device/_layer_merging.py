@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import logging
 import os
-import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from union.sandbox._linux.layer_merge import LayerMerge, TreeCost, cost_of
@@ -23,9 +21,8 @@ from union.sandbox.on_device._layer_store import Layer, MergedLayer, hold, relea
 from union.sandbox.on_device._work_layers import marks_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from union.sandbox.on_device._layer_store import LayerStore
+    from union.sandbox.on_device._transport import LocalTransport
     from union.sandbox.on_device._work_state import WorkState
 
 __all__ = ["LayerMerger"]
@@ -38,9 +35,12 @@ LIMIT: Final = TreeCost(entries=2000, size=8 * 1024 * 1024)
 """The most that one merge copies. A layer with more stays alone."""
 _ROOM: Final = 10
 """A merge takes at most one part in this many of what is free on the disk."""
-_PATIENCE_S: Final = 2.0
-"""How long a merge waits for commands to end, before it is given up."""
-_PAUSE_S: Final = 0.005
+MAX_PARTS: Final = 32
+"""Directories of one merge; each is open meanwhile."""
+MAX_ATTEMPTS: Final = 10
+"""How often a merge that a command interrupts begins again, until the next checkpoint."""
+_PASSING: Final = NO_SPACE | {errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Failures that are not due to the layers."""
 
 
 class _Run(NamedTuple):
@@ -57,65 +57,89 @@ class _Run(NamedTuple):
 class LayerMerger:
     """Merges layers of one session, one merge at a time."""
 
-    def __init__(
-        self, state: WorkState, *, is_busy: Callable[[], bool], is_closed: Callable[[], bool]
-    ) -> None:
-        """Merge layers of ``state``.
-
-        Args:
-            state: the work dir.
-            is_busy: returns whether commands run, which go first. Called in threads.
-            is_closed: returns whether the session is being closed. Called in threads.
-
-        """
+    def __init__(self, state: WorkState, transport: LocalTransport) -> None:
         self._state = state
-        self._is_busy = is_busy
-        self._is_closed = is_closed
+        self._transport = transport
         self._task: asyncio.Task[None] | None = None
 
-    def consider(self, lower: tuple[Layer, ...]) -> asyncio.Future[None] | None:
-        """Start a merge if these layers are worth one; return its task."""
-        if self._task is not None or _single(lower, self._state.store()) < MIN_LAYERS:
-            return None
-        hold(lower)
-        self._task = asyncio.create_task(self._merge(lower))
-        return self._task
+    def consider(self) -> None:
+        """Start a merge if the present layers are worth one."""
+        if self._task is None and self._singles() >= MIN_LAYERS:
+            self._task = asyncio.create_task(self._merge())
+            self._task.add_done_callback(self._on_done)
 
-    async def _merge(self, lower: tuple[Layer, ...]) -> None:
-        store = self._state.store()
+    def stop(self) -> None:
+        """End a merge; what it still does is among the removals of the session."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            _log.warning("merging layers failed", exc_info=exc)
+
+    def _lower(self) -> tuple[Layer, ...]:
+        layers = self._state.layers
+        return () if layers is None else layers.lower
+
+    def _singles(self) -> int:
+        return _single(self._lower(), self._state.store())
+
+    def _check_idle(self) -> None:
+        """Raise if commands of the session run, which go first. Called in threads."""
+        if not self._transport.pool.sandboxes.is_open or self._transport.runner.running():
+            raise InterruptedError(errno.EINTR, "the session is used")
+
+    async def _merge(self) -> None:
+        for _ in range(MAX_ATTEMPTS):
+            await self._transport.runner.idle()
+            if not self._transport.pool.sandboxes.is_open or self._singles() < MIN_LAYERS:
+                return
+            try:
+                await self._attempt(self._lower())
+            except InterruptedError:
+                continue
+            except (OSError, SandboxError):
+                # The layers stay as they are, and are mounted one by one.
+                _log.debug("layers were not merged", exc_info=True)
+            return
+
+    async def _attempt(self, lower: tuple[Layer, ...]) -> None:
+        """Merge some of these layers, which are held meanwhile."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._state.removals.add(ended)
+        hold(lower)
         try:
+            store = self._state.store()
             run = await threads.merging.run(self, _choose, lower, store)
-            if run is not None and not self._is_closed():
+            if run is not None:
+                self._check_idle()
                 await self._merge_run(lower, run, store)
-        except (OSError, SandboxError):
-            # The layers stay as they are, and are mounted one by one.
-            _log.debug("layers were not merged", exc_info=True)
         finally:
-            self._task = None
-            if (released := self._state.release(lower)) is not None:
+            released = self._state.release(lower)
+            if released is not None:
                 await threads.until_done(released)
+            self._state.removals.discard(ended)
+            ended.set_result(None)
 
     async def _merge_run(self, lower: tuple[Layer, ...], run: _Run, store: LayerStore) -> None:
+        layers = lower[run.begin : run.end]
         below = await self._state.open(lower[run.end :])
         try:
-            made = await threads.merging.run(self, self._build, run, store, below)
-        except InterruptedError:
-            raise
+            await threads.merging.run(self, self._build, layers, run, store, below)
         except OSError as exc:
-            if exc.errno not in NO_SPACE:
-                for layer in lower[run.begin : run.end]:
+            if exc.errno not in _PASSING:
+                for layer in layers:
                     layer.is_single = True
             raise
         finally:
             os.close(below)
-        lower[run.begin].merged = MergedLayer(made, lower[run.begin + 1 : run.end])
 
-    def _build(self, run: _Run, store: LayerStore, below: int) -> Layer:
+    def _build(self, layers: tuple[Layer, ...], run: _Run, store: LayerStore, below: int) -> None:
         """Make the merged directory, in a thread."""
         _check_room(store.path, run.cost)
         made = store.new(os.stat(run.parts[0].path))
         hold((made,))
-        deadline = time.monotonic() + _PATIENCE_S
         try:
             LayerMerge(
                 [part.path for part in run.parts],
@@ -123,22 +147,13 @@ class LayerMerger:
                 below=below,
                 marks=marks_prefix(),
                 limit=LIMIT,
-                pause=functools.partial(self._pause, deadline),
+                pause=self._check_idle,
             ).run()
         except BaseException:
             release((made,))
             raise
         made.cost = run.cost
-        return made
-
-    def _pause(self, deadline: float) -> None:
-        """Let commands of the session go first."""
-        while not self._is_closed() and self._is_busy():
-            if time.monotonic() > deadline:
-                raise InterruptedError(errno.EINTR, "commands of the session run")
-            time.sleep(_PAUSE_S)
-        if self._is_closed():
-            raise InterruptedError(errno.EINTR, "the session is being closed")
+        layers[0].merged = MergedLayer(made, layers[1:])
 
 
 def _single(lower: tuple[Layer, ...], store: LayerStore) -> int:
@@ -169,7 +184,7 @@ def _choose(lower: tuple[Layer, ...], store: LayerStore) -> _Run | None:
             (layer, 1) if layer.merged is None else (layer.merged.layer, layer.merged.count)
         )
         added = _cost(part) if layer.store is store and not layer.is_copy else None
-        fits = added is not None and (cost + added).fits(LIMIT)
+        fits = added is not None and (cost + added).fits(LIMIT) and len(parts) < MAX_PARTS
         if added is None or not fits or count > max(at - begin, 1):
             if single >= MIN_LAYERS:
                 break

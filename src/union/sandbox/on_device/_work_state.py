@@ -60,11 +60,7 @@ class WorkState:
         self._lock = asyncio.Lock()
         self.removals: set[asyncio.Future[None]] = set()
         """Removals and merges of layers that have not ended."""
-        self.merger = LayerMerger(
-            self,
-            is_busy=lambda: bool(transport.runner.running()),
-            is_closed=lambda: not transport.pool.sandboxes.is_open,
-        )
+        self.merger = LayerMerger(self, transport)
         self._plain: tuple[Layer, ...] = ()
         """The session's own directory, below the mount of its layers. It is held until the end: the
         kernel unmounts everything from a directory that is removed."""
@@ -294,9 +290,7 @@ class WorkState:
             raise self._transport.pool.spawn_failed("the layers were not mounted", exc) from exc
         self.release(last)
         self._after_mount()
-        if (merge := self.merger.consider(lower)) is not None:
-            self.removals.add(merge)
-            merge.add_done_callback(self.removals.discard)
+        self.merger.consider()
 
     def _after_mount(self) -> None:
         """Make commands use the new mount, and have a sandbox ready for the next one."""
