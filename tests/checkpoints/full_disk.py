@@ -19,7 +19,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from union import sandbox as sb
-from union.sandbox.on_device import _workdir
+from union.sandbox.on_device import _layer_merging, _workdir
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -140,6 +140,39 @@ async def other_calls(disk: Disk, backend: str) -> None:
     report("close", left=disk.left())
 
 
+async def merges(disk: Disk, backend: str) -> None:
+    """Merges in the background, with and without the check for room."""
+    async with opened(backend) as session:
+        _layer_merging.MIN_LAYERS = 1000  # type: ignore[misc]
+        await session.checkpoint()
+        for number in range(4):
+            await session.put_bytes(f"d{number}/f", b"1")
+            kept = await session.checkpoint()
+        _layer_merging.MIN_LAYERS = 2  # type: ignore[misc]
+        state = session._transport.checkpoint_calls._state
+        lower = state.layers.lower
+        await asyncio.gather(*state.removals)
+        before = layers_of(session)
+        for room in (_layer_merging._ROOM, 0):
+            _layer_merging._ROOM = room  # type: ignore[misc]
+            for free in range(MAX_INODES):
+                with disk.with_free_inodes(free):
+                    state.merger.consider()
+                    await state.merger._task
+                    output = (await session.exec("cat d3/f")).stdout
+                is_merged = lower[0].merged is not None
+                report(
+                    "merge", room=room, free=free, output=output, is_merged=is_merged,
+                    is_same=layers_of(session) == before,
+                    is_single=any(layer.is_single for layer in lower),
+                )  # fmt: skip
+                if is_merged:
+                    break
+        await session.rollback(kept)
+        report("merged", files=sorted(info.path for info in await session.list_dir(".")))
+    report("close", left=disk.left())
+
+
 async def no_bytes(disk: Disk, backend: str) -> None:
     """Copies and files that are larger than what is free."""
     async with opened(backend) as session:
@@ -168,7 +201,7 @@ async def no_bytes(disk: Disk, backend: str) -> None:
 def main() -> None:
     place, backend = sys.argv[1:]
     _workdir._PREFERRED = place  # type: ignore[misc]
-    for part in (first_checkpoint, other_calls, no_bytes):
+    for part in (first_checkpoint, other_calls, merges, no_bytes):
         asyncio.run(part(Disk(place), backend))
 
 

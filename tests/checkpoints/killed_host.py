@@ -22,7 +22,7 @@ from tests.checkpoints.steps import Steps
 
 from union import sandbox as sb
 from union.sandbox._linux.launcher import Launcher
-from union.sandbox.on_device import _workdir
+from union.sandbox.on_device import _layer_merging, _workdir
 
 FILES = {"a": "1", "d/b": "2"}
 MAX_CHILDREN = 400
@@ -75,6 +75,32 @@ async def private(child: Child, backend: str, _: str) -> None:
     await asyncio.gather(*session._transport.checkpoint_calls._state.removals)
     child.end("drop")
     await other.close()
+    await session.close()
+
+
+async def merged(child: Child, backend: str, _: str) -> None:
+    """A merge of the layers of a private work dir, in the background."""
+    _layer_merging.MIN_LAYERS = 2  # type: ignore[misc]
+    session = await sb.on_device.session(backend=backend, warm=0).open()
+    calls = session._transport.checkpoint_calls
+    for name, text in FILES.items():
+        await session.put_bytes(name, text.encode())
+    first = await session.checkpoint()
+    await session.exec("rm a; mkdir e; ln d/b e/c; ln -s d l; mkfifo f")
+    await session.checkpoint()
+    child.begin(session)
+    await session.exec("rm -r d; mkdir d; echo 3 > e/g")
+    last = await session.checkpoint()
+    child.report("checkpoint")
+    await calls._state.merger._task
+    assert calls._state.layers.lower[0].merged is not None
+    child.report("merge")
+    await session.rollback(last)
+    child.report("rollback")
+    await session.rollback(first)
+    await last.drop()
+    await asyncio.gather(*calls._state.removals)
+    child.end("drop")
     await session.close()
 
 
@@ -153,7 +179,7 @@ def run(scenario: Any, at: int, backend: str, directory: str) -> dict[str, Any]:
 
 def main() -> None:
     name, backend, *rest = sys.argv[1:]
-    scenario = {"private": private, "pinned": pinned}[name]
+    scenario = {"private": private, "merged": merged, "pinned": pinned}[name]
     import_all(backend)
     for at in range(1, MAX_CHILDREN):
         result = run(scenario, at, backend, "".join(rest))

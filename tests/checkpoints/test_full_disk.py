@@ -76,5 +76,15 @@ def test_calls_on_a_full_disk(backend: str, outside_tmp: Path) -> None:
     assert "No space left on device" in found["exec"]["stderr"]
     assert (found["copy again"]["kind"], found["copy again"]["running"]) == ("copy", True)
     assert found["restored"]["size"] == 2 * 2**20
+    merges = [one for one in reports if one["call"] == "merge"]
+    assert all(one["output"] == "1" and not one["is_single"] for one in merges)
+    *full, last = [one for one in merges if one["room"] == 0]
+    # At each directory and file that a merge makes, the disk was full; the layers stay.
+    assert len(full) >= 8
+    assert all(one["is_same"] and not one["is_merged"] for one in full)
+    assert last["is_merged"]
+    checked = [one for one in merges if one["room"] > 0]
+    assert all(one["is_same"] and not one["is_merged"] for one in checked)
+    assert found["merged"]["files"] == ["a", "d0", "d1", "d2", "d3"]
     # Nothing is left when the sessions are closed.
-    assert [one["left"] for one in reports if one["call"] == "close"] == [[], []]
+    assert [one["left"] for one in reports if one["call"] == "close"] == [[], [], []]

@@ -82,6 +82,19 @@ async def test_a_host_that_is_killed_at_any_step_leaves_nothing(
 
 
 @pytest.mark.spec("L1", "L2")
+async def test_a_host_that_is_killed_during_a_merge_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reports = await asyncio.to_thread(killed_hosts, "merged", "userns")
+    # After the checkpoint, only the merge has steps; it has made directories, files and links.
+    assert sum(one["done"] == ["checkpoint"] for one in reports) > 10
+    assert not reports[-1]["left"]
+    monkeypatch.setattr(_workdir, "_swept", set())
+    async with session_of("userns"):
+        assert await asyncio.to_thread(eventually, lambda: not left_by(reports))
+
+
+@pytest.mark.spec("L1", "L2")
 async def test_a_host_that_is_killed_at_any_step_loses_no_file_of_the_caller(
     outside_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

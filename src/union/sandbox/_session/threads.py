@@ -26,6 +26,7 @@ __all__ = [
     "Pool",
     "PoolFullError",
     "files",
+    "merging",
     "names",
     "outputs",
     "removal",
@@ -257,6 +258,8 @@ names: Final = Pool("names", threads=32, share=4, queue=256, abandon=True)
 """Name lookups; the key is the session. A lookup cannot be interrupted, only abandoned."""
 removal: Final = Pool("removal", threads=8, share=2)
 """Removal of work dirs, and of those that an earlier process left behind."""
+merging: Final = Pool("merging", threads=2, share=1)
+"""Merging layers of checkpoints; the key is the session's merger."""
 outputs: Final = Pool("outputs", threads=32, share=4)
 """Writes to the caller's own standard output and error, which may block; the key is the command."""
 
@@ -266,7 +269,7 @@ watches: Final = Pool("watches", threads=2, share=1)
 
 def _after_fork() -> None:
     # The child has none of the threads, and a lock may have been held at the moment of the fork.
-    for pool in (files, names, removal, outputs, watches):
+    for pool in (files, merging, names, removal, outputs, watches):
         pool._reset()  # noqa: SLF001 - of this module
 
 

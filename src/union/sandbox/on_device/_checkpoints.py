@@ -274,6 +274,7 @@ class LocalCheckpoints:
 
     def end(self) -> tuple[asyncio.Future[None], ...]:
         """Return the removals that have not ended; the work dir removes the rest."""
+        self._state.merger.stop()
         if self._transport.is_known:
             # A fork that did not open has no layers of its own, but holds those of its origin.
             self._transport.work.on_remove = self._remove_all

@@ -12,17 +12,19 @@ import itertools
 import os
 import stat
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from union.sandbox._linux.removal import remove_tree
 from union.sandbox.on_device._workdir import make_private_dir, report_full_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from union.sandbox._linux.layer_merge import TreeCost
     from union.sandbox._linux.owned_dir import OwnedDir
 
-__all__ = ["Layer", "LayerStore", "hold", "release"]
+__all__ = ["Layer", "LayerStore", "MergedLayer", "hold", "mounted", "release"]
 
 _lock = threading.Lock()
 """Guards the counts: forks may belong to event loops of other threads."""
@@ -86,6 +88,49 @@ class Layer:
         self.holders = 0
         self.size: int | None = None
         """Bytes on disk, once they were counted."""
+        self.cost: TreeCost | None = None
+        """Of merging it with others, once it was counted."""
+        self.is_single = False
+        """Whether it is not merged with others."""
+        self.merged: MergedLayer | None = None
+        """What is mounted in place of this layer and some below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedLayer:
+    """A directory that shows the same as a layer and those that were below it when it was made.
+
+    Layers always have the same ones below them, so every list with the first has the others too.
+    """
+
+    layer: Layer
+    below: tuple[Layer, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of layers that it replaces."""
+        return 1 + len(self.below)
+
+
+def mounted(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers to mount for these: merged ones where there are any.
+
+    They exist as long as the layers that were passed are held.
+    """
+    found: list[Layer] = []
+    at = 0
+    while at < len(layers):
+        merged = layers[at].merged
+        if merged is None:
+            found.append(layers[at])
+            at += 1
+            continue
+        end = at + merged.count
+        if tuple(layers[at + 1 : end]) != merged.below:
+            raise RuntimeError("a layer has others below it than before")
+        found.append(merged.layer)
+        at = end
+    return tuple(found)
 
 
 def hold(layers: Iterable[Layer]) -> None:
@@ -109,6 +154,8 @@ def release(layers: Iterable[Layer], *, close: LayerStore | None = None) -> None
             layer.holders -= 1
             if layer.holders == 0:
                 unused.append(layer)
+                if layer.merged is not None:
+                    unused.append(layer.merged.layer)
     for layer in unused:
         if not layer.store.is_layer:
             remove_tree(os.path.dirname(layer.path))

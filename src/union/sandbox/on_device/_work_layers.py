@@ -24,7 +24,7 @@ from union.sandbox._plan.layers import (
     holder_plan,
     layer_parameters,
 )
-from union.sandbox.on_device._layer_store import hold, release
+from union.sandbox.on_device._layer_store import hold, mounted, release
 from union.sandbox.on_device._probe import wait_for_shared
 from union.sandbox.on_device._workdir import disk_full, report_full_disk
 
@@ -38,7 +38,15 @@ if TYPE_CHECKING:
     from union.sandbox.on_device._probe import Outcome
     from union.sandbox.on_device._workdir import WorkDir
 
-__all__ = ["HeldMount", "LayersRefusedError", "WorkLayers", "mounter", "open_view", "perform"]
+__all__ = [
+    "HeldMount",
+    "LayersRefusedError",
+    "WorkLayers",
+    "marks_prefix",
+    "mounter",
+    "open_view",
+    "perform",
+]
 
 MAX_LAYERS: Final = 450
 """The kernel accepts 500."""
@@ -60,6 +68,11 @@ def _is_initial_root() -> bool:
         return False
     ids = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
     return ids == ["0", "0", "4294967295"]
+
+
+def marks_prefix() -> str:
+    """Return the prefix of the attributes that overlayfs keeps its marks in."""
+    return "trusted.overlay." if _is_initial_root() else "user.overlay."
 
 
 def mounter() -> tuple[int, int] | None:
@@ -121,7 +134,7 @@ class WorkLayers(HeldMount):
             SandboxExecutionError: the disk is full.
 
         """
-        if len(lower) > MAX_LAYERS:
+        if len(mounted(lower)) > MAX_LAYERS:
             raise LayersRefusedError((32, 7))  # E2BIG
         with self._work.tree.borrow_root(".") as top:
             like = os.fstat(top)
@@ -196,7 +209,7 @@ class WorkLayers(HeldMount):
         fds: list[int] = []
         paths = []
         try:
-            for layer in lower:
+            for layer in mounted(lower):
                 owner = layer.store.owner
                 if not kernel.is_root() or owner == self._owner:
                     paths.append(layer.path)
@@ -217,7 +230,7 @@ async def open_view(
     layers: Sequence[Layer], store: LayerStore, channel: Channel, *, root: PrivateRoot
 ) -> int:
     """Mount layers for reading alone, and return a descriptor, which the caller closes."""
-    paths = [layer.path for layer in layers]
+    paths = [layer.path for layer in mounted(layers)]
     if len(paths) == 1:
         paths.append(store.directory("empty"))  # overlayfs wants two
     view = root.found.view

@@ -17,7 +17,8 @@ from union.sandbox._linux.tree_copy import copy_tree, restore_tree, size_of
 from union.sandbox._session import threads
 from union.sandbox._system import IS_LINUX
 from union.sandbox.errors import SandboxUsageError
-from union.sandbox.on_device._layer_store import Layer, LayerStore, hold, release
+from union.sandbox.on_device._layer_merging import LayerMerger
+from union.sandbox.on_device._layer_store import Layer, LayerStore, hold, mounted, release
 from union.sandbox.on_device._network import shape_of
 from union.sandbox.on_device._stopping import busy, processes_of
 from union.sandbox.on_device._work_layers import (
@@ -58,7 +59,8 @@ class WorkState:
         self.kind: LayerKind = "plain"
         self._lock = asyncio.Lock()
         self.removals: set[asyncio.Future[None]] = set()
-        """Removals of layers that have not ended."""
+        """Removals and merges of layers that have not ended."""
+        self.merger = LayerMerger(self, transport)
         self._plain: tuple[Layer, ...] = ()
         """The session's own directory, below the mount of its layers. It is held until the end: the
         kernel unmounts everything from a directory that is removed."""
@@ -231,7 +233,7 @@ class WorkState:
             await self._quiesce()
             return (await self._copied(),)
         frozen = self.layers.present
-        if len(frozen) > MAX_LAYERS - 1:
+        if len(mounted(frozen)) > MAX_LAYERS - 1:
             await self._quiesce()
             frozen = (await self._copied(),)
         await self._mount(frozen)
@@ -286,6 +288,7 @@ class WorkState:
             raise self._transport.pool.spawn_failed("the layers were not mounted", exc) from exc
         self.release(last)
         self._after_mount()
+        self.merger.consider()
 
     def _after_mount(self) -> None:
         """Make commands use the new mount, and have a sandbox ready for the next one."""
@@ -370,15 +373,19 @@ class WorkState:
 
     # Removal.
 
-    def release(self, layers: Iterable[Layer]) -> None:
-        """Release layers in a thread: removing many files takes longer than anything else."""
+    def release(self, layers: Iterable[Layer]) -> asyncio.Future[None] | None:
+        """Release layers in a thread: removing many files takes longer than anything else.
+
+        Returns what ends with it, unless it has ended.
+        """
         try:
             done = threads.removal.start(self, functools.partial(release, tuple(layers)))
         except threads.PoolFullError:
             release(layers)
-            return
+            return None
         self.removals.add(done)
         done.add_done_callback(self._on_removed)
+        return done
 
     def _on_removed(self, done: asyncio.Future[None]) -> None:
         self.removals.discard(done)
