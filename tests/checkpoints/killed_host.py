@@ -28,6 +28,15 @@ FILES = {"a": "1", "d/b": "2"}
 MAX_CHILDREN = 400
 
 
+def start_of(pid: int) -> int | None:
+    """Return when a process started, which tells it from a later one with the same id."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(text.rpartition(")")[2].split()[19])
+
+
 class Child:
     """One child: what it reports goes through a pipe, as it may end at any moment."""
 
@@ -41,7 +50,9 @@ class Child:
         os.write(self._pipe, f"{word} ".encode())
 
     def begin(self, session: sb.Session) -> None:
-        self.report(Launcher.current().pid)
+        launcher = Launcher.current().pid
+        self.report(launcher)
+        self.report(start_of(launcher))
         self.report(os.path.dirname(session._transport.host_dir))
         self.steps.arm(self._at)
 
@@ -163,7 +174,7 @@ def run(scenario: Any, at: int, backend: str, directory: str) -> dict[str, Any]:
             os._exit(code)
     os.close(write)
     with os.fdopen(read) as pipe:
-        launcher, place, *done = pipe.read().split()
+        launcher, started, place, *done = pipe.read().split()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     found = {
         str(path.relative_to(directory)): path.read_text()
@@ -172,8 +183,8 @@ def run(scenario: Any, at: int, backend: str, directory: str) -> dict[str, Any]:
     }
     left = [name for name in os.listdir(place) if name.startswith(f"sandbox-{pid}-")]
     return {
-        "at": at, "pid": pid, "launcher": int(launcher), "place": place, "status": status,
-        "done": done, "found": found, "left": left,
+        "at": at, "pid": pid, "launcher": (int(launcher), int(started)), "place": place,
+        "status": status, "done": done, "found": found, "left": left,
     }  # fmt: skip
 
 

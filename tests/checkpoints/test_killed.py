@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.checkpoints.killed_host import FILES
+from tests.checkpoints.killed_host import FILES, start_of
 from tests.checkpoints.steps import SENT, Steps
 from tests.conftest import ISOLATED, eventually, session_of
 from tests.faults.strace import Strace
@@ -47,13 +47,15 @@ def killed_hosts(*arguments: str) -> list[dict[str, Any]]:
 
 
 def left_by(reports: list[dict[str, Any]]) -> set[int]:
-    """Return the processes of which something is left, of those that ran or in a directory."""
-    names = os.listdir(reports[0]["place"])
+    """Return the processes of which something is left, of those that ran or in a directory.
+
+    Names and start times tell it from what later processes with the same ids have there.
+    """
+    names = set(os.listdir(reports[0]["place"]))
     return {
         one["pid"]
         for one in reports
-        if any(name.startswith(f"sandbox-{one['pid']}-") for name in names)
-        or os.path.exists(f"/proc/{one['launcher']}")
+        if names.intersection(one["left"]) or start_of(one["launcher"][0]) == one["launcher"][1]
     }
 
 
