@@ -29,12 +29,15 @@ MAX_CHILDREN = 400
 
 
 def start_of(pid: int) -> int | None:
-    """Return when a process started, which tells it from a later one with the same id."""
+    """Return when a process started, which tells it from a later one with the same id.
+
+    None if it has ended, also if its parent has not waited for it: some places have no init.
+    """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return int(text.rpartition(")")[2].split()[19])
+    return None if fields[0] == "Z" else int(fields[19])
 
 
 class Child:
