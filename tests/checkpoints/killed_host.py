@@ -3,7 +3,9 @@
 For n = 1, 2, ... a child makes the calls of a scenario and kills itself right before its n-th step,
 until a child has no such step. For each child, one line of JSON is printed.
 
-Usage: python -m tests.checkpoints.killed_host SCENARIO BACKEND [DIRECTORY]
+Usage: python -m tests.checkpoints.killed_host SCENARIO BACKEND PLACE [DIRECTORY]
+
+PLACE is where private work dirs are made: elsewhere, any other process would sweep what is left.
 """
 
 from __future__ import annotations
@@ -192,7 +194,8 @@ def run(scenario: Any, at: int, backend: str, directory: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    name, backend, *rest = sys.argv[1:]
+    name, backend, place, *rest = sys.argv[1:]
+    _workdir._PREFERRED = place  # type: ignore[misc]
     scenario = {"private": private, "merged": merged, "pinned": pinned}[name]
     import_all(backend)
     for at in range(1, MAX_CHILDREN):

@@ -19,7 +19,7 @@ from tests.conftest import descendants, descriptors, eventually
 from union import sandbox as sb
 from union.sandbox._linux.launcher import Launcher
 from union.sandbox._linux.spares import Budget
-from union.sandbox.on_device import _sandboxes
+from union.sandbox.on_device import _sandboxes, _workdir
 
 IDLE_S = 0.5
 
@@ -47,6 +47,8 @@ def state(launcher: int) -> dict[str, object]:
 async def main(number: int) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    # What killed processes of other tests have left is not this program's to remove.
+    _workdir._swept.add(_workdir.default_parent())
     _sandboxes.IDLE_S = IDLE_S  # spares are released at once, not after their twenty seconds
     async with sb.on_device.session(backend="userns") as first:
         await first.exec("true")
