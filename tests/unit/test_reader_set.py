@@ -81,8 +81,8 @@ async def test_what_another_one_has_removed_is_not_called(pipes: list[tuple[int,
 async def test_a_call_that_raises_does_not_silence_the_others(
     pipes: list[tuple[int, int]],
 ) -> None:
-    told: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, what: told.append(str(what)))
+    reported: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: reported.append(str(what)))
     readers, received = ReaderSet(), []
 
     def fails() -> None:
@@ -95,8 +95,8 @@ async def test_a_call_that_raises_does_not_silence_the_others(
         os.write(far, b"x")
     await _turns()
     assert received == [b"x"]
-    assert len(told) == 1
-    assert "of ours" in told[0]
+    assert len(reported) == 1
+    assert "of ours" in reported[0]
     readers.close()
 
 
