@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import socket
 import struct
@@ -13,7 +14,7 @@ import pytest
 
 from union import sandbox as sb
 from union.sandbox._files.inside import InsideFiles
-from union.sandbox._files.inside_frames import PIECE_BYTES
+from union.sandbox._files.inside_frames import PIECE_BYTES, Reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -178,3 +179,12 @@ async def test_messages_of_the_helper_show_no_control_characters() -> None:
             await files.stat("f")
         assert "\x1b" not in str(caught.value)
         assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS])
+def test_the_reason_of_a_refusal_is_shown(number: int) -> None:
+    """For example, a Python that is too old to unpack safely."""
+    reply = Reply({"id": 1, "errno": number, "why": "it needs a newer Python"}, b"")
+    files = InsideFiles.__new__(InsideFiles)
+    with pytest.raises(sb.SandboxFileError, match="'copy': it needs a newer Python"):
+        files._checked(reply, "copy")

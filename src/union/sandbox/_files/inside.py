@@ -248,9 +248,10 @@ class InsideFiles:
         if error is None:
             return reply
         number, why = error
-        if number in {errno.ELOOP, errno.EXDEV, errno.EINVAL, errno.ECANCELED}:
+        if number in {errno.ELOOP, errno.EXDEV, errno.EINVAL, errno.ECANCELED, errno.ENOSYS}:
             # Here they have their usual meaning: links are followed, no directory is a border.
-            reason = why if number == errno.EINVAL and why else os.strerror(number)
+            has_reason = number in {errno.EINVAL, errno.ENOSYS} and why
+            reason = why if has_reason else os.strerror(number)
             raise SandboxFileError(f"{shown_path(path)}: {reason}", path=path, number=number)
         with translate_os_errors(path):
             raise OSError(number, os.strerror(number))
