@@ -438,13 +438,15 @@ RACE = 1.0 if os.environ.get("EVERYWHERE") == "1" else 0.35
 seen both outcomes. Every second of it keeps two cores busy."""
 
 
-def eventually(check: Callable[[], bool], *, within_s: float = SOON_S) -> bool:
+def eventually(
+    check: Callable[[], bool], *, within_s: float = SOON_S, every_s: float = 0.01
+) -> bool:
     """Whether ``check`` becomes true soon."""
     end = time.monotonic() + within_s
     while not check():
         if time.monotonic() > end:
             return False
-        time.sleep(0.01)
+        time.sleep(every_s)
     return True
 
 
