@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
-from tests.conftest import WAYS, eventually, sandbox_processes, session_of
+from tests.conftest import SOON_S, WAYS, eventually, sandbox_processes, session_of
 from tests.servers import shared_server
 
 from union import sandbox as sb
@@ -221,6 +221,30 @@ async def test_inside_a_running_loop() -> None:
 
 
 @pytest.mark.spec("O1", "R3")
+def test_an_interrupt_right_after_the_wait_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may come when the call has ended and its caller has not returned yet."""
+    waited = _portal._Call.wait
+
+    def wait(call: _portal._Call) -> None:
+        monkeypatch.setattr(_portal._Call, "wait", waited)
+        waited(call)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_portal._Call, "wait", wait)
+    results: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            _portal.Portal.current().call(lambda: None, on_interrupt=None)
+        except KeyboardInterrupt as exc:
+            results.append(exc)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(SOON_S)
+    assert results
+
+
 def test_many_threads_share_a_session(sbx: sync.Session) -> None:
     found: dict[int, str] = {}
 

@@ -52,6 +52,7 @@ class _Call:
         "_is_started",
         "_task",
         "error",
+        "has_ended",
         "value",
     )
 
@@ -63,6 +64,7 @@ class _Call:
         self._is_done = threading.Lock()
         self._is_done.acquire()
         self._task: asyncio.Task[None] | None = None
+        self.has_ended = False
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -105,6 +107,7 @@ class _Call:
         except BaseException as exc:  # noqa: BLE001 - the waiting thread raises it
             self.error = exc
         finally:
+            self.has_ended = True
             self._is_done.release()
 
     def cancel(self) -> None:
@@ -197,7 +200,8 @@ class Portal:
         self.loop.call_soon_threadsafe(call.cancel)
         if on_interrupt is not None:
             self.loop.call_soon_threadsafe(on_interrupt)
-        call.wait()
+        if not call.has_ended:  # the interrupt may have come right after the end of the wait
+            call.wait()
         # The call may have ended before it was cancelled; its caller never gets the result.
         lost = call.value
         if hasattr(lost, "kill"):
