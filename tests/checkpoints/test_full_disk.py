@@ -45,7 +45,7 @@ def on_a_small_disk(place: Path, backend: str) -> list[dict[str, Any]]:
 @pytest.mark.spec("L1", "L2")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", ISOLATED[-1:])
+@pytest.mark.parametrize("backend", ISOLATED)
 def test_calls_on_a_full_disk(backend: str, outside_tmp: Path) -> None:
     reports = on_a_small_disk(outside_tmp, backend)
     for call in CALLS:

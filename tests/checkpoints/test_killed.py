@@ -81,7 +81,7 @@ def check_removed(reports: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.spec("L1", "L2")
-@pytest.mark.parametrize("backend", ISOLATED[-1:])
+@pytest.mark.parametrize("backend", ISOLATED)
 async def test_a_host_that_is_killed_at_any_step_leaves_nothing(
     backend: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,26 +104,28 @@ async def test_a_host_that_is_killed_at_any_step_leaves_nothing(
 
 
 @pytest.mark.spec("L1", "L2")
+@pytest.mark.parametrize("backend", ISOLATED)
 async def test_a_host_that_is_killed_during_a_merge_leaves_nothing(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    backend: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reports = await asyncio.to_thread(killed_hosts, "merged", "userns", place)
+    reports = await asyncio.to_thread(killed_hosts, "merged", backend, place)
     # After the checkpoint, only the merge has steps; it has made directories, files and links.
     assert sum(one["done"] == ["checkpoint"] for one in reports) > 10
     assert not reports[-1]["left"]
     monkeypatch.setattr(_workdir, "_swept", set())
-    async with session_of("userns"):
+    async with session_of(backend):
         await asyncio.to_thread(check_removed, reports)
 
 
 @pytest.mark.spec("L1", "L2")
+@pytest.mark.parametrize("backend", ISOLATED)
 async def test_a_host_that_is_killed_at_any_step_loses_no_file_of_the_caller(
-    place: str, outside_tmp: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, place: str, outside_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pinned work dir keeps each file, as it is or as it was at the checkpoint."""
     top = outside_tmp / "pinned"
     top.mkdir()
-    reports = await asyncio.to_thread(killed_hosts, "pinned", "userns", place, str(top))
+    reports = await asyncio.to_thread(killed_hosts, "pinned", backend, place, str(top))
     before = [one for one in reports if not one["done"]]
     during = [one for one in reports if one["done"] == ["checkpoint"]]
     after = [one for one in reports if "rollback" in one["done"]]
@@ -138,7 +140,7 @@ async def test_a_host_that_is_killed_at_any_step_loses_no_file_of_the_caller(
         assert not found
     assert {one["found"]["a"] for one in during} == {"1", "other"}
     monkeypatch.setattr(_workdir, "_swept", set())
-    async with session_of("userns"):
+    async with session_of(backend):
         await asyncio.to_thread(check_removed, reports)
 
 
@@ -184,9 +186,12 @@ MAX_STEPS = 100
 
 @pytest.mark.spec("L1", "L2")
 @pytest.mark.parametrize("name", CALLS)
-async def test_a_launcher_that_is_killed_at_any_step_loses_nothing(name: str, steps: Steps) -> None:
+@pytest.mark.parametrize("backend", ISOLATED)
+async def test_a_launcher_that_is_killed_at_any_step_loses_nothing(
+    backend: str, name: str, steps: Steps
+) -> None:
     call = CALLS[name]
-    async with session_of("userns", warm=0) as session:
+    async with session_of(backend, warm=0) as session:
         await session.put_bytes("a", b"1")
         kept = await session.checkpoint("kept")
         failed = 0
@@ -261,9 +266,12 @@ CHANGES = (
 
 
 @pytest.mark.spec("L1", "L2")
-async def test_a_mount_that_is_killed_at_any_step_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ISOLATED)
+async def test_a_mount_that_is_killed_at_any_step_loses_nothing(
+    backend: str, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
-    async with session_of("userns", warm=0) as session:
+    async with session_of(backend, warm=0) as session:
         await session.put_bytes("a", b"1")
         kept = await session.checkpoint("kept")
         with Strace(Launcher.current().pid, log, f"trace={','.join(CHANGES)}") as strace:
