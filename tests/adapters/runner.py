@@ -16,7 +16,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -76,7 +76,7 @@ class Framework:
     python: str = ""
     """The Python that it needs; that of the tests by default."""
     is_quick: bool = False
-    """Whether ``make test`` runs it."""
+    """Whether ``make test-all`` runs it."""
 
 
 _GLOB_TESTS = (
@@ -436,18 +436,25 @@ def _source(python: Path, distribution: str) -> Path:
 # Judging.
 
 
-def judge(name: str, backend: str) -> Outcome:
-    """Run the suite of a framework on one backend, and the programs of its page."""
+def judge(name: str, backend: str, *, only: tuple[str, ...] = ()) -> Outcome:
+    """Run the suite of a framework on one backend, and the programs of its page.
+
+    ``only`` names some tests of the suite, which are run alone, and all must pass.
+    """
     framework = FRAMEWORKS[name]
+    if only:
+        framework = replace(framework, at_least=len(only), page="")
     python = environment(framework.shares or name)
     with tempfile.TemporaryDirectory(prefix="adapters-") as scratch:
-        outcome = _run_suite(framework, python, backend, Path(scratch))
+        outcome = _run_suite(framework, python, backend, Path(scratch), only)
         if framework.page:
             _run_page(framework, python, Path(scratch), outcome)
     return outcome
 
 
-def _run_suite(framework: Framework, python: Path, backend: str, scratch: Path) -> Outcome:
+def _run_suite(
+    framework: Framework, python: Path, backend: str, scratch: Path, only: tuple[str, ...]
+) -> Outcome:
     report = scratch / "report.xml"
     suite = SUITES / framework.suite
     tests: list[str] = [str(suite)]
@@ -461,6 +468,8 @@ def _run_suite(framework: Framework, python: Path, backend: str, scratch: Path) 
             if not framework.needs_conftest:
                 tests.append("--noconftest")
     tests += [str(SUITES / name) for name in framework.own]
+    if only:
+        tests += ["-k", " or ".join(only)]
     done = subprocess.run(
         [
             *(str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull),

@@ -134,6 +134,30 @@ def test_no_extra_of_an_adapter_is_in_all():
     assert not included & {framework.extra or framework.module for framework in FRAMEWORKS.values()}
 
 
+MCP = (
+    "test_an_exit_code_is_a_result",
+    "test_cancelling_a_call_ends_its_command",
+    "test_files_and_commands_share_the_work_dir",
+    "test_packages_need_the_network",
+    "test_progress_arrives_before_the_end",
+    "test_the_servers_limit_is_the_ceiling",
+    "test_tools_run_in_sessions_of_the_server",
+    "test_variables_persist_and_an_exception_is_a_result",
+)
+
+
+@pytest.mark.spec("O3")
+@pytest.mark.timeout(600)
+def test_clients_of_mcp_use_commands_cells_and_files():
+    """One test of each kind of tool: the complete suite takes a minute longer."""
+    try:
+        outcome = judge("mcp", BACKENDS[0], only=MCP)
+    except IndexUnreachableError as exc:
+        pytest.skip(f"the packages of mcp cannot be fetched: {exc}")
+    assert outcome.failures == {}, outcome.log[-3000:]
+    assert outcome.counts == {"passed": len(MCP)}
+
+
 @pytest.mark.spec("O2", "O3")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [n for n, f in FRAMEWORKS.items() if f.is_quick])

@@ -40,7 +40,7 @@ def test_a_dry_run_finds_both_defaults_without_a_cluster(own_home):
     assert "union-sandbox-bwrap" in shown
 
 
-@pytest.mark.spec("I7", "P5")
+@pytest.mark.spec("A4", "I7", "P5")
 def test_a_dry_run_without_a_configuration_prints_the_deployment(own_home):
     done = deploy("--dry-run", home=own_home)
     assert done.returncode == 0, done.stderr
