@@ -4,7 +4,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 # Prerequisites are steps in order here, also under -j.
 .NOTPARALLEL:
-.PHONY: help setup demo check test test-adapters test-gvisor test-pods fuzz soak lint types format bench bench-peers clean dist docs release-check test-pythons system-packages other-systems
+.PHONY: help setup demo check test test-all test-adapters test-gvisor test-pods fuzz soak lint types format bench bench-peers clean dist docs release-check test-pythons system-packages other-systems
 
 venv    := .venv
 bin     := $(venv)/bin
@@ -51,11 +51,17 @@ $(venv)/.group-%: pyproject.toml | $(stamp)
 demo: $(package) ## see it work: half a minute the first time, then seconds
 	@$(bin)/python examples/demo.py
 
-check: setup ## the fast loop, a minute and a half on two cores: style, layers, types, unit tests, contract on one backend
+check: setup ## the fast loop, under a minute on two cores: style, layers, types, unit tests, contract on one backend
 	@$(bin)/python -m scripts.check
 
-test: system-packages other-systems $(venv)/.group-dist .cache/clients/.installed ## everything that must hold: style, layers, types, tests
+# What the tests of both runs use.
+tested := system-packages other-systems $(venv)/.group-dist .cache/clients/.installed
+
+test: $(tested) ## the gate, under ten minutes on two cores: style, layers, types, and a proof of each guarantee and attack
 	@$(bin)/python -m scripts.test
+
+test-all: $(tested) ## every test, with all repetitions and a soak, half an hour on two cores: nightly and before a release
+	@$(bin)/python -m scripts.test --all
 
 test-adapters: setup ## each adapter by its framework's own tests; NAMES="mcp ..." for some, BACKENDS=userns, RECORD=1 for the docs, LATEST=1
 	@RECORD="$(RECORD)" LATEST="$(LATEST)" BACKENDS="$(or $(BACKENDS),userns bubblewrap)" $(bin)/python -m scripts.adapters $(NAMES)

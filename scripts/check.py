@@ -1,8 +1,8 @@
-"""`make check`: the fast loop, about 90 seconds on two cores. `make test` is the complete run.
+"""`make check`: the fast loop, under a minute on two cores. `make test` is the gate.
 
 It runs style, layer and type checks in parallel with the unit tests, the house rules and the
-contract on one backend, without its repetition over the synchronous face. Arguments are passed to
-pytest: ``python -m scripts.check -k timeout``.
+contract on one backend, without its repetition over the synchronous face and without the tests that
+tests/tiers.toml leaves out. Arguments are passed to pytest: ``python -m scripts.check -k timeout``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from scripts.steps import NO_PLUGIN, STATIC, Step, report, wait
+from tests import tiers
 
 BACKEND = "userns"
-MARKS = ("-m", "not alone and not elsewhere and not slow and not sync_face")
+MARKS = "not alone and not elsewhere and not slow and not sync_face"
 TESTS = [
     *("-m", "pytest", "-q", *NO_PLUGIN, "-n", "3", "--dist", "loadgroup", "-p", "no:cacheprovider"),
-    *MARKS,
+    *("-m", f"{MARKS} and not {tiers.HEAVY}"),
+    *(f"--ignore={path}" for path in sorted(tiers.whole_files(tiers.NOT_IN_CHECK))),
     f"--only-way={BACKEND}",
     *("tests/unit", "tests/house", "tests/contract"),
 ]

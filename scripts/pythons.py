@@ -1,9 +1,10 @@
 """Run the unit tests and the contract on every Python that this machine has.
 
 `make test-pythons` looks for interpreters on PATH, below ~/.pyenv and among those of uv. Each has a
-virtualenv below .cache. Of the tests, it runs those that `make check` selects, and those of waiting
-Pythons, which depend on how an interpreter starts and ends. Prints one line per version: what ran,
-and with which result. With RECORD=1 the results also become rows of docs/reference/requirements.md.
+virtualenv below .cache. It runs them on one backend, without the slow ones, and adds the tests of
+waiting Pythons, which depend on how an interpreter starts and ends. Prints one line per version:
+what ran, and with which result. With RECORD=1 the results also become rows of
+docs/reference/requirements.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from scripts.check import MARKS
 ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 TESTS = ("tests/unit", "tests/contract", "tests/spares", "--only-way=userns")
-OPTIONS = ("-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider", *MARKS)
+OPTIONS = ("-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider", "-m", MARKS)
 PAGE = ROOT / "docs/reference/requirements.md"
 BEGIN, END = (
     "<!-- pythons: begin, written by make test-pythons RECORD=1 -->",

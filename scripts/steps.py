@@ -1,7 +1,7 @@
 """Run programs in parallel, with one line at the start and one at the end of each.
 
-``make check`` and ``make test`` consist of such programs. The output of a program goes to the
-terminal, or to a file that is printed at its end: all of it if the program failed.
+``make check``, ``make test`` and ``make test-all`` consist of such programs. The output of a
+program goes to the terminal, or to a file that is printed at its end: all of it if it failed.
 """
 
 from __future__ import annotations

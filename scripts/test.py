@@ -1,12 +1,15 @@
-"""`make test`: the complete run. Arguments are passed to pytest; then there is no soak.
+"""`make test`, the gate: without the tests that tests/tiers.toml reserves for the complete run.
 
-First come all tests that can share the machine. In parallel: style, layers and types; a soak, whose
-result a later test checks; and repetitions of the suite as other users and in containers, one file
-at a time, because all of them mostly wait. The rest of these follows, two files at a time. Last
-come the tests that need the machine for themselves. A test that fails in a parallel run is repeated
-alone, to distinguish a flaky test from a broken one: either fails the run, and is named. The last
-lines summarise all runs: each failure with its reason, also those inside a repetition, how many
-rows of the attack catalogue were blocked, and pytest's counts.
+``--all`` is the complete run, `make test-all`: with those tests and a soak. Other arguments are
+passed to pytest; then there are no static checks and no soak.
+
+First come all tests that can share the machine. In parallel: style, layers and types; the soak,
+whose result a later test checks; and repetitions of the suite as other users and in containers, one
+file at a time, because all of them mostly wait. The rest of these follows, two files at a time.
+Last come the tests that need the machine for themselves. A test that fails in a parallel run is
+repeated alone, to distinguish a flaky test from a broken one: either fails the run, and is named.
+The last lines summarise all runs: each failure with its reason, also those inside a repetition, how
+many rows of the attack catalogue were blocked, and pytest's counts.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.steps import NO_PLUGIN, POLL_S, STATIC, Step, wait  # noqa: E402 - the path comes first
+from tests import tiers  # noqa: E402 - the path comes first
 from tests.escape.catalogue import NOT_APPLICABLE, ROWS  # noqa: E402 - the path comes first
 
 if TYPE_CHECKING:
@@ -39,16 +43,16 @@ ELSEWHERE = "tests in other environments"
 PARALLEL = "tests in parallel"
 ALONE = "tests alone"
 AGAIN = "failed tests once more, alone"
+MARKS = {ELSEWHERE: "elsewhere", PARALLEL: "not alone and not elsewhere", ALONE: "alone"}
 RUNS = {
-    ELSEWHERE: ["-m", "elsewhere", "-p", "no:cacheprovider"],
+    ELSEWHERE: ["-p", "no:cacheprovider"],
     # Forget failures of earlier runs, so that they are not repeated.
-    PARALLEL: [
-        *("-m", "not alone and not elsewhere", "-n", WORKERS, "--dist", "loadgroup"),
-        "--cache-clear",
-    ],
-    ALONE: ["-m", "alone", "-p", "no:cacheprovider"],
+    PARALLEL: ["-n", WORKERS, "--dist", "loadgroup", "--cache-clear"],
+    ALONE: ["-p", "no:cacheprovider"],
     AGAIN: ["--last-failed", "--last-failed-no-failures=none"],
 }
+COMPLETE = "--all"
+"""The option of the complete run."""
 # Most of these repetitions have workers of their own.
 ELSEWHERE_AT_ONCE = 2
 LONG_ELSEWHERE = (
@@ -179,11 +183,16 @@ def _end_of(case: ET.Element) -> str:
     return "passed" if case.find("skipped") is None else "skipped"
 
 
-def files_with(mark: str) -> list[str]:
-    """Return the test files that use a mark: collecting the others would only take time."""
+def files_with(mark: str, *, complete: bool = True) -> list[str]:
+    """Return the test files that use a mark: collecting the others would only take time.
+
+    Unless the run is ``complete``, the files that it leaves out are not among them.
+    """
     found = (ROOT / "tests").rglob("test_*.py")
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(found)}
-    return [str(path.relative_to(ROOT)) for path, text in texts.items() if f"mark.{mark}" in text]
+    names = [str(path.relative_to(ROOT)) for path, text in texts.items() if f"mark.{mark}" in text]
+    unwanted = set() if complete else tiers.whole_files(tiers.ONLY_IN_TEST_ALL)
+    return [name for name in names if name not in unwanted]
 
 
 def pytest_step(
@@ -194,11 +203,14 @@ def pytest_step(
     part: str = "",
     to_log: bool = False,
     env: Mapping[str, str] | None = None,
+    complete: bool = True,
 ) -> tuple[Step, Path]:
     """Start one run of pytest; return it and the path of its report. ``part`` is added to names."""
     base = f"{name} {part}".strip().replace("/", "-")
     report = scratch / f"{base}.xml"
     command = [sys.executable, "-m", "pytest", "-q", *NO_PLUGIN, *RUNS[name]]
+    if marks := MARKS.get(name):
+        command += ["-m", marks if complete else f"{marks} and not {tiers.REPEATED}"]
     command.append(f"--junitxml={report}")
     if os.environ.get(KEEP):
         command += ["-p", "tests.usage"]
@@ -234,14 +246,20 @@ def flaky(scratch: Path) -> list[str]:
 
 
 def elsewhere(
-    scratch: Path, arguments: list[str], stack: ExitStack, beside: Sequence[Step] = ()
+    scratch: Path,
+    arguments: list[str],
+    stack: ExitStack,
+    *,
+    beside: Sequence[Step] = (),
+    complete: bool = True,
 ) -> Iterator[tuple[Step, Path]]:
     """Repeat tests in other environments; yield each run when it has begun.
 
     As long as one of ``beside`` runs, there is one of them at a time.
     """
     running: list[Step] = []
-    for part in [""] if arguments else sorted(files_with("elsewhere"), key=_order):
+    parts = files_with("elsewhere", complete=complete)
+    for part in [""] if arguments else sorted(parts, key=_order):
         while True:
             is_shared = None in [step.code() for step in beside]
             at_once = 1 if is_shared else ELSEWHERE_AT_ONCE
@@ -249,7 +267,9 @@ def elsewhere(
                 break
             time.sleep(POLL_S)
         chosen = arguments or [part]
-        step, report = pytest_step(ELSEWHERE, scratch, chosen, part=part, to_log=True)
+        step, report = pytest_step(
+            ELSEWHERE, scratch, chosen, part=part, to_log=True, complete=complete
+        )
         running.append(stack.enter_context(step))
         yield step, report
 
@@ -295,7 +315,9 @@ def explain(steps: list[Step], reports: Mapping[Step, Path]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run everything; return 0 on success, else 1."""
+    """Run the gate, or everything; return 0 on success, else 1."""
+    complete = COMPLETE in arguments
+    arguments = [argument for argument in arguments if argument != COMPLETE]
     # Without a bytecode cache, each of thousands of Pythons would compile this project again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     begun = time.monotonic()
@@ -308,18 +330,20 @@ def main(arguments: list[str]) -> int:
         if not arguments:
             for name, command in STATIC.items():
                 steps.append(stack.enter_context(Step(name, command, log=scratch / name)))
+        if complete and not arguments:
             soaking, env = soak(scratch)
             steps.append(stack.enter_context(soaking))
-        parallel, reports[parallel] = pytest_step(PARALLEL, scratch, arguments)
+        parallel, reports[parallel] = pytest_step(PARALLEL, scratch, arguments, complete=complete)
         steps.append(stack.enter_context(parallel))
-        for step, reports[step] in elsewhere(scratch, arguments, stack, beside=list(steps)):
+        for step, reports[step] in elsewhere(
+            scratch, arguments, stack, beside=list(steps), complete=complete
+        ):
             steps.append(step)
         wait(steps)
         if parallel.code() == SOME_FAILED:
             unstable = flaky(scratch)
-        alone, reports[alone] = pytest_step(
-            ALONE, scratch, arguments or files_with("alone"), env=env
-        )
+        chosen = arguments or files_with("alone", complete=complete)
+        alone, reports[alone] = pytest_step(ALONE, scratch, chosen, env=env, complete=complete)
         steps.append(stack.enter_context(alone))
         wait(steps)
         for report in reports.values():

@@ -1,4 +1,4 @@
-"""Rank what a complete run has spent: ``REPORTS=reports make test``, then this on ``reports``.
+"""Rank what a run has spent: ``REPORTS=reports make test-all``, then this on ``reports``.
 
 Prints the runs of pytest in their order, and the directories, files and tests with the most seconds
 of processors, and of the clock. On two cores the former decide how long a run takes; a test that
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     records = read(chosen.reports)
     if not records:
-        print(f"no usage-*.jsonl in {chosen.reports}: REPORTS={chosen.reports} make test")
+        print(f"no usage-*.jsonl in {chosen.reports}: REPORTS={chosen.reports} make test-all")
         return 1
     cpu, wall = sum(r["cpu"] for r in records), sum(r["wall"] for r in records)
     print(f"{cpu:8.1f} {wall:8.1f} {len(records):5}  all")

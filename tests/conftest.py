@@ -17,6 +17,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from tests import tiers
 from tests.servers import running_server, shared_server
 
 from union import sandbox as sb
@@ -163,6 +164,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(tiers.Marks())
     config.pluginmanager.register(OnlyWay(config.getoption("--only-way")))
     if IS_LINUX and kernel.is_gvisor():
         from tests import kernel_facts

@@ -1,8 +1,8 @@
 """The contract holds over every backend on this machine, and over a server for each of them.
 
-``make test`` does not run each combination: ``REPEATED`` and ``NOT_OVER_SYNC`` say which modules
-are repeated where. ``EVERYWHERE=1`` runs all of them, ``--only-way`` all of one way, and
-``--sync-face`` all over the synchronous face.
+``REPEATED`` and ``NOT_OVER_SYNC`` define which modules are repeated where, and tests/tiers.toml
+which of these repetitions only ``make test-all`` runs. ``EVERYWHERE=1`` runs each combination,
+``--only-way`` all of one way, and ``--sync-face`` all over the synchronous face.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _over_sync(path: Path, config: pytest.Config) -> bool:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Repeat the tests over their ways and over the synchronous face.
 
-    A repetition that ``make test`` leaves out is not even made: every worker collects all tests.
+    A repetition that only ``EVERYWHERE=1`` has is not even made: every worker collects all tests.
     """
     names, path = metafunc.fixturenames, metafunc.definition.path
     has_sync = "face" in names and _over_sync(path, metafunc.config)

@@ -27,6 +27,7 @@ LIMIT_S = 300.0
 NOT_EXECUTED = {
     "make check": "runs this test",
     "make test": "runs this test",
+    "make test-all": "runs this test",
     "make docs": "test_site.py builds the site; the generated pages have tests of their own",
     "pip install '.[ag2]'": "downloads a framework; `make test-adapters` installs it so",
     "pip install '.[anthropic]'": "downloads a framework; `make test-adapters` installs it so",

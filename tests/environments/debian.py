@@ -1,8 +1,8 @@
 """Programs of other Debian releases and architectures, unpacked for the tests.
 
-`make test` runs `python -m tests.environments.debian` first. The tests themselves download nothing:
-they skip, with the reason, where an unpacked directory is missing. Nothing is installed: apt works
-on a state of its own, with the mirror and the keys of this system.
+`make test` and `make test-all` run `python -m tests.environments.debian` first. The tests
+themselves download nothing: they skip, with the reason, where an unpacked directory is missing.
+Nothing is installed: apt works on a state of its own, with the mirror and the keys of this system.
 """
 
 from __future__ import annotations

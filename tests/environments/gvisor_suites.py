@@ -1,6 +1,6 @@
 """`make test-gvisor`: the contract, escape, posture and network suites inside gVisor.
 
-It takes about half an hour. `make test` has `test_gvisor.py`, which is shorter.
+It takes about half an hour. `make test-all` has `test_gvisor.py`, which is shorter.
 """
 
 from __future__ import annotations

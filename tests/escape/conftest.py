@@ -24,10 +24,11 @@ WORK_OF_THE_HOST = frozenset(
     }
 )
 """Modules that attack what the host does with the files of a work dir. It does so before and after
-a sandbox exists, in the same way for each backend: ``make test`` runs them on the default backend,
-and on a server; ``EVERYWHERE=1`` on all, and ``--only-way`` on the named one."""
+a sandbox exists, in the same way for each backend: they run on the default backend, and on a
+server; with ``EVERYWHERE=1`` on all, and with ``--only-way`` on the named one."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Drop repetitions over other backends where the host alone is attacked."""
     if os.environ.get("EVERYWHERE") != "1" and config.getoption("--only-way") is None:

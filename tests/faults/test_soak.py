@@ -22,7 +22,7 @@ KILLS = 30
 
 
 def soaked(tmp_path: Path) -> Path:
-    """The summary of the soak that `make test` runs beside the tests, else of a short one."""
+    """The summary of the soak that `make test-all` runs beside the tests, else of a short one."""
     if given := os.environ.get("SOAK_SUMMARY"):
         return Path(given)
     output = tmp_path / "summary"
@@ -45,7 +45,7 @@ def soaked(tmp_path: Path) -> Path:
 @pytest.mark.timeout(300)
 def test_a_soak_leaves_everything_as_it_was(tmp_path: Path) -> None:
     summary = soaked(tmp_path)
-    assert summary.exists(), "the soak ended without a summary: `make test` shows its log"
+    assert summary.exists(), "the soak ended without a summary: `make test-all` shows its log"
     report = json.loads(summary.read_text())
     print({name: report[name] for name in ("seconds", "runs", "sessions", "kills", "errors")})
     assert report["problems"] == []

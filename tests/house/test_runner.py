@@ -1,4 +1,4 @@
-"""`make test` and `make check`: what they report, and when they fail."""
+"""`make test`, `make test-all` and `make check`: what they report, and when they fail."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pytest
 from scripts import check, steps
 from scripts import test as runner
-from tests import conftest
+from tests import conftest, tiers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
     monkeypatch.delenv(runner.KEEP, raising=False)  # the reports are those of the outer run
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    alone: x\n    elsewhere: x\n")
+    markers = "".join(f"    {mark}: x\n" for mark in ("alone", "elsewhere", tiers.REPEATED))
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\nmarkers =\n{markers}")
     monkeypatch.setattr(steps, "ROOT", tmp_path)
     monkeypatch.setattr(
         runner, "LAST_FAILED", tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
@@ -65,7 +66,8 @@ def last_line(shown: str) -> str:
 def test_passed_and_skipped_tests_are_counted(project: Path, capfd):
     alone = "import pytest\n@pytest.mark.alone\ndef test_alone(): ...\n"
     skipped = "import pytest\ndef test_skipped():\n    pytest.skip('why')\n"
-    code, shown = run(project, capfd, a=GOOD, b=alone, c=skipped)
+    repeated = alone.replace("alone", tiers.REPEATED)  # for the complete run
+    code, shown = run(project, capfd, a=GOOD, b=alone, c=skipped, d=repeated)
     assert code == 0
     assert re.fullmatch(r"=== 2 passed, 1 skipped in \d+s ===", last_line(shown))
     assert "flaky" not in shown
@@ -88,7 +90,47 @@ def test_a_test_that_passes_only_alone_fails_the_run_and_is_named(project: Path,
     assert re.fullmatch(r"=== 2 failed, 1 passed in \d+s ===", last_line(shown))
 
 
-REPEATED = """<testsuites><testsuite><testcase classname="tests.e" name="test_in[user]">
+@pytest.mark.parametrize("option", ["", runner.COMPLETE])
+def test_only_the_complete_run_has_repeated_tests_and_a_soak(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], option: str
+):
+    complete = bool(option)
+    begun: dict[str, list[str]] = {}
+
+    class Begun:
+        """A step that ends at once."""
+
+        log, failed = None, False
+
+        def __init__(self, name: str, command: list[str], **_options: object) -> None:
+            self.name = name
+            begun[name] = command
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def code(self) -> int:
+            return 0
+
+    monkeypatch.setattr(runner, "Step", Begun)
+    monkeypatch.delenv(runner.KEEP, raising=False)
+    assert runner.main([option] if option else []) == 1, "no test was run"
+    assert last_line(capfd.readouterr().out).startswith("=== no tests ran in ")
+    assert ("soak" in begun) == complete
+    assert "types" in begun
+    assert (f"{runner.ELSEWHERE}: tests/environments/test_aarch64.py" in begun) == complete
+    assert f"{runner.ELSEWHERE}: {ELSEWHERE}" in begun
+    runs = [command for command in begun.values() if "pytest" in command]
+    assert len(runs) >= 3
+    for command in runs:
+        marks = command[len(command) - command[::-1].index("-m")]
+        assert marks.endswith(f" and not {tiers.REPEATED}") != complete
+        assert runner.COMPLETE not in command
+
+
+FAILED_INSIDE = """<testsuites><testsuite><testcase classname="tests.e" name="test_in[user]">
 <failure message="AssertionError: user: exit code 1&#10;...">
 name = 'user'
 &gt;       assert done.returncode == 0, _summary(name, done)
@@ -102,14 +144,14 @@ more</failure></testcase>
 
 def test_the_failures_inside_a_repetition_are_named(tmp_path: Path):
     report = tmp_path / "report.xml"
-    report.write_text(REPEATED)
+    report.write_text(FAILED_INSIDE)
     (found,) = runner.failures(report)
     assert found.startswith("FAILED tests.e::test_in[user]\n    E       AssertionError: user: exit")
     assert "FAILED tests/contract/test_a.py::test_x[userns] - assert 1 == 2" in found
     assert "986 passed" in found
     many = "".join(f"E  line {number}\n" for number in range(500))
     many += "E  FAILED tests/contract/test_b.py::test_y - why\n"
-    report.write_text(REPEATED.replace("more", many))
+    report.write_text(FAILED_INSIDE.replace("more", many))
     (found,) = runner.failures(report)
     assert "test_y - why" in found
     assert len(found.splitlines()) <= 1 + 2 * runner.REASON_LINES
@@ -243,7 +285,7 @@ def test_runs_of_marked_tests_collect_every_file_that_uses_the_mark(mark: str):
 def test_other_environments_run_two_at_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(runner, "files_with", lambda _mark: ["a", "b", "c"])
+    monkeypatch.setattr(runner, "files_with", lambda _mark, **_options: ["a", "b", "c"])
     monkeypatch.setattr(runner, "RUNS", {runner.ELSEWHERE: []})
     begun: list[steps.Step] = []
 

@@ -1,6 +1,6 @@
 """The portable engine keeps the contract of ``none`` with every call that only Linux has removed.
 
-``make test`` repeats the part of the suite that depends on the engine. All of it:
+``make test-all`` repeats the part of the suite that depends on the engine. All of it:
 ``python -m tests.portable.engine -n 2 --only-way none tests/contract``.
 """
 
