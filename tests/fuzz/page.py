@@ -52,8 +52,8 @@ such as "every dialled host was allowed" or "parsing is idempotent", and keeps e
 violates one.
 
 `make fuzz SECONDS=600` runs each target for ten minutes, one after the other, and stores new inputs
-and crashes below `.cache/fuzz`. `make test` runs the whole corpus, all inputs that ever failed, and
-a fixed set of several thousand mutations.
+and crashes below `.cache/fuzz`. `make test-all` runs the whole corpus, all inputs that
+ever failed, and a fixed set of several thousand mutations.
 
 `make fuzz RECORD=1` generates this table from `tests/fuzz/results.json`.
 
