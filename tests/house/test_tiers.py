@@ -13,6 +13,7 @@ from tests import tiers
 from tests.escape.catalogue import NOT_APPLICABLE, ROWS
 from tests.tiers import NOT_IN_CHECK, ONLY_IN_TEST_ALL, Collected, Entry
 
+pytestmark = pytest.mark.timeout(240)  # a collection of its own takes long beside other runs
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 DIRECTORIES = tuple(sorted({path.parent.name for path in TESTS.glob("*/test_*.py")}))
@@ -41,7 +42,7 @@ def collected(
         return tests
     listed = tmp_path_factory.mktemp("collected") / "tests.json"
     command = [sys.executable, "-c", COLLECT, str(listed)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=110)
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=220)
     return [
         Collected(name, frozenset(values), frozenset(rows))
         for name, values, rows in json.loads(listed.read_text())
