@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -167,7 +168,7 @@ def _require(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, suite: Suite) -> Iterator[dict[str, Future[Outcome]]]:
-    """Start the suite in all places at once, for those that this machine can make.
+    """Run the suite in all places at once, for those that this machine can make.
 
     Only what this run has selected is started.
     """
@@ -177,8 +178,16 @@ def runs(request: pytest.FixtureRequest, suite: Suite) -> Iterator[dict[str, Fut
         if isinstance(item, pytest.Function) and item.originalname == test_suite_passes_in.__name__
     }
     parts = [part for part in CHOSEN if part in selected and missing(_place_of(part)) is None]
-    with ThreadPoolExecutor(len(CHOSEN)) as pool:
-        yield {part: pool.submit(_run_in, part, suite, _arguments(part)) for part in parts}
+    with ExitStack() as stack:
+        # The parts of one place follow each other: attacks use up what the kernel counts by user.
+        pools = {
+            place: stack.enter_context(ThreadPoolExecutor(1))
+            for place in sorted(set(map(_place_of, parts)))
+        }
+        yield {
+            part: pools[_place_of(part)].submit(_run_in, part, suite, _arguments(part))
+            for part in parts
+        }
 
 
 def _place_of(part: str) -> str:
