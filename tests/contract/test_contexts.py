@@ -256,7 +256,10 @@ async def test_the_processes_of_a_context_are_listed(jail):
         assert "sleep" in {process.name for process in await other.processes()}
         await ctx.run("p.kill(); p.wait()")
         assert [process.pid for process in await ctx.processes()] == [own]
-        running = asyncio.create_task(ctx.run("import time; time.sleep(600)", timeout_s=60))
+        code = "import time; open('begun', 'w').close(); time.sleep(600)"
+        running = asyncio.create_task(ctx.run(code, timeout_s=60))
+        while "begun" not in {info.path for info in await jail.list_dir(".")}:
+            await asyncio.sleep(0.01)
         assert len(await ctx.processes()) == 1, "a running cell does not hold the list up"
         ctx.interrupt()
         await running
