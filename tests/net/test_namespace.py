@@ -119,7 +119,10 @@ def inside(request):
             pytest.skip("the test process is already unprivileged: run as root to cover both")
         uid, interpreter = UNPRIVILEGED_UID, interpreter_for(UNPRIVILEGED_UID)
         if interpreter is None:
-            pytest.skip("no Python 3.11+ that uid 65534 can execute: install python3")
+            pytest.skip(
+                "no Python 3.11+ that uid 65534 can execute with this checkout: install python3, "
+                "and keep the checkout where other users can read it"
+            )
     # Other pytest processes reset the mode of the parents of tmp_path, so it is not used here.
     with tempfile.TemporaryDirectory(prefix="test-namespace-") as name:
         directory = Path(name)

@@ -122,14 +122,14 @@ def test_commands_end_with_their_host(engine: Engine) -> None:
 
 
 LEFT = """\
-import asyncio, os, sys
+import asyncio, os, signal
 from union import sandbox as sb
 
 async def main():
     async with sb.on_device.session(backend="none") as sbx:
         print(sbx.isolation.processes)
-        result = await sbx.exec("setsid sleep 0.3 & echo $!")
-        os.kill(int(result.stdout), 0)
+        result = await sbx.exec("setsid sleep 600 & echo $!")
+        os.kill(int(result.stdout), signal.SIGKILL)
         print("left")
 
 asyncio.run(main())

@@ -45,8 +45,13 @@ MAX_TAIL: Final = 64 * 1024
 _GIVE_UP_S: Final = 10.0
 _MAX_PIECE: Final = 16 * 1024 * 1024
 _HEARTBEAT_S: Final = 10.0
-_LEAKS_TLS_CONNECTIONS: Final = sys.version_info < (3, 12, 7) or sys.version_info[:3] == (3, 13, 0)
-"""Whether this Python leaks a TLS connection that both sides close at the same time."""
+_LEAKS_TLS_CONNECTIONS: Final = (3, 11, 4) <= sys.version_info < (3, 12, 7) or sys.version_info[
+    :3
+] == (3, 13, 0)
+"""Whether this Python leaks a TLS connection that both sides close at the same time.
+
+Earlier ones do, too, but there a closed connection cannot be aborted: the call raises.
+"""
 _WS_CLOSE_S: Final = 2.0
 """How long a server may take to confirm the end of a connection."""
 _NOT_SENT: Final = (
