@@ -93,7 +93,7 @@ def test_little_lies_between_the_request_and_the_command(
     calls: list[tuple[int, str, str]],
 ) -> None:
     during = _between(calls)
-    command = next(pid for pid, name, line in during if name == "execve" and '"/bin/sh"' in line)
+    command = next(pid for pid, name, _ in during if name == "execve")
     before: list[str] = []
     for pid, name, _ in during:
         if pid == command:
