@@ -128,7 +128,8 @@ from union import sandbox as sb
 async def main():
     async with sb.on_device.session(backend="none") as sbx:
         print(sbx.isolation.processes)
-        result = await sbx.exec("setsid sleep 600 & echo $!")
+        leave = "setsid sh -c 'echo $$ > left; exec sleep 600' &"
+        result = await sbx.exec(f"{leave} until test -s left; do sleep 0.01; done; cat left")
         os.kill(int(result.stdout), signal.SIGKILL)
         print("left")
 
