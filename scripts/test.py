@@ -289,6 +289,17 @@ def soak(scratch: Path) -> tuple[Step, dict[str, str]]:
     return step, {SUMMARY: str(summary)}
 
 
+def compile_tests(scratch: Path, steps: list[Step]) -> None:
+    """Import all tests once in a new checkout; the workers would each rewrite all assertions."""
+    if any((ROOT / "tests").glob("*/__pycache__/test_*-pytest-*.pyc")):
+        return
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", *NO_PLUGIN]
+    log = scratch / "compiled"
+    with Step("compiling the tests", [*command, "-p", "no:cacheprovider"], log=log) as step:
+        steps.append(step)
+        wait([step])
+
+
 def place_of_reports(stack: ExitStack) -> Path:
     """Return the directory for reports and logs: kept if the caller named one."""
     if named := os.environ.get(KEEP):
@@ -330,6 +341,7 @@ def main(arguments: list[str]) -> int:
         if not arguments:
             for name, command in STATIC.items():
                 steps.append(stack.enter_context(Step(name, command, log=scratch / name)))
+            compile_tests(scratch, steps)
         if complete and not arguments:
             soaking, env = soak(scratch)
             steps.append(stack.enter_context(soaking))
