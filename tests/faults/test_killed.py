@@ -44,7 +44,7 @@ async def works(session: sb.Session) -> bool:
 
 
 def require_sight_of(backend: str) -> None:
-    """Skip where the roles of its processes cannot be told."""
+    """Skip where the roles of its processes cannot be seen."""
     if backend == "bubblewrap" and os.geteuid() != 0:
         pytest.skip("only root may see what the processes that bubblewrap makes execute")
 

@@ -45,9 +45,9 @@ MAX_TAIL: Final = 64 * 1024
 _GIVE_UP_S: Final = 10.0
 _MAX_PIECE: Final = 16 * 1024 * 1024
 _HEARTBEAT_S: Final = 10.0
-_LEAKS_TLS_CONNECTIONS: Final = (3, 11, 4) <= sys.version_info < (3, 12, 7) or sys.version_info[
-    :3
-] == (3, 13, 0)
+_LEAKS_TLS_CONNECTIONS: Final = (3, 11, 4) <= sys.version_info[:3] < (3, 12, 7) or (
+    sys.version_info[:3] == (3, 13, 0)
+)
 """Whether this Python leaks a TLS connection that both sides close at the same time.
 
 Earlier ones do, too, but there a closed connection cannot be aborted: the call raises.
