@@ -78,7 +78,7 @@ class Terminal:
     def until(self, pattern: str, times: int = 1) -> None:
         """Waits until the screen shows it; what was typed must not match it."""
         found = re.compile(pattern, re.MULTILINE)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 40
         while len(found.findall(screen := self.screen())) < times:
             assert time.monotonic() < end, f"{pattern!r} did not come:\n{screen.rstrip()}"
             time.sleep(0.05)
@@ -119,12 +119,15 @@ def test_a_shell_behaves_like_a_shell(terminal: Terminal, way: str) -> None:
     enter_shell(terminal, way=way)
     terminal.enter("echo first-$((1 + 1))")
     terminal.until("^first-2$")
+    terminal.until(PROMPT)
     terminal.keys("Up", "Enter")
     terminal.until("^first-2$", times=2)
+    terminal.until(PROMPT)
     terminal.type("echo ac-$((1 + 1))")
     terminal.keys(*["Left"] * len("c-$((1 + 1))"))
     terminal.enter("b")
     terminal.until("^abc-2$")
+    terminal.until(PROMPT)
 
     terminal.cat("one")
     terminal.keys("C-c")
@@ -172,6 +175,8 @@ def test_an_editor_opens_draws_and_saves(terminal: Terminal, tmp_path: Path) -> 
     terminal.until(PROMPT)
     terminal.enter("cat note | tr a-z A-Z")
     terminal.until("^WRITTEN INSIDE$")
+    # Before it, the terminal is in the mode of the command: a Ctrl-D there is no key for the shell.
+    terminal.until(PROMPT)
     terminal.keys("C-d")
     terminal.until("outer> $")
     assert (tmp_path / "work/note").read_text() == "written inside\n"
