@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -94,10 +95,9 @@ async def test_pip_lists_the_packages_of_the_caller_too(sbx: sb.Session):
 async def test_an_install_without_network_fails_at_once_with_the_reason(sbx: sb.Session, pip: str):
     if sbx.backend == "none":
         pytest.skip("backend='none' blocks no network")
-    begun = time.monotonic()
     result = await sbx.exec(f"{pip} install no-such-package-anywhere", timeout_s=60)
     assert result.returncode not in {0, 143}
-    assert time.monotonic() - begun < 10.0, "it retries"
+    assert not re.search("retry|retries", result.stderr, re.IGNORECASE)
     assert "network_mode='allowlist', network_allowlist=PYPI_HOSTS" in result.stderr
     assert "sbx run --allow-pypi" in result.stderr
     # A failure that is not about the network has no such note.
