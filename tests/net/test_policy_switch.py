@@ -15,7 +15,7 @@ TABLE = {"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]}
 async def tunnel_to(harness, name, port):
     reader, writer = await harness.connect("http")
     writer.write(f"CONNECT {name}:{port} HTTP/1.1\r\n\r\n".encode())
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 40)
     return head, reader, writer
 
 
@@ -34,14 +34,14 @@ async def test_what_the_new_rules_refuse_is_reset_and_the_rest_goes_on(open_egre
         _, cut, cut_writer = await tunnel_to(harness, "b.example", port)
         for reader, writer in ((kept, kept_writer), (cut, cut_writer)):
             writer.write(b"before")
-            assert await asyncio.wait_for(reader.readexactly(6), 10) == b"before"
+            assert await asyncio.wait_for(reader.readexactly(6), 40) == b"before"
         harness.egress.switch(rules(["a.example", LOOPBACK]))
         received.clear()
         cut_writer.write(b"secret")
         with pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(cut.readexactly(1), 10)
+            await asyncio.wait_for(cut.readexactly(1), 40)
         kept_writer.write(b"after")
-        assert await asyncio.wait_for(kept.readexactly(5), 10) == b"after"
+        assert await asyncio.wait_for(kept.readexactly(5), 40) == b"after"
         assert bytes(received) == b"after", "no byte of the revoked connection arrives"
         head, _, writer = await tunnel_to(harness, "b.example", port)
         assert head.startswith(b"HTTP/1.1 403 ")
@@ -68,7 +68,7 @@ async def test_an_address_denied_by_the_new_rules_resets_a_connection_by_name(op
         _, reader, writer = await tunnel_to(harness, "a.example", port)
         harness.egress.switch(rules(["a.example", LOOPBACK], [LOOPBACK]))
         with pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(reader.readexactly(1), 10)
+            await asyncio.wait_for(reader.readexactly(1), 40)
         writer.close()
 
 
@@ -86,17 +86,39 @@ async def test_a_pending_dial_is_checked_by_the_rules_at_its_end(open_egress, is
     async with serving(echo) as port:
         harness = open_egress(policy(["a.example", LOOPBACK]), resolver=Slow())
         pending = asyncio.create_task(tunnel_to(harness, "a.example", port))
-        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.wait_for(asked.wait(), 40)
         if is_switched:
             harness.egress.switch(rules(["b.example"]))
         go_on.set()
         if is_switched:
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                await asyncio.wait_for(pending, 10)
+                await asyncio.wait_for(pending, 40)
         else:
-            head, _, writer = await asyncio.wait_for(pending, 10)
+            head, _, writer = await asyncio.wait_for(pending, 40)
             assert b" 200 " in head
             writer.close()
+
+
+@pytest.mark.parametrize("end", ["suspend", "close"])
+async def test_an_attempt_that_ends_before_it_is_connected_is_recorded(open_egress, end):
+    asked = asyncio.Event()
+
+    class Endless:
+        async def resolve(self, _name):
+            asked.set()
+            await asyncio.Event().wait()
+
+    harness = open_egress(policy(["a.example", LOOPBACK]), resolver=Endless())
+    pending = asyncio.create_task(tunnel_to(harness, "a.example", 443))
+    await asyncio.wait_for(asked.wait(), 40)
+    getattr(harness.egress, end)()
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await asyncio.wait_for(pending, 40)
+    await harness.aclose()
+    [decision] = harness.decisions
+    assert (decision.host, decision.port, decision.allowed) == ("a.example", 443, True)
+    assert decision.address == ""
+    assert "suspended" in decision.error if end == "suspend" else "before" in decision.error
 
 
 async def test_a_plain_request_in_progress_is_reset(open_egress):
@@ -116,10 +138,10 @@ async def test_a_plain_request_in_progress_is_reset(open_egress):
         reader, writer = await harness.connect("http")
         host = f"a.example:{port}"
         writer.write(f"GET http://{host}/ HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-        await asyncio.wait_for(started.wait(), 10)
+        await asyncio.wait_for(started.wait(), 40)
         await reader.readuntil(b"\r\n\r\n")
         harness.egress.switch(rules([]))
-        assert len(await asyncio.wait_for(read_all(reader), 10)) < 10_000
+        assert len(await asyncio.wait_for(read_all(reader), 40)) < 10_000
         writer.close()
 
 

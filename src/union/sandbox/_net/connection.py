@@ -60,6 +60,7 @@ class Connection:
             DialError: connecting failed.
 
         """
+        attempt.verdict_by_name = self.policy.decide_name(attempt.host, attempt.port)
         try:
             outbound = await self._egress.dialer.dial(attempt.host, attempt.port)
         except RefusedError as exc:

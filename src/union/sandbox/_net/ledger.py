@@ -39,6 +39,8 @@ class Attempt:
     started: float = field(default_factory=time.monotonic)
     address: str = ""
     verdict: Verdict | None = None
+    verdict_by_name: Verdict | None = None
+    """The verdict on the destination as the program wrote it, while it is being dialled."""
     error: str = ""
     bytes_up: int = 0
     bytes_down: int = 0
@@ -93,9 +95,12 @@ class Ledger:
 
     def record(self, attempt: Attempt) -> None:
         """Record an attempt that has ended. Attempts without a verdict are not recorded."""
-        verdict = attempt.verdict
+        verdict, error = attempt.verdict, attempt.error
         if verdict is None:
-            return
+            verdict = attempt.verdict_by_name
+            if verdict is None or not verdict.allowed:
+                return
+            error = error or "ended before it was connected"
         if attempt.is_continued and not (attempt.bytes_up or attempt.bytes_down or attempt.error):
             return  # unused since its last part was recorded
         decision = Decision(
@@ -108,7 +113,7 @@ class Ledger:
             rule=verdict.rule,
             reason=verdict.reason,
             suggestion=verdict.suggestion,
-            error=attempt.error,
+            error=error,
             bytes_up=attempt.bytes_up,
             bytes_down=attempt.bytes_down,
             duration_ms=(time.monotonic() - attempt.started) * 1000,
