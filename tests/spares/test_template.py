@@ -283,12 +283,23 @@ async def test_a_template_ends_with_its_session() -> None:
     assert eventually(lambda: not os.path.exists(f"/proc/{pid}"))
 
 
+async def test_a_session_that_ends_before_its_template_is_ready_logs_nothing(
+    packages: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (packages / "lengthy.py").write_text("import time; time.sleep(0.5)\n")
+    options = {"preload": ("lengthy",), "read_only_paths": [str(packages)]}
+    async with session_of("userns", **options) as sbx:
+        assert await sbx.run_code("print(1)") == "1\n"
+        assert not template_of(sbx).is_ready
+    assert not caplog.messages
+
+
 async def test_a_session_goes_on_after_its_template_was_killed(forked: sb.Session) -> None:
     if os.geteuid() != 0:
         pytest.skip("its own user may not signal a process with another id")
     pid = template_pid(forked)
     os.kill(pid, signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while template_of(forked).is_ready:
             await asyncio.sleep(0.005)
     assert await forked.run_code("print(1)") == "1\n"

@@ -153,7 +153,7 @@ class LocalTransport:
             await parts.postures.stop()
             if parts.postures.machine is not None:
                 await until_done(*parts.postures.machine.close_networks())
-        pool.release_pythons()
+        pool.release()
         stuck: BaseException | None = None
         if parts is not None:
             parts.runner.end_all(for_good=True)
