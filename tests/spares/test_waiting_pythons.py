@@ -52,7 +52,7 @@ async def one_waits(sbx: sb.Session) -> None:
 async def one_is_forked(sbx: sb.Session) -> None:
     """Returns when a fork of the session's template waits."""
     pool = sbx._transport.pool  # type: ignore[union-attr]  # a session on this machine
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         while not pool.template.is_ready:
             await sbx.run_code("pass")
         pool.pythons.release()

@@ -84,6 +84,7 @@ def begin(
     tools.keep(name for name in sys.modules if name not in own)
     packages = {name for name in tools.kept if "." not in name and _is_package(name, venv)}
     _warm_up(venv, tools.path if "ctypes" in own else "")
+    tools.hold([tools, *sys.modules.values(), *sys.path_importer_cache.values()])
     is_rehearsal = tools.serve()
     # From here on this is the process of a command, inside its sandbox.
     unseen = own if tools.is_context() else own | of_driver
@@ -146,10 +147,13 @@ class _Tools:
         hook = self.hook
         return bool(hook.stat.S_ISSOCK(os.fstat(hook.WAIT_FD).st_mode))
 
+    def hold(self, objects: list[object]) -> None:
+        """Hold them for ever: to free an object, a fork copies the pages that it is in."""
+        self._ctypes.pythonapi.Py_IncRef(self._ctypes.py_object(objects))
+
     def keep(self, names: Iterable[str]) -> None:
-        """Hold the modules for ever."""
+        """Know the modules that a fork sees as imported."""
         self.kept.update((name, sys.modules[name]) for name in list(names))
-        self._ctypes.pythonapi.Py_IncRef(self._ctypes.py_object(self.kept))
         if any(map(_is_native, self.kept.values())):
             self._finish = None
 
@@ -209,7 +213,8 @@ class _Tools:
     def _send_script(self) -> None:
         """Send the script of the rehearsal to this process itself, as the host sends one."""
         far, near = os.pipe()
-        script = (REHEARSED_SCRIPT, dict(os.environ), os.getcwd())
+        # Python itself asks for a home, as it does with the environment of a script.
+        script = (REHEARSED_SCRIPT, {**os.environ, "HOME": os.getcwd()}, os.getcwd())
         os.write(near, self._marshal.dumps(script))
         os.close(near)
         os.dup2(far, self.hook.WAIT_FD)
