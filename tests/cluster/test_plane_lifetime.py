@@ -299,6 +299,6 @@ async def test_a_cancelled_owner_leaves_no_pod(plane: Plane, stage: str):
         plane.pod(name).manifest["spec"]["terminationGracePeriodSeconds"] = 2
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 40)
     assert plane.action(name).is_over
     await until(lambda: not any(pod.processes() for pod in plane.action(name).pods))

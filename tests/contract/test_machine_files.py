@@ -229,7 +229,7 @@ async def test_watch(sbx: sb.Session) -> None:
     await sbx.exec("mkdir -p d/deep/er; echo x > d/deep/er/f; mv d/deep/er/f d/g; rm d/g")
     seen: list[tuple[str, str]] = []
     while ("d/g", "deleted") not in seen:
-        change = await asyncio.wait_for(anext(changes), 20)
+        change = await asyncio.wait_for(anext(changes), 40)
         seen.append((change.path, change.kind))
     assert ("d/deep", "created") in seen
     assert ("d/g", "created") in seen
@@ -319,9 +319,9 @@ async def test_special_files_are_not_waited_for(sbx: sb.Session) -> None:
     await sbx.exec("mkfifo pipe", check=True)
     for path in ("pipe", "/dev/zero"):
         with pytest.raises(sb.SandboxNotRegularError):
-            await asyncio.wait_for(sbx.get_bytes(path), 20)
+            await asyncio.wait_for(sbx.get_bytes(path), 40)
         with pytest.raises(sb.SandboxNotRegularError):
-            await asyncio.wait_for(sbx.put_bytes(path, b"x"), 20)
+            await asyncio.wait_for(sbx.put_bytes(path, b"x"), 40)
     with pytest.raises(IsADirectoryError):
         await sbx.get_bytes(".")
     with pytest.raises(IsADirectoryError):
@@ -382,7 +382,7 @@ async def test_a_helper_that_was_stopped_does_not_hang_a_call(
     monkeypatch.setattr(channel, "request", lambda *a, **k: real(*a, **{**k, "within_s": 0.3}))
     await local.exec(STOP, script_type="python", check=True)
     with pytest.raises(sb.SandboxExecutionError, match="has not replied") as caught:
-        await asyncio.wait_for(local.get_bytes("f"), 20)
+        await asyncio.wait_for(local.get_bytes("f"), 40)
     assert caught.value.code == "file-helper"
     assert inside._REPLY_S > 1
     assert await local.get_bytes("f") == b"data", "the next call starts another"

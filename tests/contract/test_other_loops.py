@@ -61,7 +61,7 @@ async def test_signals_from_a_thread_without_a_loop(sbx: sb.Session) -> None:
     thread = threading.Thread(target=process.kill)
     thread.start()
     await asyncio.to_thread(thread.join)
-    assert await asyncio.wait_for(process.wait(), 10) == 137
+    assert await asyncio.wait_for(process.wait(), 40) == 137
 
 
 @pytest.mark.spec("R3", "D7")

@@ -27,7 +27,7 @@ class Screen:
     async def until(self, text: str) -> str:
         """Everything up to and with ``text``, which must come soon."""
         try:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(40):
                 while text not in self._unread:
                     self._unread += (await anext(self._chunks)).decode()
         except TimeoutError:

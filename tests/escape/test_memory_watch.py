@@ -141,12 +141,12 @@ else:
     async with jailed(resources=LIMIT) as session:
         await session.run_code(plant)
         assert await session.run_code("print('hi')") == "hi\n"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while not await session.exists("started"):
                 await asyncio.sleep(0.02)
         pythons = session._transport.pool.pythons  # type: ignore[union-attr]
         waiting = next(one for kept in pythons._waiting.values() for one in kept)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while not waiting.run.sandbox.was_out_of_memory():
                 await asyncio.sleep(0.02)
         assert not await session.exists("held")

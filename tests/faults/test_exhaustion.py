@@ -66,7 +66,7 @@ async def test_any_number_of_descriptors_left_in_the_host(how: str) -> None:
 
     async def attempt(session: sb.Session) -> str:
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 proc = await session.run(text, **options)
                 out, _ = await proc.communicate()
         except sb.SandboxExecutionError as exc:

@@ -26,7 +26,7 @@ async def test_a_kill_behind_a_thousand_signals_arrives(way: str) -> None:
         for _ in range(MANY):
             proc.send_signal(signal.SIGCONT)
         proc.kill()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             assert await proc.wait() == 137
         assert proc.termination_reason == "signal"
 
@@ -50,7 +50,7 @@ async def test_a_time_limit_holds_where_process_1_takes_no_signals() -> None:
         os.kill(_parents_of("sleep")[0], signal.SIGSTOP)
         for _ in range(MANY):
             proc.send_signal(signal.SIGCONT)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(40):
             assert await proc.wait() == 137
         assert proc.termination_reason == "timeout"
 
@@ -67,7 +67,7 @@ time.sleep(60)
         proc = await session.run(program, script_type="python", stdout=True)
         assert await anext(aiter(proc.iter_stdout_lines())) == "1"
         proc.kill()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             assert await proc.wait() == 137
 
 

@@ -55,7 +55,7 @@ def plan_of(content: bytes) -> int:
 
 
 async def works(session: sb.Session) -> bool:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         result = await session.exec("echo fine; exit 3")
         await asyncio.sleep(0)  # waiters are woken first, then the run is closed
         return result.returncode == 3
@@ -286,7 +286,7 @@ async def test_a_malformed_report_of_a_sandbox_is_a_failure(what: str) -> None:
             for fd in files:
                 os.close(fd)
         theirs.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             await run.finished
         ends = [event for event in sink.events if isinstance(event, Exited | Failed)]
         assert [type(end) for end in ends] == [Failed], sink.events
@@ -329,7 +329,7 @@ async def test_a_run_ends_when_its_socket_reports_a_reset_for_ever(*, exited: bo
         sink = Recorder()
         run.attach(sink, timeout_s=None)
         theirs.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             await run.finished
         ends = [event for event in sink.events if isinstance(event, Exited | Failed)]
         assert [type(end) for end in ends] == [Exited if exited else Failed], sink.events
@@ -360,7 +360,7 @@ async def test_a_command_of_a_machine_starts_once(
         if reports:
             send(theirs, SIMPLE.pack(Message.STARTED, 0, waited[-1], 0))
         send(theirs, EXITED.pack(Message.EXITED, 3 << 8, 0, 0, 0))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             await run.finished
         theirs.close()
         assert [type(event) for event in sink.events] == [Started, Exited]

@@ -110,7 +110,7 @@ class Bystander:
     async def answers(self) -> bool:
         assert self.proc.stdin is not None
         self.proc.stdin.write(b"still here\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             return await anext(self._lines) == "still here"
 
     async def recovers(self) -> bool:

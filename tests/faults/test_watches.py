@@ -189,15 +189,15 @@ async def test_a_polled_descriptor_is_watched_as_soon_as_it_can_be() -> None:
         with exhausted() as kernel:
             readers.add(near, lambda: got.append(os.read(near, 100)))
             os.write(far, b"polled")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 while not got:
                     await asyncio.sleep(0.01)
             kernel.active = False
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(40):
                 while readers._unwatched:
                     await asyncio.sleep(0.01)
         os.write(far, b"watched")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while len(got) < 2:
                 await asyncio.sleep(0.01)
         assert got == [b"polled", b"watched"]

@@ -98,7 +98,7 @@ class EgressHarness:
         writer.write(data)
         if end:
             writer.write_eof()
-        response = await asyncio.wait_for(read_all(reader), 10)
+        response = await asyncio.wait_for(read_all(reader), 40)
         writer.close()
         return response
 

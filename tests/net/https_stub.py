@@ -198,7 +198,7 @@ class Gate:
         writer.write(data)
         await writer.drain()
         try:
-            return await asyncio.wait_for(read_all(reader), 10)
+            return await asyncio.wait_for(read_all(reader), 40)
         finally:
             writer.close()
 

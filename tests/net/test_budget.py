@@ -20,7 +20,7 @@ LOOPBACK = "127.0.0.0/8"
 async def tunnel_to(harness, port):
     reader, writer = await harness.connect("http")
     writer.write(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode())
-    assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 40)
     return reader, writer
 
 

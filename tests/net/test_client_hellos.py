@@ -86,13 +86,13 @@ class LenientServer:
 async def send_through_tunnel(harness, port, pieces):
     reader, writer = await harness.connect("http")
     writer.write(f"CONNECT {ALLOWED}:{port} HTTP/1.1\r\n\r\n".encode())
-    assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 40)
     for piece in pieces:
         writer.write(piece)
         await writer.drain()
         await asyncio.sleep(0.02)
     writer.write_eof()
-    answer = await asyncio.wait_for(read_all(reader), 10)
+    answer = await asyncio.wait_for(read_all(reader), 40)
     writer.close()
     return answer
 
@@ -145,7 +145,7 @@ async def test_a_refused_server_name_does_not_reach_a_lenient_server(open_egress
         for piece in pieces:
             writer.write(piece)
         writer.write_eof()
-        await asyncio.wait_for(reader.read(), 10)
+        await asyncio.wait_for(reader.read(), 40)
         writer.close()
         assert HIDDEN in server_under_test.seen
 
@@ -186,14 +186,14 @@ async def second_client_hello(reader, writer, name):
     """Start with the allowed name and change it in the second ClientHello."""
     client, incoming, outgoing = start_client(ALLOWED)
     writer.write(outgoing.read())
-    incoming.write(await asyncio.wait_for(reader.read(65536), 10))
+    incoming.write(await asyncio.wait_for(reader.read(65536), 40))
     handshake(client)
     second = outgoing.read()
     assert ALLOWED.encode() in second, "control: the server requested it"
     writer.write(second.replace(ALLOWED.encode(), name.encode()))
     await writer.drain()
     try:
-        return await asyncio.wait_for(reader.read(65536), 10)
+        return await asyncio.wait_for(reader.read(65536), 40)
     except ConnectionResetError:
         return b""
 
@@ -214,7 +214,7 @@ async def test_the_name_in_a_second_client_hello_is_checked(open_egress, certifi
         for name, wanted in ((ALLOWED, [ALLOWED] * 2), (HIDDEN, [ALLOWED])):
             reader, writer = await harness.connect("http")
             writer.write(f"CONNECT {ALLOWED}:{port} HTTP/1.1\r\n\r\n".encode())
-            assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 40)
             assert bool(await second_client_hello(reader, writer, name)) == (name == ALLOWED)
             writer.close()
             assert server_under_test.seen == wanted

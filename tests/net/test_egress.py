@@ -23,7 +23,7 @@ def descriptors():
 async def tunnel_to(harness, port):
     reader, writer = await harness.connect("http")
     writer.write(f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode())
-    assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 40)
     return reader, writer
 
 
@@ -82,7 +82,7 @@ async def test_half_close_is_forwarded_both_ways(open_egress):
         reader, writer = await tunnel_to(harness, port)
         writer.write(b"x" * 1_000_000)
         writer.write_eof()
-        assert await asyncio.wait_for(reader.read(), 10) == b"1000000"
+        assert await asyncio.wait_for(reader.read(), 40) == b"1000000"
         writer.close()
 
 
@@ -136,7 +136,7 @@ async def test_two_hundred_connections_at_once(open_egress):
             writer.write(data)
             await asyncio.sleep(0.2)
             writer.write_eof()
-            assert await asyncio.wait_for(read_all(reader), 20) == data
+            assert await asyncio.wait_for(read_all(reader), 40) == data
             writer.close()
 
         await asyncio.gather(*(one(number) for number in range(200)))
@@ -173,7 +173,7 @@ async def test_garbage_does_not_disturb_others(open_egress):
                 reader, writer = await harness.connect(frontend)
                 writer.write(data)
                 writer.write_eof()
-                await asyncio.wait_for(read_all(reader), 10)
+                await asyncio.wait_for(read_all(reader), 40)
                 writer.close()
         _reader, writer = await tunnel_to(harness, port)
         writer.close()

@@ -32,7 +32,7 @@ async def test_a_websocket_needs_permission(monkeypatch):
         g.stub.respond = lambda _: switch
         reader, writer = await g.connect()
         writer.write((request.format(HOST, g.stub.port) + "\r\n").encode())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
             writer.write(b"ping")
             assert await reader.readexactly(4) == b"ping"
@@ -74,7 +74,7 @@ async def test_bytes_after_a_response_are_not_the_next_response(monkeypatch):
         g.stub.respond = lambda seen: smuggled if seen.target == "/one" else ok(b"real")
         host = f"{HOST}:{g.stub.port}"
         reader, writer = await g.connect()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             writer.write(f"GET /one HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
             writer.write(f"GET /two HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())

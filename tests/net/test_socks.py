@@ -24,12 +24,12 @@ async def socks_connect(harness, request, payload=b""):
     writer.write(b"\x05\x01\x00")
     assert await reader.readexactly(2) == b"\x05\x00"
     writer.write(request)
-    reply = await asyncio.wait_for(reader.readexactly(10), 10)
+    reply = await asyncio.wait_for(reader.readexactly(10), 40)
     answer = b""
     if reply[1] == 0:
         writer.write(payload)
         writer.write_eof()
-        answer = await asyncio.wait_for(read_all(reader), 10)
+        answer = await asyncio.wait_for(read_all(reader), 40)
     writer.close()
     return reply[1], answer
 

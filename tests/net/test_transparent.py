@@ -21,7 +21,7 @@ async def send_and_read(harness, data):
     try:
         writer.write(data)
         writer.write_eof()
-        return await asyncio.wait_for(read_all(reader), 10)
+        return await asyncio.wait_for(read_all(reader), 40)
     finally:
         writer.close()
 

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conftest import ISOLATED, REMOTE, session_of
+from tests.conftest import ISOLATED, REMOTE, SOON_S, session_of
 from tests.network.conftest import PUBLIC
 from tests.servers import ServerProcess
 
 from union import sandbox as sb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from tests.conftest import OpenSession
 
 OVER_A_SERVER = f"{REMOTE}userns"
 A, B = "allowed.test", "other.test"
 SETUP = """
-import socket, threading, time
+import os, socket, threading, time
 def go(name, port):
     sock = socket.create_connection((name, port), timeout=10)
     sock.sendall(b'x')
@@ -118,6 +118,20 @@ async def cell(ctx: sb.Context, code: str, *names: str) -> sb.CellResult:
     return await ctx.run(code, network_mode="allowlist", network_allowlist=allow, timeout_s=30)
 
 
+async def cell_until(
+    ctx: sb.Context, net: sb.Session, code: str, name: str, arrived: Callable[[], bool]
+) -> sb.CellResult:
+    """Run a cell that ends after what it sends has arrived at a server of this test."""
+    mark = f"arrived-{time.monotonic_ns()}"
+    wait = f"\nwhile not os.path.exists({mark!r}): time.sleep(0.005)"
+    running = asyncio.ensure_future(cell(ctx, code + wait, name))
+    async with asyncio.timeout(SOON_S):
+        while not (arrived() or running.done()):
+            await asyncio.sleep(0.005)
+    await net.put_bytes(mark, b"")
+    return await running
+
+
 @pytest.mark.spec("K2")
 async def test_each_cell_has_its_own_list(ctx):
     both = "attempt(*A), attempt(*B)"
@@ -167,7 +181,7 @@ async def test_a_cached_address_means_its_name(ctx):
 
 
 @pytest.mark.spec("K2")
-async def test_a_thread_left_behind_has_no_network_between_cells(ctx, b):
+async def test_a_thread_left_behind_has_no_network_between_cells(ctx, net, b):
     await cell(
         ctx,
         "def keep():\n  while True: attempt(*B); time.sleep(0.002)\n"
@@ -175,10 +189,10 @@ async def test_a_thread_left_behind_has_no_network_between_cells(ctx, b):
     )
     await asyncio.sleep(0.2)
     assert b.connections == 0
-    result = await cell(ctx, "time.sleep(0.3)", B)
+    result = await cell_until(ctx, net, "1", B, lambda: b.connections > 1)
     await asyncio.sleep(0.15)  # a connection that was allowed before the end may still arrive
     during = b.connections
-    assert during > 0, "control: the thread works while a cell allows its host"
+    assert during > 1, "control: the thread works while a cell allows its host"
     assert any(d.allowed and d.host == B for d in result.network)
     await asyncio.sleep(0.15)
     assert b.connections == during
@@ -187,23 +201,25 @@ async def test_a_thread_left_behind_has_no_network_between_cells(ctx, b):
 
 
 @pytest.mark.spec("K2")
-async def test_an_open_connection_carries_nothing_between_cells(ctx, a):
-    await cell(
+async def test_an_open_connection_carries_nothing_between_cells(ctx, net, a):
+    await cell_until(
         ctx,
+        net,
         "s = go(*A)\n"
         "def talk():\n"
         "  try:\n"
         "    while True: s.send(b'y' * 1000); time.sleep(0.001)\n"
         "  except OSError as exc: failed = exc\n"
-        "threading.Thread(target=talk, daemon=True).start(); time.sleep(0.1)",
+        "threading.Thread(target=talk, daemon=True).start()",
         A,
+        lambda: len(a.received) > 1,
     )
     await asyncio.sleep(0.1)  # what the kernel had accepted before has arrived
     before = len(a.received)
     assert before > 1
     await asyncio.sleep(0.3)
     assert len(a.received) == before
-    result = await cell(ctx, "time.sleep(0.1)", A)
+    result = await cell_until(ctx, net, "1", A, lambda: len(a.received) > before)
     assert len(a.received) > before, "control: it continues in a cell that allows it"
     assert sum(d.bytes_up for d in result.network) > 0
     await cell(ctx, "1")
@@ -214,13 +230,15 @@ async def test_an_open_connection_carries_nothing_between_cells(ctx, a):
 
 
 @pytest.mark.spec("K2")
-async def test_a_plain_proxy_request_does_not_outlive_its_cell(ctx, a):
-    await cell(
+async def test_a_plain_proxy_request_does_not_outlive_its_cell(ctx, net, a):
+    await cell_until(
         ctx,
+        net,
         "p = socket.create_connection(('127.0.0.1', 3128), timeout=10)\n"
         f"p.sendall(b'POST http://{A}:{a.port}/ HTTP/1.1\\r\\nHost: {A}:{a.port}\\r\\n"
-        "Content-Length: 100\\r\\n\\r\\nbody')\ntime.sleep(0.1)",
+        "Content-Length: 100\\r\\n\\r\\nbody')",
         A,
+        lambda: bool(a.received),
     )
     assert a.received, "control: the head arrived"
     before = len(a.received)

@@ -316,7 +316,7 @@ async def test_the_secret_is_in_no_file_and_no_process_of_the_host(sbx, api):
         background=True,
         **network(entry(api)),
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         while not proc.requests:
             await asyncio.sleep(0.02)
     # The launcher, prepared sandboxes, waiting Pythons, and the command itself.

@@ -24,12 +24,12 @@ def query(name, kind=1):
     return struct.pack(">6H", 7, 0x100, 1, 0, 0, 0) + labels + b"\\0" + struct.pack(">2H", kind, 1)
 def by_udp(name, kind=1, server=DNS):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.settimeout(3)
+        s.settimeout(20)
         s.connect(server)
         s.send(query(name, kind))
         return s.recv(4096)[3] & 15
 def by_tcp(name, kind=1):
-    with socket.create_connection(DNS, timeout=3) as s:
+    with socket.create_connection(DNS, timeout=20) as s:
         data = query(name, kind)
         s.sendall(len(data).to_bytes(2, "big") + data)
         return s.recv(4096)[5] & 15

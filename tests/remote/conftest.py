@@ -15,7 +15,7 @@ from union import sandbox as sb
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-GRACE_S = 3.0
+GRACE_S = 6.0
 """Long enough for a client that was cut off to return on a busy machine."""
 
 

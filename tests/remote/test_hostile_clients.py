@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import select
 import socket
 import ssl
 import struct
@@ -84,8 +85,8 @@ def test_connections_without_a_key_do_not_block_a_client_with_the_token(attack: 
                     sock.sendall(HEALTH[:30])
             held.append(sock)
         if attack in {"half a first request", "silent"}:
-            full = [server.metric("sandbox_connections") for _ in range(2)]
-            assert min(full) >= limit - 2, "positive control: the limit is reached"
+            full = lambda: server.metric("sandbox_connections") >= limit - 2  # noqa: E731
+            assert eventually(full), "positive control: the limit is reached"
         for _ in range(20):
             begun = time.monotonic()
             status, body = server.request("POST", "/v1/run", b"echo fine")
@@ -123,10 +124,10 @@ def test_a_limited_key_cannot_use_all_connections():
             f"Authorization: Bearer {capability}\r\nContent-Length: 100\r\n\r\n"
         )
         answers = []
-        for _ in range(32):
+        for number in range(32):
             sock = stack.enter_context(socket.create_connection(server.address, timeout=10))
             sock.sendall(head.encode())  # and never the body
-            sock.settimeout(0.05)
+            sock.settimeout(0.05 if number < 8 else SOON_S)
             with contextlib.suppress(TimeoutError):
                 answers.append(sock.recv(200))
         assert len(answers) == 24, "eight connections are held, the others refused"
@@ -221,7 +222,7 @@ async def test_unfinished_starts_of_a_limited_key_are_bounded(quick: ServerProce
             for at in range(0, 60 * MIB, len(chunk)):
                 part = struct.pack(">IB", at, 0) + chunk
                 await ws.send_bytes(wire.encode(Kind.START, run, part))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while refused < 4:
                 for frame in wire.decode((await ws.receive()).data):
                     assert frame.kind is Kind.EVENT
@@ -235,7 +236,7 @@ async def test_unfinished_starts_of_a_limited_key_are_bounded(quick: ServerProce
 
 
 async def _has_output(ws: aiohttp.ClientWebSocketResponse, text: bytes) -> bool:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         async for message in ws:
             for frame in wire.decode(message.data):
                 if frame.kind is Kind.OUTPUT and text in bytes(frame.payload):
@@ -285,6 +286,22 @@ def test_endless_headers_take_little_memory():
         assert server.request("GET", "/v1/health", **headers)[0] == 200, "positive control"
 
 
+def _answers(sockets: list[socket.socket], wanted: int) -> list[bytes]:
+    """Return what the server answers; waits until there are ``wanted`` answers, and a moment."""
+    found: dict[socket.socket, bytes] = {}
+    end = time.monotonic() + SOON_S
+    while (wait_s := SOON_S if len(found) < wanted else 0.3) and time.monotonic() < end:
+        silent = [sock for sock in sockets if sock not in found]
+        ready, _, _ = select.select(silent, [], [], wait_s)
+        if not ready:
+            break
+        for sock in ready:
+            found[sock] = b""
+            with contextlib.suppress(ConnectionError):
+                found[sock] = sock.recv(300)
+    return list(found.values())
+
+
 @pytest.mark.threat(154)
 def test_many_bodies_at_once_are_bounded(quick: ServerProcess):
     name, capability = session_with_capability(quick)
@@ -293,18 +310,16 @@ def test_many_bodies_at_once_are_bounded(quick: ServerProcess):
         f"POST /v1/sessions/{name}/runs HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         f"Authorization: Bearer {capability}\r\nContent-Length: {16 * MIB}\r\n\r\n"
     ).encode()
-    busy = 0
+    held = []
     with contextlib.ExitStack() as stack:
         for _ in range(14):
             sock = stack.enter_context(socket.create_connection(quick.address, timeout=20))
             sock.sendall(head)
             with contextlib.suppress(ConnectionError):
                 sock.sendall(bytes(15 * MIB))
-            sock.settimeout(0.2)
-            with contextlib.suppress(TimeoutError, ConnectionError):
-                busy += b" 503 " in sock.recv(300)
+            held.append(sock)
+        assert sum(b" 503 " in answer for answer in _answers(held, 5)) >= 5
         assert resident(quick.pid) - before < 160 * MIB
-        assert busy >= 5
         status, body = quick.request("POST", f"/v1/sessions/{name}/runs", b"echo fine")
         assert (status, b"fine" in body) == (200, True)
     quick.request("DELETE", f"/v1/sessions/{name}")

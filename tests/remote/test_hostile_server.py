@@ -353,7 +353,7 @@ async def test_output_that_is_not_read_stays_within_the_window():
     async with Floods() as server, server.open() as session:
         proc = await session.run("true", stdout=True)
         with pytest.raises(sb.SandboxExecutionError, match="beyond the window") as caught:
-            await asyncio.wait_for(asyncio.shield(proc.wait()), 20)
+            await asyncio.wait_for(asyncio.shield(proc.wait()), 40)
         assert caught.value.code == "protocol"
         assert server.sent * server.size < 200 * MIB
 
@@ -437,7 +437,7 @@ async def test_a_malformed_frame_is_a_sandbox_error(name: str):
 
     async with Strange() as server, server.open() as session:
         with pytest.raises(sb.SandboxExecutionError) as caught:
-            await asyncio.wait_for(session.exec("true"), 20)
+            await asyncio.wait_for(session.exec("true"), 40)
         assert caught.value.code == "protocol"
 
 

@@ -63,7 +63,7 @@ class Raw:
 
     async def refused(self) -> str:
         """Return the reason with which the server closes the connection."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             async for _ in self.ws:
                 pass
         assert self.ws.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
@@ -174,7 +174,7 @@ async def test_state_of_one_client_is_bounded():
             # Runs over the limit are refused one by one; the connection stays open.
             async with raw(server) as client:
                 await client.ws.send_bytes(b"".join(frames))
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(40):
                     codes = [code async for code in client.refusals(200)]
                 assert set(codes) == {"busy"}
         assert eventually(lambda: server.metric("sandbox_buffer_bytes") == 0)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,10 +50,15 @@ def expected(seed: int) -> tuple[bytes, bytes]:
 
 @pytest.mark.spec("I2")
 @pytest.mark.slow
-async def test_output_survives_any_number_of_cuts(quick: ServerProcess, proxy: Proxy):
+async def test_output_survives_any_number_of_cuts():
     seed = 0
     chance = random.Random(7)
-    async with remote(quick, endpoint=proxy.endpoint, lazy=False) as session:
+    async with AsyncExitStack() as stack:
+        # On a busy machine, many connections in a row are cut before anything was sent over them.
+        server = stack.enter_context(ServerProcess("--grace", "60"))
+        proxy = await stack.enter_async_context(Proxy(server))
+        options = {"endpoint": proxy.endpoint, "lazy": False}
+        session = await stack.enter_async_context(remote(server, **options))
         while proxy.cuts < CUTS:
             seed += 1
             runs = [
@@ -199,7 +205,7 @@ async def test_a_connection_that_is_cut_while_the_session_closes(
         closing = asyncio.create_task(session.close())
         await asyncio.sleep(pause)
         proxy.cut()
-        await asyncio.wait_for(closing, 10)
+        await asyncio.wait_for(closing, 40)
         assert is_idle(quick)
 
 

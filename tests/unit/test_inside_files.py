@@ -64,7 +64,7 @@ async def files_of(answer: Answer) -> AsyncIterator[tuple[InsideFiles, list[Pupp
     yield files, puppets
     files.close()
     for puppet in puppets:
-        await asyncio.wait_for(puppet._task, 20)
+        await asyncio.wait_for(puppet._task, 40)
 
 
 GOOD = ["name", 0o100644, 4, 1.5]
@@ -100,11 +100,11 @@ async def test_a_reply_that_violates_the_protocol_ends_the_helper(kind: str) -> 
     answer: Answer = lambda head, _: VIOLATIONS[kind](head["id"])  # noqa: E731 - a value
     async with files_of(answer) as (files, puppets):
         with pytest.raises(sb.SandboxExecutionError, match="file helper") as caught:
-            await asyncio.wait_for(files.list_dir("."), 20)
+            await asyncio.wait_for(files.list_dir("."), 40)
         assert caught.value.code == "file-helper"
         assert puppets[0].ended, "it is killed"
         with pytest.raises(sb.SandboxExecutionError):
-            await asyncio.wait_for(files.list_dir("."), 20)
+            await asyncio.wait_for(files.list_dir("."), 40)
         assert len(puppets) == 2, "the next call starts another"
 
 

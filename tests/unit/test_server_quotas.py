@@ -300,7 +300,7 @@ async def test_a_start_that_stops_arriving_is_refused(monkeypatch: pytest.Monkey
         async def __aiter__(self) -> Any:
             yield part(1, 0, 0, b"x" * 1000)
             held.append(sessions.bytes.all.held)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(40):
                 while not refusals(self):
                     await asyncio.sleep(0.01)
             held.append(sessions.bytes.all.held)
