@@ -250,6 +250,7 @@ _EXCEPTIONS: tuple[tuple[str, _Tests], ...] = (
     ("machines", _Tests("escape/test_machine_lifetime", "*", sometimes=True)),
     ("machines", _Tests("escape/test_passed_sockets", "test_a_connection_ends*machine")),
     ("epoll watches", _Tests("escape/test_epoll_watches", "*")),
+    ("epoll watches", _Tests("escape/test_in_flight", "test_a_command_that_*")),
     ("arguments", _Tests("contract/test_results_errors", "test_arguments_larger_than")),
     ("arguments", _Tests("contract/test_documents", "test_errors_versus_non_zero_exits")),
 )

@@ -11,7 +11,7 @@ from tests.conftest import session_of
 
 from union import sandbox as sb
 from union.sandbox._linux import epoll_watches
-from union.sandbox.on_device import _epoll_guard, _settings
+from union.sandbox.on_device import _counter_guard, _settings
 
 if TYPE_CHECKING:
     from tests.conftest import OpenSession
@@ -71,7 +71,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small budget, in sessions that are watched also if the caller is root."""
     monkeypatch.setattr(epoll_watches, "max_watches", lambda: _BUDGET * 8)
     monkeypatch.setattr(_settings, "_epoll_limit", lambda _: "watch")
-    monkeypatch.setattr(_epoll_guard, "_EVERY_S", 0.05)
+    monkeypatch.setattr(_counter_guard, "_EVERY_S", 0.05)
 
 
 async def _run(session: sb.Session, body: str) -> sb.SandboxProcess:

@@ -28,8 +28,9 @@ class Isolation:
     ``limits``: what enforces each limit: ``cgroup-v2``, ``cgroup-v1``, ``rlimit``,
     ``rlimit-shared`` (counted over all processes of this id, as in gVisor), ``tmpfs``,
     ``watch`` (the process tree is looked at: its memory every few milliseconds, its epoll watches
-    every 0.25 s), ``nodes`` (only the requested device nodes exist), ``namespace`` (a limit of the
-    session's user namespace or id), ``filter`` (refused by the system-call filter) or ``none``.
+    and descriptors in flight every 0.25 s), ``nodes`` (only the requested device nodes exist),
+    ``namespace`` (a limit of the session's user namespace or id), ``filter`` (refused by the
+    system-call filter) or ``none``.
     ``egress``: what enforces the network policy: ``kernel``, ``proxy-only``, ``mediated`` (each
     connection is made by the host and handed over) or ``none``.
     ``tmp`` and ``shm``: ``private`` (mounts of the sandbox's own), ``directory`` (a directory of

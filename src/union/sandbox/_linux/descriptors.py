@@ -9,6 +9,7 @@ import socket
 import tempfile
 from typing import TYPE_CHECKING, Final
 
+from union.sandbox._linux import in_flight
 from union.sandbox._linux.framed_socket import FramedSocket
 from union.sandbox._system import IS_LINUX, IS_MACOS
 
@@ -58,8 +59,19 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 def send_with_fds(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
-    """Send one message with copies of ``fds``, which stay the caller's to close."""
-    sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+    """Send one message with copies of ``fds``, which stay the caller's to close.
+
+    If this user has too many descriptors in flight for the soft limit on open files, the message is
+    sent under the hard limit.
+    """
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+    try:
+        sock.sendmsg([data], rights)
+    except OSError as exc:
+        if not IS_LINUX or exc.errno != errno.ETOOMANYREFS:
+            raise
+        with in_flight.raised_limit():
+            sock.sendmsg([data], rights)
 
 
 def _descriptors(control: list[tuple[int, int, bytes]]) -> list[int]:

@@ -220,7 +220,8 @@ def _beside(soft: int) -> int:
 
     The kernel counts file descriptors in flight per user. It compares the count with this limit of
     the sender, before a message that may exceed it. The rest is left to the caller, who could send
-    none otherwise.
+    none otherwise. Messages that are sent at the same moment can pass the check together, so no
+    limit is exact; `_counter_guard` ends a command that exceeds the caller's limit that way.
     """
     return max(min(soft * 3 // 4, soft - _LEFT_IN_FLIGHT), soft // 2, 1)
 

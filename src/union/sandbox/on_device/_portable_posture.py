@@ -73,7 +73,7 @@ class PortablePosture(Posture):
         self._backend = backend
         self.plan = backend.plan(self._setting)
         self.isolation = backend.isolation(self._setting, limits=_limit_report(spec.limits))
-        self.shares_epolls = False  # the system has no such limit
+        self.shares_counters = False  # the system has no such limits
         self.shares_id = False  # the system does not count descriptors in flight per user
         self.owner = None
         self.counts_processes = False

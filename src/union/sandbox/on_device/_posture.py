@@ -211,7 +211,7 @@ class Posture:
         self.isolation = backend.isolation(setting, limits=tuple(limits.items()))
         if shares and _can_fork(spec, found):
             self.isolation = dataclasses.replace(self.isolation, python="forked")
-        self.shares_epolls = limits["epoll"] == "watch"
+        self.shares_counters = limits["epoll"] == "watch"
         """Whether its sandboxes use the epoll watches of the caller's own id."""
         self.shares_id = found.identity.kind == "caller"
         """Whether its sandboxes have the caller's own id."""

@@ -22,7 +22,7 @@ from union.sandbox._session.threads import until_done
 from union.sandbox.errors import SandboxUsageError
 from union.sandbox.on_device._call_postures import CallPostures
 from union.sandbox.on_device._command import CommandBuilder
-from union.sandbox.on_device._epoll_guard import EpollGuard
+from union.sandbox.on_device._counter_guard import CounterGuard
 from union.sandbox.on_device._follow_ups import FollowUps
 from union.sandbox.on_device._network import shape_of
 from union.sandbox.on_device._run_network import serve_network
@@ -80,7 +80,7 @@ class Runner:
         """Holds back new commands while a checkpoint is taken."""
         self._is_venv_verified = False
         """Whether the venv was verified after anything could have changed it."""
-        self._epolls = EpollGuard(
+        self._counters = CounterGuard(
             running=lambda: self._runs,
             waiting=lambda: (*pool.pythons.runs(), *pool.drivers.runs()),
             machine=lambda: postures.machine,
@@ -166,8 +166,8 @@ class Runner:
             end = self._work.keep_during_call(posture.read_only)
             run.finished.add_done_callback(lambda _: end())
         pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
-        if posture.shares_epolls:
-            self._epolls.wake()
+        if posture.shares_counters:
+            self._counters.wake()
         announce(run, sink)
         forks = spec.kind == "python" and pool.template.is_ready
         follow_up = functools.partial(self._follow_up, run, posture, spec)
@@ -224,8 +224,8 @@ class Runner:
             self._interpreters.add(run)
             run.finished.add_done_callback(lambda _: self._on_end(run))
             self._pool.sandboxes.watch_memory(run, posture.limits.memory_bytes)
-            if posture.shares_epolls:
-                self._epolls.wake()
+            if posture.shares_counters:
+                self._counters.wake()
             run.listen()
             return run, near, posture
 
@@ -366,7 +366,7 @@ class Runner:
     def end_all(self, *, keeps_contexts: bool = False, for_good: bool = False) -> None:
         """Kill every command, and the contexts unless kept; ``for_good`` if the session closes."""
         if for_good:
-            self._epolls.close()
+            self._counters.close()
         for run in self._ending(keeps_contexts=keeps_contexts):
             run.end_now("closed")
 

@@ -1,12 +1,17 @@
-"""Keep sandboxes with the caller's user id from using up the caller's epoll watches.
+"""Keep sandboxes with the caller's user id from using up what the kernel counts for that id.
+
+The counters are epoll watches and descriptors in flight (`_linux/in_flight.py`).
 
 Rules of this file:
 
 - A command that ends within the first interval is never looked at, and costs nothing.
-- A session that holds more than its budget loses the command that holds most of it.
-- Watches can be hidden from counting, in messages or in threads. So the guard also tries whether
-  the caller has watches left. If not, commands of all sessions are ended, the most suspect first:
-  by what they hold or may hide, then by the time that they have spent in the kernel.
+- A session that holds more epoll watches than its budget loses the command that holds most of it.
+- Watches can be hidden from counting, in messages or in threads, and no budget limits descriptors
+  in flight. So the guard also tries whether the caller has any left. If not, commands of all
+  sessions are ended, the most suspect first: by what they hold or may hide, then by the time that
+  they have spent in the kernel.
+- Sessions of other processes of the user have a guard of their own. A command that visibly holds no
+  descriptor in flight is therefore ended only if the shortage lasts.
 """
 
 from __future__ import annotations
@@ -18,9 +23,9 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
-from union.sandbox._linux import epoll_watches
+from union.sandbox._linux import epoll_watches, in_flight
 from union.sandbox._linux.process_list import label_of
 from union.sandbox._session import threads
 
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from union.sandbox._linux.machine import Machine
     from union.sandbox._linux.run import LocalRun
 
-__all__ = ["EpollGuard"]
+__all__ = ["CounterGuard"]
 
 _log = logging.getLogger("union.sandbox")
 _EVERY_S, _EVERY_MORE_S = 0.25, 0.002
@@ -46,13 +51,24 @@ _SEARCH_S: Final = 0.2
 _FRESH_S: Final = 2.0
 """How long the suspicion that a session has reported is compared with those of others."""
 _PATIENCE_S: Final = 1.0
-"""How long no other command is ended after one: its watches are free when its processes end."""
+"""How long no other command is ended after one: what it holds is free when its processes end."""
+_GRACE_S: Final = 3.0
+"""How long no descriptor can be passed before commands are ended that visibly hold none."""
 _S_PER_WATCH: Final = 1e-7
 """Adding a watch takes longer than this in the kernel."""
 
 
+_Shortage = Literal["epoll watches", "descriptors in flight", ""]
+"""The counter that is used up; empty: none."""
+_REASONS: Final = {
+    "epoll watches": "this user has no epoll watches left",
+    "descriptors in flight": "this user has too many file descriptors in flight (RLIMIT_NOFILE)",
+}
+
+
 class _Suspicion(NamedTuple):
-    watches: int
+    held: int
+    """Watches or descriptors in flight, that it holds or may hide."""
     system_s: float
 
 
@@ -63,15 +79,17 @@ class _Group(NamedTuple):
     end: Callable[[], None]
 
 
-class EpollGuard:
+class CounterGuard:
     """Watch the commands of one session while there are any."""
 
-    _reports: ClassVar[dict[int, tuple[float, _Suspicion]]] = {}
-    """The most suspect command of each session of this process, while no watch is left."""
+    _reports: ClassVar[dict[int, tuple[float, _Shortage, _Suspicion]]] = {}
+    """The most suspect command of each session of this process, during a shortage."""
     _watching: ClassVar[set[int]] = set()
-    _last_answer: ClassVar[tuple[float, bool]] = (0.0, False)
+    _last_answer: ClassVar[tuple[float, _Shortage]] = (0.0, "")
+    _since: ClassVar[float] = 0.0
+    """When the shortage of the last answer began."""
     _last_end: ClassVar[float] = 0.0
-    """When a command was ended for want of watches."""
+    """When a command was ended because of a shortage."""
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
@@ -135,36 +153,37 @@ class EpollGuard:
             self._stop()
             return
         loop = asyncio.get_running_loop()
-        is_exhausted = self._is_exhausted()
-        if (old or machine) and (is_exhausted or loop.time() >= self._count_at):
-            task = self._measure(old, machine, is_exhausted=is_exhausted)
-            self._task = loop.create_task(task)
+        shortage = self._shortage()
+        if (old or machine) and (shortage or loop.time() >= self._count_at):
+            self._task = loop.create_task(self._measure(old, machine, shortage))
         else:
             self._again()
 
     @classmethod
-    def _is_exhausted(cls) -> bool:
-        """Return whether this user has no watches left; sessions share the answer for a moment."""
+    def _shortage(cls) -> _Shortage:
+        """Return which counter of this user is used up; sessions share the answer for a moment."""
         now = time.monotonic()
         with cls._lock:
             at, found = cls._last_answer
             if now - at > _EVERY_S / 2:
-                found = epoll_watches.is_exhausted()
+                before, found = found, _find_shortage()
                 cls._last_answer = now, found
+                if found != before:
+                    cls._since = now
         return found
 
     async def _measure(
-        self, runs: set[LocalRun], machine: Machine | None, *, is_exhausted: bool
+        self, runs: set[LocalRun], machine: Machine | None, shortage: _Shortage
     ) -> None:
         loop = asyncio.get_running_loop()
         began, is_idle, share = loop.time(), False, _SHARE
         try:
             groups = await self._groups(runs, machine)
             is_idle = not groups and not self._seen
-            if groups and await self._check(groups, is_exhausted=is_exhausted):
+            if groups and await self._check(groups, shortage):
                 share = _SUSPECT_SHARE
         except OSError as exc:  # no thread can be started, or the launcher has been stopped
-            _log.warning("the epoll watches of sandboxes cannot be counted: %s", exc)
+            _log.warning("the kernel counters of sandboxes cannot be read: %s", exc)
         finally:
             self._task = None
             self._count_at = loop.time() + (loop.time() - began) * share
@@ -173,7 +192,7 @@ class EpollGuard:
             else:
                 self._again()
 
-    async def _check(self, groups: list[_Group], *, is_exhausted: bool) -> bool:
+    async def _check(self, groups: list[_Group], shortage: _Shortage) -> bool:
         """End a command if it must be; return whether the session is suspect."""
         counts = await threads.watches.run(self, _counts, groups, self.budget)
         if sum(counts) > self.budget:
@@ -185,14 +204,14 @@ class EpollGuard:
             )
             groups[worst].end()
             return True
-        if not is_exhausted:
+        if not shortage:
             with self._lock:
                 self._reports.pop(id(self), None)
             return sum(counts) > self.budget // _MANY
-        found = await threads.watches.run(self, _suspicions, groups, self.budget)
+        found = await threads.watches.run(self, _suspicions, groups, self.budget, shortage)
         worst = max(range(len(groups)), key=found.__getitem__)
-        if self._is_most_suspect(found[worst]):
-            _log.warning("a command was ended: this user has no epoll watches left")
+        if self._is_most_suspect(shortage, found[worst]):
+            _log.warning("a command was ended: %s", _REASONS[shortage])
             groups[worst].end()
             self._note_end()
         return True
@@ -200,19 +219,28 @@ class EpollGuard:
     def _note_end(self) -> None:
         with self._lock:
             self._reports.pop(id(self), None)
-            EpollGuard._last_end = time.monotonic()
+            CounterGuard._last_end = time.monotonic()
 
-    def _is_most_suspect(self, mine: _Suspicion) -> bool:
+    def _is_most_suspect(self, shortage: _Shortage, mine: _Suspicion) -> bool:
         """Report; return whether no other session has reported more since the last time."""
-        if mine.watches <= self.budget // _BUDGET and mine.system_s < self.budget * _S_PER_WATCH:
+        if not self._is_suspect(shortage, mine):
             return False
         now = time.monotonic()
         with self._lock:
-            is_second = id(self) in self._reports
-            self._reports[id(self)] = now, mine
-            fresh = [it for at, it in self._reports.values() if now - at < _FRESH_S]
+            is_second = self._reports.get(id(self), (0.0, ""))[1] == shortage
+            self._reports[id(self)] = now, shortage, mine
+            fresh = [
+                it
+                for at, kind, it in self._reports.values()
+                if now - at < _FRESH_S and kind == shortage
+            ]
             is_patient = now - self._last_end < _PATIENCE_S
         return is_second and not is_patient and mine >= max(fresh)
+
+    def _is_suspect(self, shortage: _Shortage, mine: _Suspicion) -> bool:
+        if shortage == "descriptors in flight":
+            return mine.held > 0 or time.monotonic() - self._since > _GRACE_S
+        return mine.held > self.budget // _BUDGET or mine.system_s >= self.budget * _S_PER_WATCH
 
     async def _groups(self, runs: set[LocalRun], machine: Machine | None) -> list[_Group]:
         firsts = {run: await self._locate(run) for run in runs}
@@ -247,9 +275,9 @@ class EpollGuard:
 
 def _after_fork() -> None:
     # A lock may have been held at the moment of the fork, and no session of the parent is ours.
-    EpollGuard._lock = threading.Lock()  # noqa: SLF001 - of this module
-    EpollGuard._watching.clear()  # noqa: SLF001
-    EpollGuard._reports.clear()  # noqa: SLF001
+    CounterGuard._lock = threading.Lock()  # noqa: SLF001 - of this module
+    CounterGuard._watching.clear()  # noqa: SLF001
+    CounterGuard._reports.clear()  # noqa: SLF001
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -286,12 +314,21 @@ def _counts(groups: list[_Group], budget: int) -> list[int]:
     return [epoll_watches.count(group.tables, budget) for group in groups]
 
 
-def _suspicions(groups: list[_Group], budget: int) -> list[_Suspicion]:
+def _find_shortage() -> _Shortage:
+    if epoll_watches.is_exhausted():
+        return "epoll watches"
+    return "descriptors in flight" if in_flight.is_exhausted() else ""
+
+
+def _suspicions(groups: list[_Group], budget: int, shortage: _Shortage) -> list[_Suspicion]:
     until = time.monotonic() + _SEARCH_S
     found = []
     for group in groups:
-        watches = epoll_watches.count(group.tables, budget)
         holding = epoll_watches.hidden(group.tables, until)
+        if shortage == "descriptors in flight":
+            found.append(_Suspicion(*holding))
+            continue
+        watches = epoll_watches.count(group.tables, budget)
         # Each descriptor in a message may be an epoll instance with as many as a table allows.
         most = max((table.size for table in group.tables), default=0)
         found.append(_Suspicion(watches + holding.in_flight * most**2, holding.system_s))
