@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -155,6 +157,44 @@ async def test_the_last_watches_are_noticed(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(epoll_watches.select, "epoll", Refused)
     assert epoll_watches.is_exhausted()
+
+
+_ENDED = """
+import ctypes, os, sys
+from union.sandbox._linux import epoll_watches
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, which the change of ids has reset
+counts = []
+for is_alive in (False, True):
+    begun, end = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(end[1])
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+        if is_alive:
+            os.write(begun[1], b"x")
+            os.read(end[0], 1)
+        os._exit(0)
+    if is_alive:
+        os.read(begun[0], 1)
+    else:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    counts.append(epoll_watches.count([epoll_watches.Table(pid, pid, 256)], 1 << 40))
+    os.close(end[1])
+    os.waitpid(pid, 0)
+print(*counts)
+"""
+
+
+def test_a_process_that_ends_holds_nothing() -> None:
+    """Its files are root's then, like those of a process that forbids inspection: the control."""
+    program = [sys.executable, "-c", _ENDED]
+    done = subprocess.run(program, check=True, capture_output=True, text=True, timeout=40)
+    ended, uninspectable = map(int, done.stdout.split())
+    assert ended == 0
+    assert uninspectable == 256**3 // 4
 
 
 async def test_forked_processes_share_what_they_inherit(jailed: OpenSession) -> None:

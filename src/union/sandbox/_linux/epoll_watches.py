@@ -141,7 +141,8 @@ def count(tables: Iterable[Table], enough: int, *, seconds: float = _COUNT_S) ->
             found = _descriptors(table.thread, "anon_inode:[eventpoll]")
             epolls.extend((table.thread, fd) for fd in found)
         except PermissionError:
-            total += _most(table.size)
+            if not _is_ending(table.thread):
+                total += _most(table.size)
     random.shuffle(epolls)  # no program can foresee which of them are counted
     distinct, counted = _Distinct(_KCMP_FILE), 0
     for number, (thread, fd) in enumerate(epolls, 1):
@@ -197,10 +198,18 @@ def hidden(tables: list[Table], until: float) -> Holding:
             for fd in _descriptors(table.thread, "socket:"):
                 in_flight += _field(f"/proc/{table.thread}/fdinfo/{fd}", "scm_fds:")
         except PermissionError:
-            in_flight += 1
+            in_flight += not _is_ending(table.thread)
         except OSError:
             continue
     return Holding(in_flight, ticks / _TICKS)
+
+
+def _is_ending(thread: int) -> bool:
+    """Return whether a process has no memory any more: it ends, and its files are root's."""
+    try:
+        return Path(f"/proc/{thread}/statm").read_bytes().startswith(b"0 ")
+    except OSError:
+        return True
 
 
 def is_exhausted() -> bool:
