@@ -224,6 +224,6 @@ async def test_a_lost_context_changes_nothing() -> None:
 async def test_a_rollback_does_not_end_the_guards_of_a_session() -> None:
     async with session_of("userns") as live:
         await live.rollback(await live.checkpoint())
-        guard = live._transport.runner._epolls  # type: ignore[union-attr]
+        guard = live._transport.runner._counters  # type: ignore[union-attr]
         assert not guard._is_closed
     assert guard._is_closed  # the control

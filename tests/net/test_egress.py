@@ -191,7 +191,9 @@ async def test_the_connections_of_one_run_are_limited(open_egress):
             assert await asyncio.wait_for(read_all(reader), SOON_S) == b""
             writer.close()
         held.pop()[1].close()
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(40):
+            while len(harness.egress._connections) == 3:
+                await asyncio.sleep(0.01)
         _, writer = await tunnel_to(harness, port)
         writer.close()
         for _reader, other in held:
