@@ -1,9 +1,13 @@
 /* The end of a script in a fork of the template.
  *
  * After its last step that a script can observe, Python releases its static objects one by one. That changes hundreds of
- * pages, which a fork has to copy first, and the end of the process releases all of them anyway. The last audit event of
- * Python's clean-up comes exactly between the two: there we return from Py_FinalizeEx to its caller, as its last line would,
- * by the tables from which every debugger unwinds the stack. Where those do not show the call, Python goes on as usual. */
+ * pages, which a fork has to copy first, and the end of the process releases all of them anyway. Audit events of Python's
+ * clean-up come between the two: there we return from Py_FinalizeEx to its caller, as its last line would, by the tables
+ * from which every debugger unwinds the stack. Where those do not show the call, Python goes on as usual.
+ *
+ * The first of the two events comes before the state of the interpreter is cleared. Objects of a script that only that state
+ * refers to, such as the values of context variables, would not be finalized: the caller looks for them. Those that cannot be
+ * found are the functions that a script has registered for codecs, forks and audit events. */
 #include <stdint.h>
 #include <string.h>
 
@@ -70,14 +74,14 @@ static void return_from_finalize(void)
     __builtin_unreachable();
 }
 
-/* An audit hook of Python; see PySys_AddAuditHook. */
+/* An audit hook of Python; see PySys_AddAuditHook. `data` is not NULL if the interpreter need not be cleared. */
 EXPORTED int template_on_audit(const char *event, void *arguments, void *data)
 {
     (void)arguments;
-    (void)data;
+    const char *last = data ? "cpython.PyInterpreterState_Clear" : "cpython._PySys_ClearAuditHooks";
     if (strcmp(event, "sys.unraisablehook") == 0)
         has_failed = 1; /* perhaps the output could not be written, and then the exit code is another */
-    else if (!has_failed && strcmp(event, "cpython._PySys_ClearAuditHooks") == 0)
+    else if (!has_failed && strcmp(event, last) == 0)
         return_from_finalize();
     return 0;
 }

@@ -127,8 +127,11 @@ PROGRAMS: dict[str, str] = {
     "end: object in builtins": "import os, sys\nclass A:\n    def __call__(self, *_): raise ImportError\n    def __del__(self, write=os.write): write(1, b'del')\nimport builtins; builtins.mine = A()",
     "end: object in a context variable": "import os, sys\nclass A:\n    def __call__(self, *_): raise ImportError\n    def __del__(self, write=os.write): write(1, b'del')\nimport contextvars; v = contextvars.ContextVar('v'); v.set(A())",
     "end: object of a thread": "import os, sys\nclass A:\n    def __call__(self, *_): raise ImportError\n    def __del__(self, write=os.write): write(1, b'del')\nimport threading; own = threading.local(); own.mine = A()",
-    "end: object in a codec": "import os, sys\nclass A:\n    def __call__(self, *_): raise ImportError\n    def __del__(self, write=os.write): write(1, b'del')\nimport codecs; a = A(); codecs.register(lambda name, a=a: None)",
     "end: object in a trace": "import os, sys\nclass A:\n    def __call__(self, *_): raise ImportError\n    def __del__(self, write=os.write): write(1, b'del')\na = A(); sys.settrace(lambda *_: a and None)",
+    "end: object in a profile": "import os, sys\nclass A:\n    def __del__(self, write=os.write): write(1, b'del')\na = A(); sys.setprofile(lambda *_: a and None)",
+    "end: hook of generators": "import os, sys\nclass A:\n    def __del__(self, write=os.write): write(1, b'del')\na = A(); sys.set_asyncgen_hooks(firstiter=lambda _, a=a: None); del a",
+    "end: cycle in sys": "import os, sys\nclass A:\n    def __del__(self, write=os.write): write(1, b'del')\na = A(); a.me = a; sys.mine = a; del a",
+    "end: file in a context variable": "import os, sys\nclass A:\n    def __del__(self, write=os.write): write(1, b'del')\nimport contextvars; v = contextvars.ContextVar('v'); v.set(open(1, 'w', closefd=False)); v.get().write('kept')",
     "end: stream of the script": "import sys\nclass Tee:\n    file = open(1, 'w', closefd=False)\n    def write(self, text): return self.file.write(text)\n    def flush(self): pass\nsys.stdout = Tee(); print('kept')",
     "end: audit": "import sys\ndef hook(event, _):\n    if event.startswith('cpython.'): print(event)\nsys.addaudithook(hook)",
 }

@@ -22,8 +22,8 @@ ctypes.pythonapi.Py_AtExit(ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p)
 class Last:
     def __del__(self): print("deleted")
 last = Last()
-if is_short == "yes":
-    atexit.register(finish)
+if is_short != "no":
+    atexit.register(finish, is_early=is_short == "early")
 if code == "raise":
     raise ValueError
 sys.exit(int(code))
@@ -47,4 +47,5 @@ def ended(is_short: str, code: str) -> tuple[int, str]:
 @pytest.mark.parametrize("code, status", [("0", 0), ("3", 3), ("raise", 1)])
 def test_the_last_steps_are_left_out_and_the_exit_code_stays(code: str, status: int) -> None:
     assert ended("no", code) == (-6, "deleted\n")
-    assert ended("yes", code) == (status, "deleted\n")
+    assert ended("late", code) == (status, "deleted\n")
+    assert ended("early", code) == (status, "deleted\n")

@@ -32,6 +32,7 @@ _UNWINDER = (
     "_Unwind_GetGR",
     "_Unwind_FindEnclosingFunction",
 )
+_IMPORT_LISTS = ("path", "meta_path", "path_hooks")
 _begun: list[bool] = []
 _SIGKILL = 9
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -62,9 +63,7 @@ def begin(
         return
     _begun.append(True)
     own_files = _open_files()
-    import_state: list[tuple[list[Any], list[Any]]] = [
-        (kept, list(kept)) for kept in (sys.path, sys.meta_path, sys.path_hooks)
-    ]
+    import_state = {name: list(getattr(sys, name)) for name in _IMPORT_LISTS}
     known = set(sys.modules) - {"__future__"}
     tools = _Tools(library)
     kept_open = {fd: os.pread(fd, os.fstat(fd).st_size, 0) for fd in _open_files() - own_files}
@@ -84,12 +83,12 @@ def begin(
     tools.keep(name for name in sys.modules if name not in own)
     packages = {name for name in tools.kept if "." not in name and _is_package(name, venv)}
     _warm_up(venv, tools.path if "ctypes" in own else "")
-    tools.hold([tools, *sys.modules.values(), *sys.path_importer_cache.values()])
     is_rehearsal = tools.serve()
     # From here on this is the process of a command, inside its sandbox.
     unseen = own if tools.is_context() else own | of_driver
     for name in (*unseen, __name__):
         del sys.modules[name]
+    _copy_import_state()
     for fd in own_files:
         _replace(fd)
     for fd, content in kept_open.items():
@@ -102,8 +101,8 @@ def begin(
     _reseed()
     if any(_matters(name) for name in names):
         tools.take_environment()
-        for kept, before in import_state:
-            kept[:] = before
+        for name, before in import_state.items():
+            getattr(sys, name)[:] = before
         site.addsitedir(site_packages)
         return
     _skip("addsitepackages")
@@ -117,6 +116,7 @@ class _Tools:
     """Modules of the template's own, which a fork does not see as imported."""
 
     def __init__(self, library: str) -> None:
+        import _contextvars
         import atexit
         import ctypes
         import gc
@@ -126,6 +126,7 @@ class _Tools:
         self.hook: Any = importlib.import_module(HOOK)
         self.path = os.path.dirname(ctypes.__file__)
         self.kept: dict[str, ModuleType] = {}
+        self._copy_context = _contextvars.copy_context
         self._gc = gc
         self._marshal = marshal
         self._ctypes = ctypes
@@ -147,9 +148,14 @@ class _Tools:
         hook = self.hook
         return bool(hook.stat.S_ISSOCK(os.fstat(hook.WAIT_FD).st_mode))
 
-    def hold(self, objects: list[object]) -> None:
-        """Hold them for ever: to free an object, a fork copies the pages that it is in."""
-        self._ctypes.pythonapi.Py_IncRef(self._ctypes.py_object(objects))
+    def _hold_objects(self) -> None:
+        """Hold all objects for ever: to free one, a fork copies the pages that it is in.
+
+        Not the standard streams, which are flushed when they are freed.
+        """
+        streams = _ids_of_streams()
+        held = [each for each in self._gc.get_objects() if id(each) not in streams]
+        self._ctypes.pythonapi.Py_IncRef(self._ctypes.py_object(held))
 
     def keep(self, names: Iterable[str]) -> None:
         """Know the modules that a fork sees as imported."""
@@ -162,14 +168,20 @@ class _Tools:
         kept, modules = self.kept, sys.modules
         added = [module for name, module in modules.items() if module is not kept.get(name)]
         if self._finish and _can_write(sys.stderr) and not any(map(_is_native, added)):
-            self._finish()
+            self._finish(is_early=self._is_state_empty())
         _exempt_from_clean_up(kept)
+
+    def _is_state_empty(self) -> bool:
+        """Return whether the state of the interpreter refers to no object of the script."""
+        functions = (sys.gettrace(), sys.getprofile(), *sys.get_asyncgen_hooks())
+        return functions == (None,) * len(functions) and not len(self._copy_context())
 
     def serve(self) -> bool:
         """Serve forks; return in one of them, with whether it is a rehearsal."""
         sys.stdout.flush()
         sys.stderr.flush()
         self._gc.collect()
+        self._hold_objects()
         self._gc.freeze()
         if self._rehearse():
             return True
@@ -188,12 +200,13 @@ class _Tools:
         Without a result, pages are copied when a script uses them, which takes longer.
         """
         end, done = os.pipe()
+        self._send_script()  # before the fork, which must use no more memory than a command does
         pid = os.fork()
         if pid == 0:
             self._native.template_rehearse(done)
-            self._send_script()
             return True
-        os.close(done)
+        for fd in (done, self.hook.WAIT_FD, self.hook.SLOT_FD):
+            os.close(fd)
         try:
             if os.read(end, 1):
                 written, read = _used_memory(pid)
@@ -211,7 +224,7 @@ class _Tools:
         return False
 
     def _send_script(self) -> None:
-        """Send the script of the rehearsal to this process itself, as the host sends one."""
+        """Send the script of the rehearsal to a fork of this process, as the host sends one."""
         far, near = os.pipe()
         # Python itself asks for a home, as it does with the environment of a script.
         script = (REHEARSED_SCRIPT, {**os.environ, "HOME": os.getcwd()}, os.getcwd())
@@ -312,7 +325,7 @@ def _is_standard(origin: str) -> bool:
     return origin.startswith(os.path.dirname(os.__file__)) and "-packages/" not in origin
 
 
-def _quick_end(ctypes: Any, native: Any) -> Callable[[], object] | None:
+def _quick_end(ctypes: Any, native: Any) -> Callable[..., object] | None:
     """Return what lets a fork omit the end of Python's clean-up, or None (template/finish.c)."""
     if sys.implementation.name != "cpython":
         return None
@@ -328,10 +341,18 @@ def _quick_end(ctypes: Any, native: Any) -> Callable[[], object] | None:
     add.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     hook = ctypes.cast(native.template_on_audit, ctypes.c_void_p)
 
-    def finish() -> object:
-        return add(hook, None)
+    def finish(*, is_early: bool = False) -> object:
+        return add(hook, hook if is_early else None)
 
     return finish
+
+
+def _ids_of_streams() -> set[int]:
+    """Return the ids of the standard streams and their parts, and keep no reference to them."""
+    found: set[int] = set()
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        found |= {id(stream), id(stream.buffer), id(getattr(stream.buffer, "raw", None))}
+    return found
 
 
 def _warm_up(venv: str, unused: str) -> None:
@@ -379,6 +400,12 @@ def _add_ranges(found: list[tuple[int, int]], pages: list[int]) -> None:
 
 
 # In a fork.
+
+
+def _copy_import_state() -> None:
+    """Replace the containers of ``sys`` that are held: objects that a script adds are not."""
+    sys.meta_path, sys.path_hooks = list(sys.meta_path), list(sys.path_hooks)
+    sys.path_importer_cache = dict(sys.path_importer_cache)
 
 
 def _replace(fd: int) -> None:
