@@ -252,6 +252,7 @@ _EXCEPTIONS: tuple[tuple[str, _Tests], ...] = (
     ("epoll watches", _Tests("escape/test_epoll_watches", "*")),
     ("epoll watches", _Tests("escape/test_in_flight", "test_a_command_that_holds_too_many")),
     ("epoll watches", _Tests("escape/test_in_flight", "test_without_the_guard")),
+    ("epoll watches", _Tests("escape/test_in_flight", "test_sockets_that_no_table")),
     ("arguments", _Tests("contract/test_results_errors", "test_arguments_larger_than")),
     ("arguments", _Tests("contract/test_documents", "test_errors_versus_non_zero_exits")),
 )

@@ -4,6 +4,9 @@ The kernel counts them for each user id. It refuses a message with descriptors w
 above the sender's soft limit on open files, but it adds a message to the count only after it has
 copied the message's data. A thread that waits for a page of that data is past the check, so
 programs with many threads reach many times their limit.
+
+A message waits in a socket. Sockets that only a system call holds, or another message, are in no
+descriptor table; the network namespace lists them all the same.
 """
 
 from __future__ import annotations
@@ -14,12 +17,18 @@ import os
 import resource
 import socket
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["is_exhausted", "raised_limit"]
+__all__ = ["MOST_PER_MESSAGE", "is_exhausted", "raised_limit", "unlisted_sockets"]
+
+MOST_PER_MESSAGE: Final = 253
+"""Descriptors that the kernel accepts in one message."""
+_INODE: Final = 6
+"""The column of /proc/net/unix."""
 
 
 class _Limit:
@@ -38,6 +47,46 @@ def is_exhausted() -> bool:
         except OSError as exc:
             return exc.errno == errno.ETOOMANYREFS
     return False
+
+
+def unlisted_sockets(pids: Iterable[int]) -> int | None:
+    """Return how many local sockets of the processes' networks are in none of their tables.
+
+    None if they are in the network of this process, which has sockets of others.
+    """
+    own = set(_inodes("self")) - {"0"}  # the socket pair of an event loop, for example
+    networks: dict[str, list[str]] = {}
+    listed: set[str] = set()
+    for pid in pids:
+        try:
+            network = os.readlink(f"/proc/{pid}/ns/net")
+        except OSError:
+            network = ""  # it forbids inspection
+        if network not in networks:
+            networks[network] = _inodes(str(pid))
+            if not own.isdisjoint(networks[network]):
+                return None
+        for thread in _names(f"/proc/{pid}/task"):  # a thread may have its own table
+            for fd in _names(f"/proc/{pid}/task/{thread}/fd"):
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    listed.add(os.readlink(f"/proc/{pid}/task/{thread}/fd/{fd}"))
+    inodes = [inode for table in networks.values() for inode in table]
+    return sum(f"socket:[{inode}]" not in listed for inode in inodes)
+
+
+def _inodes(pid: str) -> list[str]:
+    try:
+        table = Path(f"/proc/{pid}/net/unix").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return []  # it has ended meanwhile
+    return [line.split()[_INODE] for line in table.splitlines()[1:]]
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:  # it has ended meanwhile, or forbids inspection
+        return []
 
 
 @contextlib.contextmanager

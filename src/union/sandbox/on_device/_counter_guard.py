@@ -10,8 +10,10 @@ Rules of this file:
   in flight. So the guard also tries whether the caller has any left. If not, commands of all
   sessions are ended, the most suspect first: by what they hold or may hide, then by the time that
   they have spent in the kernel.
-- Sessions of other processes of the user have a guard of their own. A command that visibly holds no
-  descriptor in flight is therefore ended only if the shortage lasts.
+- Descriptors in flight cannot be hidden from a network namespace of the command's own, so a command
+  that has one and holds none is never ended for them.
+- Sessions of other processes of the user have a guard of their own. In the caller's network, a
+  command that visibly holds no descriptor in flight is therefore ended only if the shortage lasts.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ _PATIENCE_S: Final = 1.0
 """How long no other command is ended after one: what it holds is free when its processes end."""
 _GRACE_S: Final = 3.0
 """How long no descriptor can be passed before commands are ended that visibly hold none."""
+_TICK_S: Final = 0.01
+"""The least time in the kernel: shorter ones are counted as none."""
 _S_PER_WATCH: Final = 1e-7
 """Adding a watch takes longer than this in the kernel."""
 
@@ -70,6 +74,7 @@ class _Suspicion(NamedTuple):
     held: int
     """Watches or descriptors in flight, that it holds or may hide."""
     system_s: float
+    """Time in the kernel; 0 if nothing can be hidden."""
 
 
 class _Group(NamedTuple):
@@ -239,7 +244,8 @@ class CounterGuard:
 
     def _is_suspect(self, shortage: _Shortage, mine: _Suspicion) -> bool:
         if shortage == "descriptors in flight":
-            return mine.held > 0 or time.monotonic() - self._since > _GRACE_S
+            is_lasting = time.monotonic() - self._since > _GRACE_S
+            return mine.held > 0 or (mine.system_s > 0 and is_lasting)
         return mine.held > self.budget // _BUDGET or mine.system_s >= self.budget * _S_PER_WATCH
 
     async def _groups(self, runs: set[LocalRun], machine: Machine | None) -> list[_Group]:
@@ -326,7 +332,12 @@ def _suspicions(groups: list[_Group], budget: int, shortage: _Shortage) -> list[
     for group in groups:
         holding = epoll_watches.hidden(group.tables, until)
         if shortage == "descriptors in flight":
-            found.append(_Suspicion(*holding))
+            unlisted = in_flight.unlisted_sockets({table.pid for table in group.tables})
+            if unlisted is None:
+                found.append(_Suspicion(holding.in_flight, max(holding.system_s, _TICK_S)))
+            else:
+                held = holding.in_flight + unlisted * in_flight.MOST_PER_MESSAGE
+                found.append(_Suspicion(held, 0.0))
             continue
         watches = epoll_watches.count(group.tables, budget)
         # Each descriptor in a message may be an epoll instance with as many as a table allows.
