@@ -17,6 +17,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +28,7 @@ __all__ = ["MOST_PER_MESSAGE", "is_exhausted", "raised_limit", "unlisted_sockets
 
 MOST_PER_MESSAGE: Final = 253
 """Descriptors that the kernel accepts in one message."""
+_SEARCH_S: Final = 0.2
 _INODE: Final = 6
 """The column of /proc/net/unix."""
 
@@ -49,11 +51,13 @@ def is_exhausted() -> bool:
     return False
 
 
-def unlisted_sockets(pids: Iterable[int]) -> int | None:
+def unlisted_sockets(pids: Iterable[int], *, seconds: float = _SEARCH_S) -> int | None:
     """Return how many local sockets of the processes' networks are in none of their tables.
 
-    None if they are in the network of this process, which has sockets of others.
+    None if they are in the network of this process, which has sockets of others. Tables that are
+    not read within ``seconds`` list nothing: a program cannot hide by having many.
     """
+    until = time.monotonic() + seconds
     own = set(_inodes("self")) - {"0"}  # the socket pair of an event loop, for example
     networks: dict[str, list[str]] = {}
     listed: set[str] = set()
@@ -67,6 +71,8 @@ def unlisted_sockets(pids: Iterable[int]) -> int | None:
             if not own.isdisjoint(networks[network]):
                 return None
         for thread in _names(f"/proc/{pid}/task"):  # a thread may have its own table
+            if time.monotonic() > until:
+                break
             for fd in _names(f"/proc/{pid}/task/{thread}/fd"):
                 with contextlib.suppress(OSError):  # closed meanwhile
                     listed.add(os.readlink(f"/proc/{pid}/task/{thread}/fd/{fd}"))

@@ -69,7 +69,7 @@ def list_sandbox(first: int) -> tuple[ProcessInfo, ...]:
 
 def _list_inside(proc: int, first: int) -> tuple[ProcessInfo, ...]:
     try:
-        inside = os.open(f"{first}/root/proc", _DIRECTORY, dir_fd=proc)
+        inside = os.open(os.path.join(str(first), "root", "proc"), _DIRECTORY, dir_fd=proc)
     except (FileNotFoundError, ProcessLookupError):
         return ()
     try:
