@@ -8,12 +8,15 @@
  * The first of the two events comes before the state of the interpreter is cleared. Objects of a script that only that state
  * refers to, such as the values of context variables, would not be finalized: the caller looks for them. Those that cannot be
  * found are the functions that a script has registered for codecs, forks and audit events. */
+#include <dlfcn.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "../sbx.h"
+#include "python.h"
+#include "template.h"
 
-#define EXPORTED __attribute__((visibility("default")))
+#pragma weak dlopen /* Python has loaded the library that it is in, where that is not the C library */
+#pragma weak dlsym
 
 #ifdef __x86_64__
 /* What the library of the compiler provides for unwinding, and the function to return from. */
@@ -52,7 +55,7 @@ static int on_frame(void *frame, void *arg)
     return STOP;
 }
 
-static void return_from_finalize(void)
+void return_from_finalize(void)
 {
     is_next = 0;
     caller.ip = 0;
@@ -74,8 +77,8 @@ static void return_from_finalize(void)
     __builtin_unreachable();
 }
 
-/* An audit hook of Python; see PySys_AddAuditHook. `data` is not NULL if the interpreter need not be cleared. */
-EXPORTED int template_on_audit(const char *event, void *arguments, void *data)
+/* An audit hook of Python. `data` is not NULL if the interpreter need not be cleared. */
+static int on_audit(const char *event, void *arguments, void *data)
 {
     (void)arguments;
     const char *last = data ? "cpython.PyInterpreterState_Clear" : "cpython._PySys_ClearAuditHooks";
@@ -108,26 +111,40 @@ static uintptr_t continuation_of(uintptr_t function)
     return function;
 }
 
-/* Takes the addresses of the members of `struct finishing`; returns whether the end can be shortened. */
-EXPORTED int template_finish_with(const uint64_t *addresses)
+int can_finish(void)
 {
-    _Static_assert(sizeof with == 6 * sizeof *addresses, "one for each");
-    memcpy(&with, addresses, sizeof with);
+    void *unwinder = dlopen ? dlopen("libgcc_s.so.1", RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (!unwinder || !Py_FinalizeEx)
+        return 0;
+    void *found[] = {dlsym(unwinder, "_Unwind_Backtrace"), dlsym(unwinder, "_Unwind_GetIP"), dlsym(unwinder, "_Unwind_GetCFA"),
+                     dlsym(unwinder, "_Unwind_GetGR"), dlsym(unwinder, "_Unwind_FindEnclosingFunction")};
+    for (size_t i = 0; i < sizeof found / sizeof *found; i++)
+        if (!found[i])
+            return 0;
+    with.finalize = (uintptr_t)Py_FinalizeEx;
+    _Static_assert(sizeof with == sizeof with.finalize + sizeof found, "one for each");
+    memcpy((char *)&with + sizeof with.finalize, found, sizeof found);
     continued_at = continuation_of(with.finalize);
     return 1;
 }
-#else
-EXPORTED int template_on_audit(const char *event, void *arguments, void *data)
+
+int finish_at_event(int is_early)
 {
-    (void)event;
-    (void)arguments;
-    (void)data;
+    return PySys_AddAuditHook(on_audit, is_early ? &with : NULL);
+}
+#else
+int can_finish(void)
+{
     return 0;
 }
 
-EXPORTED int template_finish_with(const uint64_t *addresses)
+int finish_at_event(int is_early)
 {
-    (void)addresses;
+    (void)is_early;
     return 0;
+}
+
+void return_from_finalize(void)
+{
 }
 #endif

@@ -2,7 +2,7 @@
  *
  * For each request a helper enters the mounts and the network of the sandbox and makes its first process there, which is a
  * copy of the template and a child of the launcher. That process performs the plan like every sandbox, and its own child
- * returns from `template_serve` inside, with everything in place: the template's Python goes on there with the command. */
+ * returns from `serve_forks` inside, with everything in place: the template's Python goes on there with the command. */
 #ifdef __aarch64__
 #undef _FORTIFY_SOURCE /* its longjmp aborts if the jump leads to another stack, which is the point here */
 #include <setjmp.h>
@@ -27,8 +27,7 @@ static void *resume_at[5];
 #include <unistd.h>
 
 #include "../sbx.h"
-
-#define EXPORTED __attribute__((visibility("default")))
+#include "template.h"
 
 enum { SIGNALS = 65, MAX_RANGES = 4096, REHEARSAL_S = 5 };
 #ifndef MADV_POPULATE_READ
@@ -53,9 +52,7 @@ static struct seeding {
 } seeding;
 
 /* Memory that every run of a script uses, from a rehearsal in the template: those that it reads follow those that it writes. */
-static struct range {
-    uint64_t at, size;
-} ranges[MAX_RANGES];
+static struct range ranges[MAX_RANGES];
 static size_t nwritten, nranges;
 static int rehearsal = -1;
 
@@ -163,8 +160,7 @@ static uint32_t fork_sandbox(int *fds, int nfds, struct forked *reply)
     return failed;
 }
 
-/* Forks a sandbox for each request on `launcher`, until that or `host` is closed. Returns in the process of a command. */
-EXPORTED int template_serve(int launcher, int host)
+void serve_forks(int launcher, int host)
 {
     for (int n = 1; n < SIGNALS; n++)
         sigaction(n, NULL, &dispositions[n]);
@@ -172,7 +168,7 @@ EXPORTED int template_serve(int launcher, int host)
     if (prctl(PR_GET_NAME, name, 0, 0, 0) < 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
         _exit(EXIT_SANDBOX);
     if (SET_JUMP(resume_at))
-        return 0;
+        return;
     for (;;) {
         struct pollfd sockets[] = {{.fd = launcher, .events = POLLIN}, {.fd = host, .events = POLLIN}};
         int fds[MAX_FDS], nfds;
@@ -205,8 +201,7 @@ __attribute__((destructor)) static void end_rehearsal(void)
         pause(); /* the template looks at our memory, and ends us */
 }
 
-/* In a fork of the template that runs a script as a rehearsal: it writes a byte to `fd` at the end of its exit, and stops. */
-EXPORTED void template_rehearse(int fd)
+void rehearse(int fd)
 {
     rehearsal = fd;
     if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0 || signal(SIGALRM, SIG_DFL) == SIG_ERR)
@@ -214,8 +209,7 @@ EXPORTED void template_rehearse(int fd)
     alarm(REHEARSAL_S); /* an exit handler of a module may never return */
 }
 
-/* Sets the memory to copy ahead: `written` ranges that a script writes, and then those that it reads. */
-EXPORTED void template_populate(const struct range *given, size_t written, size_t all)
+void set_ranges(const struct range *given, size_t written, size_t all)
 {
     if (all > MAX_RANGES || written > all)
         return;
@@ -224,8 +218,7 @@ EXPORTED void template_populate(const struct range *given, size_t written, size_
     nranges = all;
 }
 
-/* The environment of the command, in the process that template_serve has returned in. */
-EXPORTED char **template_environment(void)
+char **command_environment(void)
 {
     return environment;
 }

@@ -268,12 +268,12 @@ async def test_a_template_holds_nothing_of_the_host(forked: sb.Session) -> None:
     for name in ("user", "mnt", "net", "ipc", "uts"):
         assert namespace(pid, name) != namespace("self", name), name
     held = {int(fd): os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-    known = (forked.work_dir, "/memfd:libffi")
-    rest = {fd: target for fd, target in held.items() if not target.startswith(known)}
-    assert set(rest) == {0, 1, 2, 3, 4}
-    assert rest[0] == "/dev/null"
-    assert all(rest[fd].startswith("socket:") for fd in (3, 4))
-    assert Path(f"/proc/{pid}/environ").read_bytes() == b"LANG=C.UTF-8\0LC_ALL=C.UTF-8\0"
+    assert set(held) == {0, 1, 2, 3, 4}
+    assert held[0] == "/dev/null"
+    assert all(held[fd].startswith("socket:") for fd in (3, 4))
+    environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    constants = ["LANG=C.UTF-8", "LC_ALL=C.UTF-8", "LD_BIND_NOW=1"]
+    assert environment == [*constants, f"HOME={forked.work_dir}", ""]
 
 
 async def test_a_template_ends_with_its_session() -> None:
@@ -376,6 +376,52 @@ async def test_modules_of_the_session_venv_are_never_imported_in_the_template(
     async with session_of("userns", preload=("planted",)) as sbx:
         await sbx.run_code(place + "(p / 'planted.py').write_text('')")
         assert "planted cannot be imported" in (await ready(sbx)).refusal
+
+
+async def forked_and_fresh(work: Path, code: str) -> tuple[str, str]:
+    """What a program prints in a fork, and in a Python that was started for it."""
+    async with session_of("userns", preload=("json",), host_work_dir=str(work)) as sbx:
+        await ready(sbx)
+        await sbx.run_code("pass")
+        in_fork = await sbx.run_code(code)
+        assert sbx.isolation.python == "forked"
+    async with session_of("userns", warm=0, host_work_dir=str(work)) as sbx:
+        return in_fork, await sbx.run_code(code)
+
+
+COUNTED = "import sys; sys.count = getattr(sys, 'count', 0) + 1\n"
+START = "import sys; print(getattr(sys, 'count', 0), sys.path)"
+
+
+@pytest.mark.parametrize("name", ["a.pth", "sitecustomize.py"])
+async def test_files_of_the_start_take_effect_as_often_as_in_a_fresh_python(
+    tmp_path: Path, name: str
+) -> None:
+    async with session_of("userns", host_work_dir=str(tmp_path)) as sbx:
+        place = await sbx.run_code("import sysconfig; print(sysconfig.get_path('purelib'))")
+    packages = tmp_path / Path(place.strip()).relative_to(tmp_path)
+    (packages / name).write_text(COUNTED)
+    in_fork, fresh = await forked_and_fresh(tmp_path, START)
+    assert in_fork == fresh
+    assert fresh.split()[0] != "0"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_packages_of_the_user_are_seen_as_by_a_fresh_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+) -> None:
+    """Of a user inside; a Python outside of any venv has them."""
+    python = dataclasses.replace(host.interpreter(), sees_system=True)
+    monkeypatch.setattr(host, "interpreter", lambda: python)
+    if is_there:
+        packages = tmp_path / f".local/lib/python{python.version}/site-packages"
+        packages.mkdir(parents=True)
+        (packages / "counted.pth").write_text(COUNTED)
+        (packages / "usercustomize.py").write_text("import sys; sys.path.append('customized')")
+    code = f"import site; print(site.USER_SITE)\n{START}"
+    in_fork, fresh = await forked_and_fresh(tmp_path, code)
+    assert in_fork == fresh
+    assert (".local" in fresh.split("\n")[1], "customized" in fresh) == (is_there, is_there)
 
 
 @pytest.mark.threat(5)

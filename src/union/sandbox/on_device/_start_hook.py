@@ -15,6 +15,7 @@ _driver: list[bytes] = []
 WAIT_FD, SLOT_FD = 100, 101
 PRELOAD = "_UNION_SANDBOX_PRELOAD"
 DRIVER = "_union_sandbox_driver"
+_END_OF_ZIP = b"PK\5\6"
 
 
 def begin(run_dir: str, site_dirs: list[str]) -> None:
@@ -41,15 +42,19 @@ def begin(run_dir: str, site_dirs: list[str]) -> None:
         sys.path.insert(0, os.getcwd())
 
 
-def go_on() -> None:
-    """Continue in a fork of a template, which has done ahead what ``begin`` does."""
+def go_on() -> bool:
+    """Continue in a fork of a template, which has done ahead what ``begin`` does.
+
+    Returns whether the script has what Python looks for at the end of a zip archive.
+    """
     _begun.append(True)
-    _wait(is_fork=True)
+    source = _wait(is_fork=True)
     if sys.path[0] != os.getcwd():
         sys.path.insert(0, os.getcwd())
+    return _END_OF_ZIP in source
 
 
-def _wait(*, is_fork: bool = False) -> None:
+def _wait(*, is_fork: bool = False) -> bytes:
     import marshal
 
     for name in filter(None, os.environ.get(PRELOAD, "").split(",")):
@@ -72,8 +77,9 @@ def _wait(*, is_fork: bool = False) -> None:
     if not received:
         os._exit(0)  # discarded without a script
     source, environment, cwd = marshal.loads(received)  # noqa: S302 - from the host, our owner
-    while source:
-        source = source[os.write(SLOT_FD, source) :]
+    left: bytes = source
+    while left:
+        left = left[os.write(SLOT_FD, left) :]
     os.close(SLOT_FD)
     # One by one: the methods for all at once use more of the memory that a fork shares.
     for name in [*os.environ]:
@@ -83,6 +89,7 @@ def _wait(*, is_fork: bool = False) -> None:
         os.environ[name] = value
     os.chdir(cwd)
     _replace_main_module()
+    return bytes(source)
 
 
 def load_driver(source: bytes) -> None:

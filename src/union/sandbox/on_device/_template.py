@@ -42,8 +42,8 @@ __all__ = ["Template"]
 _BOOT: Final = Path(__file__).with_name("_template_boot.py")
 _MODULE: Final = "_union_sandbox_template"
 _NAMESPACES: Final = ("mount", "net", "ipc", "uts")
-_ENVIRONMENT: Final = ("LANG=C.UTF-8", "LC_ALL=C.UTF-8")
-"""Constants, with which Python selects the same encodings as in a sandbox."""
+_ENVIRONMENT: Final = ("LANG=C.UTF-8", "LC_ALL=C.UTF-8", "LD_BIND_NOW=1")
+"""Constants: for the encodings of a sandbox, and so that no fork has to find functions again."""
 _MAX_REPORT: Final = 4096
 _log = logging.getLogger("union.sandbox")
 
@@ -195,8 +195,7 @@ def _plan(posture: Posture, preload: tuple[str, ...]) -> p.Plan:
     site_packages = f"{venv}/lib/python{python.version}/site-packages"
     library = f"{site_packages}/{LIBRARY.name}"
     arguments = (library, venv, site_packages, list(python.site_dirs), list(preload))
-    call = f"begin(*{arguments!r}, sees_system={python.sees_system})"
-    hook = f"import {_MODULE}; {_MODULE}.{call}\n"
+    hook = f"import {_MODULE}; {_MODULE}.begin(*{arguments!r})\n"
     files = {
         f"{venv}/pyvenv.cfg": venv_config(python).encode(),
         f"{site_packages}/{_MODULE}.pth": hook.encode(),
@@ -209,10 +208,11 @@ def _plan(posture: Posture, preload: tuple[str, ...]) -> p.Plan:
         # The driver of contexts, so that they share its memory too.
         files[f"{site_packages}/{DRIVER_FILE}"] = driver_source()
     program = f"{venv}/bin/python"
+    environment = (*_ENVIRONMENT, f"HOME={posture.view.work_dir}")
     steps = template.template_steps(posture.view, files=files, links={program: python.executable})
     who = posture.identity
     return p.Plan(
-        steps=(*steps, template.Template((program, PYTHON_SLOT), _ENVIRONMENT)),
+        steps=(*steps, template.Template((program, PYTHON_SLOT), environment)),
         clone_flags=sum(NEW[name] for name in _NAMESPACES),
         uid=(who.uid, who.uid),
         gid=(who.gid, who.gid),

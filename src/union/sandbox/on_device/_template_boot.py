@@ -1,9 +1,9 @@
 """Boot code of a template; this file is copied into the venv of constant files that it runs in.
 
-The template stops in the middle of its own start, where a waiting Python reads the ``.pth`` files
-of the session venv. It imports the owner's modules and serves forks. A fork returns from
-``template_serve`` inside its sandbox, reads the session venv as untrusted, and continues its start
-there: from then on it is a waiting Python like any other (``_start_hook``).
+The template goes through its own start until Python asks for the script. There it imports the
+owner's modules and serves forks. A fork returns from ``serve`` inside its sandbox, looks at the
+session venv, waits for its script (``_start_hook``) and goes on: from then on it is a Python like
+any other. If the venv has files that take effect at the start of Python, it repeats that part.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from types import ModuleType
     from typing import Any
 
@@ -25,14 +25,8 @@ DRIVER_FILE = "_union_sandbox_driver.py"
 REHEARSED_SCRIPT = b"print(2+2)\n"
 _MAX_REASON = 2000
 _NEEDED_AT_EXIT = {"sys", "builtins", "__main__"}
-_UNWINDER = (
-    "_Unwind_Backtrace",
-    "_Unwind_GetIP",
-    "_Unwind_GetCFA",
-    "_Unwind_GetGR",
-    "_Unwind_FindEnclosingFunction",
-)
 _IMPORT_LISTS = ("path", "meta_path", "path_hooks")
+_LINKER_OPTION = "LD_BIND_NOW"
 _begun: list[bool] = []
 _SIGKILL = 9
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -45,54 +39,72 @@ def begin(
     site_packages: str,
     site_dirs: list[str],
     preload: list[str],
-    *,
-    sees_system: bool,
 ) -> None:
-    """Run from the template's .pth file; return in the process of a command.
+    """Run from the template's .pth file; let Python go on until it asks for its script.
 
     Args:
-        library: the path of the library with ``template_serve``.
+        library: the path of the library with ``serve``.
         venv: the path of the venv, the same here and in the sandboxes.
         site_packages: the package directory of the venv.
         site_dirs: package directories of the owner.
         preload: modules to import.
-        sees_system: whether the packages of the base interpreter are visible.
 
     """
     if _begun:
         return
     _begun.append(True)
-    own_files = _open_files()
-    import_state = {name: list(getattr(sys, name)) for name in _IMPORT_LISTS}
-    known = set(sys.modules) - {"__future__"}
-    tools = _Tools(library)
-    kept_open = {fd: os.pread(fd, os.fstat(fd).st_size, 0) for fd in _open_files() - own_files}
-    own = set(sys.modules) - known
+    os.environ.pop(_LINKER_OPTION, None)
+    before = _import_lists()
     for site_dir in site_dirs:
         site.addsitedir(site_dir)
-    # What site.main() does after it has called this; a fork whose venv changes nothing skips it.
-    if sees_system:
-        site.addsitepackages(set(sys.path), [sys.base_prefix, sys.base_exec_prefix])
-    site.execsitecustomize()
-    refused = _preload(preload, own_files | set(kept_open))
-    if refused:
-        os.write(HOST_FD, refused.encode("utf-8", "replace")[:_MAX_REASON])
-        os._exit(1)
+    with_owner = _import_lists()
+
+    def stop(path: str) -> Any:
+        """Serve forks where Python looks for an importer; raise ImportError if it has to look."""
+        if path != sys.orig_argv[-1]:
+            raise ImportError(path)
+        sys.path_hooks = [hook for hook in sys.path_hooks if hook is not stop]
+        fork = _serve(library, venv, site_packages, preload)
+        # From here on this is the process of a command, inside its sandbox.
+        if fork is None:
+            _set_import_lists(before)
+            site.addsitedir(site_packages)  # with a hook that waits for the script
+            _complete_site()
+            raise ImportError(path)
+        is_archive = fork.go_on()
+        if site.ENABLE_USER_SITE and os.path.isdir(site.USER_SITE or ""):
+            _set_import_lists(with_owner)
+            sys.path.insert(0, os.getcwd())
+            _complete_site()
+        if is_archive:
+            raise ImportError(path)
+        return None
+
+    sys.path_hooks.insert(0, stop)
+
+
+def _serve(library: str, venv: str, site_packages: str, preload: list[str]) -> _Tools | None:
+    """Import the modules and serve forks; return in the process of a command.
+
+    Returns None if the session venv has files that take effect at the start of Python.
+    """
+    if "t" in sys.abiflags or hasattr(sys, "getobjects") or sys.implementation.name != "cpython":
+        _refuse("this Python does not have the stable ABI of CPython")
+    known = set(sys.modules) - {"__future__"}
+    tools = _Tools(library)
+    own = set(sys.modules) - known
+    _refuse(_preload(preload, _open_files()))
     own = {name for name in own if not _is_used(name, known | own)}
-    of_driver = tools.load_driver(f"{site_packages}/{DRIVER_FILE}") if preload else set()
+    of_driver = tools.load_driver(f"{site_packages}/{DRIVER_FILE}") if preload else {}
     tools.keep(name for name in sys.modules if name not in own)
     packages = {name for name in tools.kept if "." not in name and _is_package(name, venv)}
-    _warm_up(venv, tools.path if "ctypes" in own else "")
-    is_rehearsal = tools.serve()
-    # From here on this is the process of a command, inside its sandbox.
-    unseen = own if tools.is_context() else own | of_driver
-    for name in (*unseen, __name__):
+    _warm_up(venv)
+    for name in (*own, *of_driver, __name__):
         del sys.modules[name]
-    _copy_import_state()
-    for fd in own_files:
-        _replace(fd)
-    for fd, content in kept_open.items():
-        _keep_open(fd, content)
+    is_rehearsal = tools.serve()
+    tools.witness = []
+    if tools.is_context():
+        sys.modules.update(of_driver)
     names = [] if is_rehearsal else _names(site_packages)
     if packages.intersection(name.partition(".")[0] for name in names):
         # The session has its own version of a package that is loaded here: begin without it.
@@ -101,47 +113,39 @@ def begin(
     _reseed()
     if any(_matters(name) for name in names):
         tools.take_environment()
-        for name, before in import_state.items():
-            getattr(sys, name)[:] = before
-        site.addsitedir(site_packages)
-        return
-    _skip("addsitepackages")
-    _skip("execsitecustomize")
-    tools.hook.go_on()
-    # The import of sitecustomize, which was omitted, would have looked here as well.
-    _find_importer(os.getcwd())
+        return None
+    return tools
 
 
 class _Tools:
     """Modules of the template's own, which a fork does not see as imported."""
 
     def __init__(self, library: str) -> None:
-        import _contextvars
+        import _thread
+        import _weakref
         import atexit
-        import ctypes
         import gc
-        import importlib
         import marshal
 
-        self.hook: Any = importlib.import_module(HOOK)
-        self.path = os.path.dirname(ctypes.__file__)
+        self.hook: Any = __import__(HOOK)
         self.kept: dict[str, ModuleType] = {}
-        self._copy_context = _contextvars.copy_context
+        self.witness: list[object] = []
+        self._plain = plain_types()
+        self._count_threads = _thread._count  # noqa: SLF001 - `threading` need not be imported
         self._gc = gc
         self._marshal = marshal
-        self._ctypes = ctypes
-        self._native = ctypes.PyDLL(library)
-        self._native.template_environment.restype = ctypes.POINTER(ctypes.c_char_p)
-        self._finish = _quick_end(ctypes, self._native)
+        self._reference = _weakref.ref
+        self._native = load(library)
+        self._can_shorten = self._native.can_shorten()
         # The first function that is registered is called last.
         atexit.register(self._at_exit)
 
-    def load_driver(self, path: str) -> set[str]:
+    def load_driver(self, path: str) -> dict[str, ModuleType]:
         """Execute the driver of contexts; return the modules that only the driver has imported."""
         known = set(sys.modules)
         with open(path, "rb") as file:
             self.hook.load_driver(file.read())
-        return set(sys.modules) - known
+        return {name: module for name, module in sys.modules.items() if name not in known}
 
     def is_context(self) -> bool:
         """Return whether this fork will be the interpreter of a context."""
@@ -155,26 +159,43 @@ class _Tools:
         """
         streams = _ids_of_streams()
         held = [each for each in self._gc.get_objects() if id(each) not in streams]
-        self._ctypes.pythonapi.Py_IncRef(self._ctypes.py_object(held))
+        self._native.hold(held)
 
     def keep(self, names: Iterable[str]) -> None:
         """Know the modules that a fork sees as imported."""
         self.kept.update((name, sys.modules[name]) for name in list(names))
         if any(map(_is_native, self.kept.values())):
-            self._finish = None
+            self._can_shorten = False
 
     def _at_exit(self) -> None:
         """Leave out what a fork need not clean up."""
         kept, modules = self.kept, sys.modules
         added = [module for name, module in modules.items() if module is not kept.get(name)]
-        if self._finish and _can_write(sys.stderr) and not any(map(_is_native, added)):
-            self._finish(is_early=self._is_state_empty())
+        if self._can_shorten and _can_write(sys.stderr) and not any(map(_is_native, added)):
+            functions = (sys.gettrace(), sys.getprofile(), *sys.get_asyncgen_hooks())
+            has_hooks = functions != (None,) * len(functions)
+            if not has_hooks and self._is_quiet() and _can_write(sys.stdout):
+                objects = self._gc.get_objects()
+                self._native.end(objects, self.witness, self._plain, self._reference, _Tools)
+            self._native.shorten(not has_hooks and self._native.has_no_context())
         _exempt_from_clean_up(kept)
 
-    def _is_state_empty(self) -> bool:
-        """Return whether the state of the interpreter refers to no object of the script."""
-        functions = (sys.gettrace(), sys.getprofile(), *sys.get_asyncgen_hooks())
-        return functions == (None,) * len(functions) and not len(self._copy_context())
+    def go_on(self) -> bool:
+        """Wait for the script, in a fork; return whether it can be an archive."""
+        home = _home()
+        is_archive = self.hook.go_on()
+        # The import of sitecustomize, which is done, would have looked here as well.
+        _find_importer(os.getcwd())
+        if _home() != home:
+            site.USER_BASE = site.USER_SITE = None
+            site.getusersitepackages()
+        return bool(is_archive)
+
+    def _is_quiet(self) -> bool:
+        """Return whether no thread runs, no other stream has output, and nobody observes."""
+        has_streams = sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
+        is_observed = self._gc.callbacks or self._gc.get_debug()
+        return has_streams and not is_observed and not self._count_threads()
 
     def serve(self) -> bool:
         """Serve forks; return in one of them, with whether it is a rehearsal."""
@@ -182,16 +203,15 @@ class _Tools:
         sys.stderr.flush()
         self._gc.collect()
         self._hold_objects()
+        _copy_import_state()
         self._gc.freeze()
         if self._rehearse():
             return True
         self._gc.freeze()
         os.close(PROC_FD)
         os.close(OUTPUT_FD)
-        self._ctypes.pythonapi.PyOS_BeforeFork()
         os.write(HOST_FD, READY)
-        self._native.template_serve(LAUNCHER_FD, HOST_FD)
-        self._ctypes.pythonapi.PyOS_AfterFork_Child()
+        self._native.serve(LAUNCHER_FD, HOST_FD)
         return False
 
     def _rehearse(self) -> bool:
@@ -203,19 +223,16 @@ class _Tools:
         self._send_script()  # before the fork, which must use no more memory than a command does
         pid = os.fork()
         if pid == 0:
-            self._native.template_rehearse(done)
+            self._native.rehearse(done)
             return True
         for fd in (done, self.hook.WAIT_FD, self.hook.SLOT_FD):
             os.close(fd)
         try:
             if os.read(end, 1):
                 written, read = _used_memory(pid)
-                flat = [number for both in (*written, *read) for number in both]
-                ranges = (self._ctypes.c_uint64 * len(flat))(*flat)
-                size = self._ctypes.c_size_t
-                self._native.template_populate(
-                    ranges, size(len(written)), size(len(written) + len(read))
-                )
+                numbers = (number for both in (*written, *read) for number in both)
+                packed = b"".join(number.to_bytes(8, sys.byteorder) for number in numbers)
+                self._native.populate(packed, len(written))
         except OSError:
             pass  # this /proc does not show the fork, or not its memory
         os.kill(pid, _SIGKILL)
@@ -226,8 +243,7 @@ class _Tools:
     def _send_script(self) -> None:
         """Send the script of the rehearsal to a fork of this process, as the host sends one."""
         far, near = os.pipe()
-        # Python itself asks for a home, as it does with the environment of a script.
-        script = (REHEARSED_SCRIPT, {**os.environ, "HOME": os.getcwd()}, os.getcwd())
+        script = (REHEARSED_SCRIPT, dict(os.environ), os.getcwd())
         os.write(near, self._marshal.dumps(script))
         os.close(near)
         os.dup2(far, self.hook.WAIT_FD)
@@ -238,16 +254,24 @@ class _Tools:
 
     def take_environment(self) -> None:
         """Set the environment that the command was sent with."""
-        strings = self._native.template_environment()
         os.environ.clear()
-        index = 0
-        while (item := strings[index]) is not None:
+        for item in self._native.environment():
             name, _, value = os.fsdecode(item).partition("=")
             os.environ[name] = value
-            index += 1
 
 
 # In the template.
+
+
+def _import_lists() -> dict[str, list[Any]]:
+    return {name: list(getattr(sys, name)) for name in _IMPORT_LISTS}
+
+
+def _refuse(reason: str) -> None:
+    """End this template, unless the reason is empty."""
+    if reason:
+        os.write(HOST_FD, reason.encode("utf-8", "replace")[:_MAX_REASON])
+        os._exit(1)
 
 
 def _preload(names: list[str], own_files: set[int]) -> str:
@@ -325,26 +349,25 @@ def _is_standard(origin: str) -> bool:
     return origin.startswith(os.path.dirname(os.__file__)) and "-packages/" not in origin
 
 
-def _quick_end(ctypes: Any, native: Any) -> Callable[..., object] | None:
-    """Return what lets a fork omit the end of Python's clean-up, or None (template/finish.c)."""
-    if sys.implementation.name != "cpython":
-        return None
-    try:
-        unwinder = ctypes.CDLL("libgcc_s.so.1")
-        functions = [ctypes.pythonapi.Py_FinalizeEx, *(unwinder[name] for name in _UNWINDER)]
-    except (OSError, AttributeError):
-        return None
-    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
-    if not native.template_finish_with((ctypes.c_uint64 * len(addresses))(*addresses)):
-        return None
-    add = ctypes.pythonapi.PySys_AddAuditHook
-    add.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    hook = ctypes.cast(native.template_on_audit, ctypes.c_void_p)
+def load(library: str) -> Any:
+    """Return the library with the launcher's code, as a module (native/template/module.c)."""
+    import _imp
 
-    def finish(*, is_early: bool = False) -> object:
-        return add(hook, hook if is_early else None)
+    namespace: Any = type(sys.implementation)
+    module = _imp.create_dynamic(namespace(name="sandbox_template", origin=library))
+    _imp.exec_dynamic(module)
+    return module
 
-    return finish
+
+def plain_types() -> tuple[type, ...]:
+    """Return types whose objects end without a trace; dict and tuple first."""
+    import types as t
+
+    simple = (str, type(None), int, list, bytes, bool, float, object, set, frozenset, complex)
+    code = (t.FunctionType, t.CodeType, t.CellType, t.ModuleType, t.BuiltinFunctionType, type)
+    descriptors = (t.MethodDescriptorType, t.WrapperDescriptorType, t.GetSetDescriptorType)
+    others = (t.MemberDescriptorType, t.MappingProxyType, property, classmethod, staticmethod)
+    return (dict, tuple, *simple, *code, *descriptors, *others, range, slice, type(...))
 
 
 def _ids_of_streams() -> set[int]:
@@ -355,11 +378,10 @@ def _ids_of_streams() -> set[int]:
     return found
 
 
-def _warm_up(venv: str, unused: str) -> None:
+def _warm_up(venv: str) -> None:
     """Read the directories of ``sys.path``; those that differ inside are read again there."""
     for finder in sys.meta_path:
         finder.find_spec("_union_sandbox_nothing", None)
-    sys.path_importer_cache.pop(unused, None)
     importers: dict[str, Any] = dict(sys.path_importer_cache)
     for path, importer in importers.items():
         if path.startswith(venv) and importer is not None:
@@ -399,33 +421,13 @@ def _add_ranges(found: list[tuple[int, int]], pages: list[int]) -> None:
         found.append((begin * _PAGE, (end - begin) * _PAGE))
 
 
-# In a fork.
-
-
 def _copy_import_state() -> None:
     """Replace the containers of ``sys`` that are held: objects that a script adds are not."""
     sys.meta_path, sys.path_hooks = list(sys.meta_path), list(sys.path_hooks)
     sys.path_importer_cache = dict(sys.path_importer_cache)
 
 
-def _replace(fd: int) -> None:
-    """Replace the .pth file, which Python has open while it executes its lines: it ends here."""
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, fd, inheritable=False)
-    if null != fd:
-        os.close(null)
-
-
-def _keep_open(fd: int, content: bytes) -> None:
-    """Open a copy of a file that libffi, which has its number, maps for many callbacks.
-
-    The template's own file is not for forks: a fork that wrote to it would change their code.
-    """
-    copy = os.memfd_create("libffi")
-    os.write(copy, content)
-    if copy != fd:
-        os.dup2(copy, fd, inheritable=False)
-        os.close(copy)
+# In a fork.
 
 
 def _names(site_packages: str) -> list[str]:
@@ -441,15 +443,24 @@ def _matters(name: str) -> bool:
     return is_start_file or name.startswith(("sitecustomize", "usercustomize"))
 
 
-def _skip(step: str) -> None:
-    """Omit the next call of a function of ``site``."""
-    function = getattr(site, step)
+def _home() -> tuple[str | None, str | None]:
+    """Return what ``site`` finds the packages of a user by."""
+    return os.environ.get("HOME"), os.environ.get("PYTHONUSERBASE")
 
-    def omitted(known: object = None, *_: object) -> object:
-        setattr(site, step, function)
-        return known
 
-    setattr(site, step, omitted)
+def _set_import_lists(lists: dict[str, list[Any]]) -> None:
+    for name, items in lists.items():
+        getattr(sys, name)[:] = items
+
+
+def _complete_site() -> None:
+    """Do what ``site`` does after it has read the packages of a venv."""
+    known = set(sys.path)
+    site.addusersitepackages(known)
+    site.addsitepackages(known)
+    site.execsitecustomize()
+    if site.ENABLE_USER_SITE:
+        site.execusercustomize()
 
 
 def _find_importer(path: str) -> None:
