@@ -171,10 +171,13 @@ class _Tools:
         """Leave out what a fork need not clean up."""
         kept, modules = self.kept, sys.modules
         added = [module for name, module in modules.items() if module is not kept.get(name)]
-        if self._can_shorten and _can_write(sys.stderr) and not any(map(_is_native, added)):
+        has_streams = sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
+        # In Python's order; what a stream of the script does is observed, and done once.
+        can_write = (not has_streams or _can_write(sys.stdout)) and _can_write(sys.stderr)
+        if self._can_shorten and can_write and not any(map(_is_native, added)):
             functions = (sys.gettrace(), sys.getprofile(), *sys.get_asyncgen_hooks())
             has_hooks = functions != (None,) * len(functions)
-            if not has_hooks and self._is_quiet() and _can_write(sys.stdout):
+            if not has_hooks and has_streams and self._is_quiet():
                 objects = self._gc.get_objects()
                 self._native.end(objects, self.witness, self._plain, self._reference, _Tools)
             self._native.shorten(not has_hooks and self._native.has_no_context())
@@ -192,10 +195,8 @@ class _Tools:
         return bool(is_archive)
 
     def _is_quiet(self) -> bool:
-        """Return whether no thread runs, no other stream has output, and nobody observes."""
-        has_streams = sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
-        is_observed = self._gc.callbacks or self._gc.get_debug()
-        return has_streams and not is_observed and not self._count_threads()
+        """Return whether no thread runs, and the garbage collector is not observed."""
+        return not (self._count_threads() or self._gc.callbacks or self._gc.get_debug())
 
     def serve(self) -> bool:
         """Serve forks; return in one of them, with whether it is a rehearsal."""
