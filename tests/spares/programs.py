@@ -144,6 +144,8 @@ PROGRAMS: dict[str, str] = {
     "end: collector that is observed": "import gc, os\ngc.callbacks.append(lambda phase, _, write=os.write: write(1, phase.encode()))",
     "end: nested": "import gc\nx = ()\nfor _ in range(100_000): x = (x,)\ngc.collect(); print(1)",
     "end: output in another stream": "import sys\nprint('first', end=''); sys.stdout = sys.stderr; print('second')",
+    "end: order of what is left": "import os, sys; os.dup2(1, 2); print('out', end=''); sys.stderr.write('err')",
+    "end: stream that is flushed": "import sys\nclass Tee:\n    def __init__(self, to): self.to = to\n    def write(self, text): return self.to.write(text)\n    def flush(self): self.to.write('flushed')\nsys.stdout = Tee(sys.stdout); print('kept')",
     "end: coroutine": "async def f(): pass\nc = f()",
     "packages of the user": "import site; print(site.USER_BASE, site.USER_SITE)",
     "parts of the start": "import sys; print(sys.modules.keys() >= {'site', 'os'}, exit, copyright, help, hasattr(sys, '__interactivehook__'))",
