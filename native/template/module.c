@@ -54,8 +54,10 @@ static struct object *environment(struct object *self, struct object *unused)
         int added = item ? PyList_Append(list, item) : -1;
         if (item)
             Py_DecRef(item);
-        if (added < 0)
+        if (added < 0) {
+            Py_DecRef(list);
             return NULL;
+        }
     }
     return list;
 }
@@ -72,11 +74,26 @@ static struct object *has_no_context(struct object *self, struct object *unused)
 {
     (void)self;
     (void)unused;
-    struct object *context = PyContext_CopyCurrent ? PyContext_CopyCurrent() : NULL;
-    ssize_t size = context ? PyObject_Size(context) : -1;
-    if (context)
-        Py_DecRef(context);
+    if (!PyContext_CopyCurrent)
+        return Py_BuildValue("i", 0);
+    struct object *context = PyContext_CopyCurrent();
+    if (!context)
+        return NULL;
+    ssize_t size = PyObject_Size(context);
+    Py_DecRef(context);
     return size < 0 ? NULL : Py_BuildValue("i", size == 0);
+}
+
+/* The interpreters, and the threads of this one: 2 stands for more. A thread counts before it has begun to run. */
+static struct object *count(struct object *self, struct object *unused)
+{
+    (void)self;
+    (void)unused;
+    if (!PyInterpreterState_Head || !PyInterpreterState_Next || !PyInterpreterState_ThreadHead || !PyThreadState_Next)
+        return Py_BuildValue("(ii)", 2, 2);
+    int interpreters = PyInterpreterState_Next(PyInterpreterState_Head()) ? 2 : 1;
+    int threads = PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get())) ? 2 : 1;
+    return Py_BuildValue("(ii)", interpreters, threads);
 }
 
 static struct object *can_shorten(struct object *self, struct object *unused)
@@ -96,13 +113,15 @@ static struct object *shorten(struct object *self, struct object *arguments)
 }
 
 /* Types whose objects end without a trace, dict and tuple first; and how the objects of a class statement end. */
-enum { MAX_PLAIN = 64, MAX_DEPTH = 100 };
+enum { MAX_PLAIN = 64, MAX_DEPTH = 100, MAX_KNOWN = 256, MAX_FOLLOWED = 1 << 18 };
 static struct object *plain[MAX_PLAIN];
 static ssize_t nplain;
 static void *class_dealloc;
+static struct object *known[MAX_KNOWN];
+static int followed; /* references in dicts and tuples that the collector does not know: others may share these */
 
 /* Whether nothing can be observed of the end of an object of this type, apart from the ends of those it refers to. */
-static int is_plain(struct object *type)
+static int is_plain_class(struct object *type)
 {
     for (; type; type = PyType_GetSlot(type, SLOT_BASE)) {
         for (ssize_t i = 0; i < nplain; i++)
@@ -115,12 +134,24 @@ static int is_plain(struct object *type)
     return 0;
 }
 
+/* The same, at once for a type that was found to be so: there are few types and many objects. */
+static int is_plain(struct object *type)
+{
+    struct object **found = &known[(uintptr_t)type / 64 % MAX_KNOWN];
+    if (*found == type)
+        return 1;
+    if (!is_plain_class(type))
+        return 0;
+    *found = type;
+    return 1;
+}
+
 /* An object that others refer to. The garbage collector does not know those that cannot be part of a cycle: dicts and tuples
  * are among them, and are followed. */
 static int is_remarkable(struct object *object, void *data)
 {
     int depth = *(int *)data + 1;
-    if (!is_plain(object->type) || depth > MAX_DEPTH)
+    if (!is_plain(object->type) || depth > MAX_DEPTH || (depth > 1 && ++followed > MAX_FOLLOWED))
         return 1;
     if ((object->type != plain[0] && object->type != plain[1]) || PyObject_GC_IsTracked(object))
         return 0;
@@ -135,11 +166,11 @@ static int is_there(struct object *object, void *data)
     return 1;
 }
 
-/* Called while Python ends, with the objects of a script that the garbage collector knows. Leaves the clean-up out if nothing
- * of it can be observed, and returns otherwise. `witness` is missing among the objects if the script has hidden them from the
+/* Called while Python ends, with the objects of a script that the garbage collector knows. Returns whether nothing of their
+ * clean-up can be observed. `witness` is missing among the objects if the script has hidden them from the
  * collector. `reference` is the type of weak references; every class has one. `example` is a class. Looking at types and
  * references writes to no object; the clean-up would write to hundreds of shared pages. */
-static struct object *end(struct object *self, struct object *arguments)
+static struct object *can_end(struct object *self, struct object *arguments)
 {
     (void)self;
     struct object *objects, *witness, *types, *reference, *example;
@@ -150,20 +181,29 @@ static struct object *end(struct object *self, struct object *arguments)
         plain[nplain] = PyTuple_GetItem(types, nplain);
     ssize_t n = PyList_Size(objects);
     int is_complete = 0, depth = 0;
+    followed = 0;
+    memset(known, 0, sizeof known); /* a class may have changed since */
     for (ssize_t i = 0; i < n; i++) {
         struct object *object = PyList_GetItem(objects, i);
         is_complete |= object == witness;
         if (object->type != reference && !is_plain(object->type))
-            return nothing();
+            return Py_BuildValue("i", 0);
     }
     for (ssize_t i = 0; i < n; i++) {
         struct object *object = PyList_GetItem(objects, i);
         visitor look = object->type == reference ? is_there : is_remarkable;
         if (((traverse)PyType_GetSlot(object->type, SLOT_TRAVERSE))(object, look, &depth))
-            return nothing();
+            return Py_BuildValue("i", 0);
     }
-    if (is_complete)
-        return_from_finalize();
+    return Py_BuildValue("i", is_complete);
+}
+
+/* Leaves the clean-up out; returns if that is not possible. */
+static struct object *leave(struct object *self, struct object *unused)
+{
+    (void)self;
+    (void)unused;
+    return_from_finalize();
     return nothing();
 }
 
@@ -174,9 +214,11 @@ static const struct method_def methods[] = {
     {"environment", environment, WITH_NOTHING, NULL},
     {"hold", hold, WITH_OBJECT, NULL},
     {"has_no_context", has_no_context, WITH_NOTHING, NULL},
+    {"count", count, WITH_NOTHING, NULL},
     {"can_shorten", can_shorten, WITH_NOTHING, NULL},
     {"shorten", shorten, WITH_TUPLE, NULL},
-    {"end", end, WITH_TUPLE, NULL},
+    {"can_end", can_end, WITH_TUPLE, NULL},
+    {"leave", leave, WITH_NOTHING, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -33,6 +33,12 @@ OF_PYTHON struct object *PyModuleDef_Init(struct module_def *def);
 OF_PYTHON struct object *PyBytes_FromString(const char *text);
 OF_PYTHON int PyBytes_AsStringAndSize(struct object *bytes, char **text, ssize_t *size);
 OF_PYTHON struct object *PyContext_CopyCurrent(void); /* not of the stable ABI, but of every version since 3.7 */
+/* Nor are these. */
+OF_PYTHON void *PyInterpreterState_Get(void);
+OF_PYTHON void *PyInterpreterState_Head(void);
+OF_PYTHON void *PyInterpreterState_Next(void *interpreter);
+OF_PYTHON void *PyInterpreterState_ThreadHead(void *interpreter);
+OF_PYTHON void *PyThreadState_Next(void *thread);
 OF_PYTHON ssize_t PyObject_Size(struct object *object);
 OF_PYTHON struct object *PyList_New(ssize_t size);
 OF_PYTHON struct object *PyList_GetItem(struct object *list, ssize_t index); /* borrowed */

@@ -23,7 +23,8 @@ plain = module.plain_types()
 ctypes.pythonapi.Py_AtExit(ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p))
 def end():
     if how == "now":
-        native.end(gc.get_objects(), witness, plain, weakref.ref, module._Tools)
+        if native.can_end(gc.get_objects(), witness, plain, weakref.ref, module._Tools):
+            native.leave()
     elif how != "in full":
         native.shorten(how == "early")
 atexit.register(end)
@@ -107,3 +108,26 @@ def test_the_clean_up_of_plain_objects_is_left_out(script: str) -> None:
 )
 def test_an_end_that_can_be_observed_is_complete(script: str, output: str) -> None:
     assert ended("now", "3", script) == ended("in full", "3", script) == (IN_FULL, output)
+
+
+COUNT = """
+import _thread, importlib.util, sys
+spec = importlib.util.spec_from_file_location("boot", sys.argv[2])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+native = module.load(sys.argv[1])
+lock, counts = _thread.allocate_lock(), [native.count()]
+lock.acquire()
+sys.setswitchinterval(100)
+_thread.start_new_thread(lock.acquire, ())
+counts.append(native.count())
+print(counts)
+lock.release()
+"""
+
+
+def test_a_thread_counts_before_it_has_begun() -> None:
+    arguments = [str(launcher.LIBRARY), _template_boot.__file__]
+    command = [sys.executable, "-I", "-c", COUNT, *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[(1, 1), (1, 2)]\n"

@@ -378,32 +378,70 @@ async def test_modules_of_the_session_venv_are_never_imported_in_the_template(
         assert "planted cannot be imported" in (await ready(sbx)).refusal
 
 
-async def forked_and_fresh(work: Path, code: str) -> tuple[str, str]:
-    """What a program prints in a fork, and in a Python that was started for it."""
-    async with session_of("userns", preload=("json",), host_work_dir=str(work)) as sbx:
-        await ready(sbx)
-        await sbx.run_code("pass")
-        in_fork = await sbx.run_code(code)
-        assert sbx.isolation.python == "forked"
-    async with session_of("userns", warm=0, host_work_dir=str(work)) as sbx:
-        return in_fork, await sbx.run_code(code)
+async def forked_and_fresh(
+    work: Path, files: dict[Path, bytes], code: str, *, env: dict[str, str] | None = None
+) -> tuple[tuple[str, int], tuple[str, int]]:
+    """What a program prints and its exit code, in a fork and in a Python that is started for it."""
+    results = []
+    for options in ({"preload": ("json",)}, {"warm": 0}):
+        async with session_of("userns", host_work_dir=str(work), **options) as sbx:
+            if "preload" in options:
+                await ready(sbx)
+                assert sbx.isolation.python == "forked"
+                for path, content in files.items():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content)
+                await sbx.exec("pass", script_type="python")  # one that waits has begun before
+            done = await sbx.exec(code, script_type="python", env=env)
+            results.append((done.stdout, done.returncode))
+    return results[0], results[1]
 
 
-COUNTED = "import sys; sys.count = getattr(sys, 'count', 0) + 1\n"
-START = "import sys; print(getattr(sys, 'count', 0), sys.path)"
+COUNTED = b"import sys; sys.count = getattr(sys, 'count', 0) + 1\n"
+START = "import site, sys; print(getattr(sys, 'count', 0), site.USER_SITE, sys.path)"
 
 
+async def packages_of(work: Path) -> Path:
+    async with session_of("userns", host_work_dir=str(work)) as sbx:
+        return Path(
+            (await sbx.run_code("import sysconfig as s; print(s.get_path('purelib'))")).strip()
+        )
+
+
+@pytest.mark.parametrize("env", [None, {"HOME": "/tmp"}])
 @pytest.mark.parametrize("name", ["a.pth", "sitecustomize.py"])
 async def test_files_of_the_start_take_effect_as_often_as_in_a_fresh_python(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, env: dict[str, str] | None
 ) -> None:
-    async with session_of("userns", host_work_dir=str(tmp_path)) as sbx:
-        place = await sbx.run_code("import sysconfig; print(sysconfig.get_path('purelib'))")
-    packages = tmp_path / Path(place.strip()).relative_to(tmp_path)
-    (packages / name).write_text(COUNTED)
-    in_fork, fresh = await forked_and_fresh(tmp_path, START)
+    files = {await packages_of(tmp_path) / name: COUNTED}
+    in_fork, fresh = await forked_and_fresh(tmp_path, files, START, env=env)
     assert in_fork == fresh
-    assert fresh.split()[0] != "0"
+    assert fresh[0].split()[0] != "0"
+
+
+@pytest.mark.parametrize("name", ["sitecustomize.py", "sitecustomize/__init__.py"])
+async def test_customization_in_the_work_dir_is_executed(tmp_path: Path, name: str) -> None:
+    in_fork, fresh = await forked_and_fresh(tmp_path, {tmp_path / name: COUNTED}, START)
+    assert in_fork == fresh
+    assert fresh[0].split()[0] == "1"
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("a.pth", b"import sys; sys.exit(3)"),
+        ("A.pth", b"import sys; sys.exit(3)"),
+        ("a.pth", b"\xff\xfe\0"),
+        ("sitecustomize.py", b"raise SystemExit(5)"),
+        ("sitecustomize.py", b"raise KeyboardInterrupt"),
+    ],
+)
+async def test_files_with_which_python_does_not_start_let_no_fork_start(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    files = {await packages_of(tmp_path) / name: content}
+    in_fork, fresh = await forked_and_fresh(tmp_path, files, "print('started')")
+    assert in_fork == fresh == ("", 1)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -413,15 +451,12 @@ async def test_packages_of_the_user_are_seen_as_by_a_fresh_python(
     """Of a user inside; a Python outside of any venv has them."""
     python = dataclasses.replace(host.interpreter(), sees_system=True)
     monkeypatch.setattr(host, "interpreter", lambda: python)
-    if is_there:
-        packages = tmp_path / f".local/lib/python{python.version}/site-packages"
-        packages.mkdir(parents=True)
-        (packages / "counted.pth").write_text(COUNTED)
-        (packages / "usercustomize.py").write_text("import sys; sys.path.append('customized')")
-    code = f"import site; print(site.USER_SITE)\n{START}"
-    in_fork, fresh = await forked_and_fresh(tmp_path, code)
+    packages = tmp_path / f".local/lib/python{python.version}/site-packages"
+    customized = b"import sys; sys.path.append('customized')"
+    files = {packages / "counted.pth": COUNTED, packages / "usercustomize.py": customized}
+    in_fork, fresh = await forked_and_fresh(tmp_path, files if is_there else {}, START)
     assert in_fork == fresh
-    assert (".local" in fresh.split("\n")[1], "customized" in fresh) == (is_there, is_there)
+    assert (fresh[0].split()[0], "customized" in fresh[0]) == (str(int(is_there)), is_there)
 
 
 @pytest.mark.threat(5)

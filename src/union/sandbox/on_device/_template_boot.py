@@ -66,17 +66,19 @@ def begin(
         sys.path_hooks = [hook for hook in sys.path_hooks if hook is not stop]
         fork = _serve(library, venv, site_packages, preload)
         # From here on this is the process of a command, inside its sandbox.
-        if fork is None:
-            _set_import_lists(before)
-            site.addsitedir(site_packages)  # with a hook that waits for the script
-            _complete_site()
-            raise ImportError(path)
-        is_archive = fork.go_on()
-        if site.ENABLE_USER_SITE and os.path.isdir(site.USER_SITE or ""):
-            _set_import_lists(with_owner)
-            sys.path.insert(0, os.getcwd())
-            _complete_site()
-        if is_archive:
+        is_archive = fork is not None and fork.go_on()
+        try:
+            if fork is None:
+                _set_import_lists(before)
+                site.addsitedir(site_packages)  # with a hook that waits for the script
+                _complete_site()
+            elif _has_start_files():
+                _set_import_lists(with_owner)
+                sys.path.insert(0, os.getcwd())
+                _complete_site()
+        except BaseException:  # noqa: BLE001 - Python does not start with such files, and says so
+            _begin_afresh()
+        if fork is None or is_archive:
             raise ImportError(path)
         return None
 
@@ -103,13 +105,14 @@ def _serve(library: str, venv: str, site_packages: str, preload: list[str]) -> _
         del sys.modules[name]
     is_rehearsal = tools.serve()
     tools.witness = []
+    tools.sizes = _sizes()
     if tools.is_context():
         sys.modules.update(of_driver)
     names = [] if is_rehearsal else _names(site_packages)
     if packages.intersection(name.partition(".")[0] for name in names):
         # The session has its own version of a package that is loaded here: begin without it.
         tools.take_environment()
-        os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - the arguments that it started with
+        _begin_afresh()
     _reseed()
     if any(_matters(name) for name in names):
         tools.take_environment()
@@ -121,7 +124,6 @@ class _Tools:
     """Modules of the template's own, which a fork does not see as imported."""
 
     def __init__(self, library: str) -> None:
-        import _thread
         import _weakref
         import atexit
         import gc
@@ -130,8 +132,8 @@ class _Tools:
         self.hook: Any = __import__(HOOK)
         self.kept: dict[str, ModuleType] = {}
         self.witness: list[object] = []
+        self.sizes = (0, 0)
         self._plain = plain_types()
-        self._count_threads = _thread._count  # noqa: SLF001 - `threading` need not be imported
         self._gc = gc
         self._marshal = marshal
         self._reference = _weakref.ref
@@ -169,19 +171,37 @@ class _Tools:
 
     def _at_exit(self) -> None:
         """Leave out what a fork need not clean up."""
-        kept, modules = self.kept, sys.modules
-        added = [module for name, module in modules.items() if module is not kept.get(name)]
+        try:
+            self._shorten()
+            _exempt_from_clean_up(self.kept)
+        except Exception:  # noqa: BLE001, S110 - a script may have changed anything: end in full
+            pass
+
+    def _shorten(self) -> None:
+        modules, native = self.kept, self._native
+        added = [each for name, each in sys.modules.items() if each is not modules.get(name)]
+        interpreters, threads = native.count()
+        # Other interpreters end first, with the same events.
+        if not self._can_shorten or interpreters > 1 or any(map(_is_native, added)):
+            return
+        functions = (sys.gettrace(), sys.getprofile(), *sys.get_asyncgen_hooks())
+        has_hooks = functions != (None,) * len(functions)
+        can_end = threads == 1 and not has_hooks and self._can_end()
+        if can_end and _can_write(sys.stdout) and _can_write(sys.stderr):
+            native.leave()
+        if _can_write(sys.stderr):
+            native.shorten(not has_hooks and native.has_no_context())
+
+    def _can_end(self) -> bool:
+        """Return whether nothing of the clean-up can be observed."""
+        gc = self._gc
+        is_observed = gc.callbacks or gc.garbage or gc.get_debug()
         has_streams = sys.stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
-        # In Python's order; what a stream of the script does is observed, and done once.
-        can_write = (not has_streams or _can_write(sys.stdout)) and _can_write(sys.stderr)
-        if self._can_shorten and can_write and not any(map(_is_native, added)):
-            functions = (sys.gettrace(), sys.getprofile(), *sys.get_asyncgen_hooks())
-            has_hooks = functions != (None,) * len(functions)
-            if not has_hooks and has_streams and self._is_quiet():
-                objects = self._gc.get_objects()
-                self._native.end(objects, self.witness, self._plain, self._reference, _Tools)
-            self._native.shorten(not has_hooks and self._native.has_no_context())
-        _exempt_from_clean_up(kept)
+        if is_observed or not has_streams or _sizes() != self.sizes:
+            return False
+        objects = gc.get_objects()
+        types = (self._plain, self._reference, _Tools)
+        return bool(self._native.can_end(objects, self.witness, *types))
 
     def go_on(self) -> bool:
         """Wait for the script, in a fork; return whether it can be an archive."""
@@ -193,10 +213,6 @@ class _Tools:
             site.USER_BASE = site.USER_SITE = None
             site.getusersitepackages()
         return bool(is_archive)
-
-    def _is_quiet(self) -> bool:
-        """Return whether no thread runs, and the garbage collector is not observed."""
-        return not (self._count_threads() or self._gc.callbacks or self._gc.get_debug())
 
     def serve(self) -> bool:
         """Serve forks; return in one of them, with whether it is a rehearsal."""
@@ -449,6 +465,22 @@ def _home() -> tuple[str | None, str | None]:
     return os.environ.get("HOME"), os.environ.get("PYTHONUSERBASE")
 
 
+def _has_start_files() -> bool:
+    """Return whether the home or the working directory has files that the start executes."""
+    if site.ENABLE_USER_SITE and os.path.isdir(site.USER_SITE or ""):
+        return True
+    return os.access("sitecustomize.py", os.F_OK) or os.access("sitecustomize", os.F_OK)
+
+
+def _begin_afresh() -> None:
+    os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - the arguments that it started with
+
+
+def _sizes() -> tuple[int, int]:
+    """Return the sizes of what no object of a script refers to, but what keeps its objects."""
+    return len(vars(sys)), len(vars(sys.modules["builtins"]))
+
+
 def _set_import_lists(lists: dict[str, list[Any]]) -> None:
     for name, items in lists.items():
         getattr(sys, name)[:] = items
@@ -456,6 +488,7 @@ def _set_import_lists(lists: dict[str, list[Any]]) -> None:
 
 def _complete_site() -> None:
     """Do what ``site`` does after it has read the packages of a venv."""
+    site.USER_BASE = site.USER_SITE = None  # as of the environment of the command
     known = set(sys.path)
     site.addusersitepackages(known)
     site.addsitepackages(known)
